@@ -7,7 +7,8 @@ from bisect import bisect_left
 from typing import Any
 
 from memcalc.engine import torch_internals as internals
-from memcalc.engine.recorder import Interval, Recorder
+from memcalc.engine.notes import Interval
+from memcalc.engine.recorder import Recorder
 
 
 class CpuRecorder(Recorder):

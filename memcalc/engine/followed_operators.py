@@ -44,6 +44,15 @@ def is_composed(op: Any) -> bool:
     return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
 
 
+def written(op: Any) -> list[tuple[int, str]]:
+    """Places and names of the arguments that an operator writes to."""
+    return [
+        (place, one.name)
+        for place, one in enumerate(op._schema.arguments)
+        if one.alias_info is not None and one.alias_info.is_write
+    ]
+
+
 def draws(op: Any) -> bool | None:
     """Whether an operator that draws can be given a generator; ``None``: it draws nothing."""
     if torch.Tag.nondeterministic_seeded not in op.tags:

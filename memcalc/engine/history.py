@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from memcalc.engine import nccl_traffic, operators
-from memcalc.engine.recorder import Gap, Interval, Notes, Owner
+from memcalc.engine.notes import Gap, Interval, Notes, Owner
 from memcalc.engine.requested import Requested
 from memcalc.errors import EstimateError
 from memcalc.records.trace import (
@@ -320,37 +320,25 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     """Of the user's code; empty: unknown."""
 
 
-class _Block:
+class _Block(msgspec.Struct):
     """A block of the allocator, and what is known of it so far."""
 
-    __slots__ = (
-        "address",
-        "arrived",
-        "born",
-        "component",
-        "dies",
-        "dtype",
-        "guess",
-        "line",
-        "op",
-        "owner",
-        "size",
-        "stream",
-        "until",
-        "used_by",
-    )
-
-    def __init__(self, address: int, size: int, born: int, stream: int) -> None:
-        self.address, self.size, self.born, self.stream = address, size, born, stream
-        self.dies = _NEVER
-        self.component: Component | None = None
-        self.owner: Owner | None = None
-        self.used_by: int | None = None
-        self.op = self.dtype = self.until = self.line = ""
-        self.guess: Component | None = None
-        """What it is for, as far as its life tells."""
-        self.arrived = False
-        """It was filled from the host."""
+    address: int
+    size: int
+    born: int
+    stream: int
+    dies: int = _NEVER
+    component: Component | None = None
+    owner: Owner | None = None
+    used_by: int | None = None
+    op: str = ""
+    dtype: str = ""
+    until: str = ""
+    line: str = ""
+    guess: Component | None = None
+    """What it is for, as far as its life tells."""
+    arrived: bool = False
+    """It was filled from the host."""
 
 
 def _bridged(gap: Gap, after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,103 +1,26 @@
-"""Records phases and module names while a program trains.
-
-A moment is the number of births and deaths of blocks so far, which the allocator counts itself. So
-what is noted here can be laid beside the allocator's history afterwards, without a snapshot.
-"""
+"""Records phases and module names while a plan's program trains."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import msgspec
 import torch
+from torch.nn.modules import module as modules
 
 from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.modules_at_work import AtWork
+from memcalc.engine.notes import Gap, Interval, Notebook, Notes, named
 from memcalc.records.trace import Component, Phase
-from memcalc.workload.wrapped_tensors import plain
 
 _MANY = 25_000
 """Births and deaths of a step whose operators are not worth the time of PyTorch's profiler, which
 takes a second for as many. Scratch of kernels then counts as temporary."""
-Owner = tuple[str, str, str]
-"""Of a block: the module it belongs to, its name there, and its dtype."""
 
 
-class Interval(msgspec.Struct, kw_only=True):
-    """One phase of one step, between two moments; peaks in bytes, by PyTorch's own counters."""
-
-    phase: Phase
-    step: int
-    begin: int
-    end: int = -1
-    requested: int = 0
-    allocated: int = 0
-    reserved: int = 0
-    counted: int = 0
-    """Where the program resets the counters of peaks: they count from this moment on."""
-    kept: bool = True
-    """The allocator's history of it was kept."""
-    given: nccl_traffic.Counts = msgspec.field(default_factory=dict)
-    """To collectives until its end, where there are several GPUs."""
-    line: str = ""
-    """The user's line that began it, for blocks that C++ threads make; empty: unknown."""
-
-
-class Gap(msgspec.Struct, kw_only=True):
-    """Moments between which no history was kept, and what was alive after them."""
-
-    begin: int
-    entries: list[dict[str, Any]]
-    """The history before."""
-    end: int = -1
-    living: list[dict[str, Any]] = []
-    """Blocks as entries of a history that was kept."""
-
-
-class Notes:
-    """What was noted of one GPU while a program ran.
-
-    Args:
-        device: number of the GPU whose allocator is followed.
-    """
-
-    KIND = "cuda"
-
-    def __init__(self, device: int) -> None:
-        self.device = device
-        self.intervals: list[Interval] = []
-        self.names: list[tuple[int, Component, list[int]]] = []
-        """At this moment, blocks at these addresses are of this component."""
-        self.born_since: list[tuple[int, Component, int]] = []
-        """At this moment, living blocks that were born after another one are of this component."""
-        self.owners: list[tuple[int, Mapping[int, Owner | str]]] = []
-        """At this moment, blocks at these addresses are of these modules, or held by these
-        variables."""
-        self.marks: list[tuple[int, str]] = []
-        """From this moment on, this module is at work."""
-        self.arrived: list[tuple[int, int]] = []
-        """At this moment, something was copied from the host to this address."""
-        self.profiled: tuple[int, int] = (0, 0)
-        """Between which moments the profiler ran."""
-        self.cublas: list[tuple[int, int]] = []
-        """Between each two of these moments nothing but workspaces of cuBLAS died."""
-        self.profiler: Any = None
-        self.wrapped = False
-        """The model is inside a wrapper over several GPUs, which allocates by itself."""
-        self.zero = 0
-        """Births and deaths before the history began."""
-        self.gap: Gap | None = None
-        self.private: dict[int, int] = {}
-        """Bytes in private pools at the end, by the stream they are for."""
-
-    def now(self) -> int:
-        """The present moment."""
-        return internals.events_so_far(self.device) - self.zero
-
-
-class Recorder(Notes):
+class Recorder(Notes, Notebook):
     """Follows a program phase by phase, as a ``Watch`` of its loop.
 
     Args:
@@ -115,6 +38,7 @@ class Recorder(Notes):
         detailed: bool = False,
     ) -> None:
         super().__init__(device)
+        self.notes = [self]
         self.model: torch.nn.Module | None = None
         self.optimizer: Any = None
         self.kept_on_host = 0
@@ -122,7 +46,8 @@ class Recorder(Notes):
         self.paths: dict[int, str] = {}
         """Of modules, by their ids, where a wrapper changes them."""
         self._watched, self._detailed = frozenset(watched), detailed
-        self._modules: _Modules | None = None
+        self._hooks: list[Any] = []
+        """On all modules, while they are followed."""
         self.start()
 
     def start(self) -> None:
@@ -163,94 +88,68 @@ class Recorder(Notes):
             self.meet(self.model, self.optimizer)
         if phase in (Phase.LOAD, Phase.PREPARE) and self.wrapped:
             # What a wrapper makes before the model's own code begins are its buckets.
-            self.born_since.append((self.now(), Component.COMMUNICATION, interval.begin))
+            self.guess(Component.COMMUNICATION, [interval.begin])
         if phase is Phase.FORWARD:
-            self.born_since.append((self.now(), Component.ACTIVATIONS, interval.begin))
+            self.guess(Component.ACTIVATIONS, [interval.begin])
         if phase is Phase.BACKWARD and self.model is not None:
             self.name(Component.GRADIENTS, (p.grad for p in self.model.parameters()))
             if self.wrapped:
                 # Of shards that are not reduced yet, a wrapper holds the whole gradients.
-                self.born_since.append((self.now(), Component.GRADIENTS, interval.begin))
+                self.guess(Component.GRADIENTS, [interval.begin])
         if phase in (Phase.RESUME, Phase.BACKWARD, Phase.STEP):
             self._name_states()
-
-    def addresses(self, tensor: Any) -> list[int]:
-        """Where on the device the storages behind a tensor begin."""
-        return addresses(tensor, self.KIND)
-
-    def name(self, component: Component, tensors: Iterable[Any]) -> None:
-        """Say what these tensors are for; the first thing said of a block stands."""
-        found = [address for tensor in tensors for address in self.addresses(tensor)]
-        if found:
-            self.names.append((self.now(), component, found))
 
     def meet(self, model: torch.nn.Module | None, optimizer: Any) -> None:
         """Learn the model and the optimizer that the program has by now."""
         self.model, self.optimizer = model, optimizer
         if model is None:
             return
-        tensors = list(self._named(model))
-        # Of a parameter that DeepSpeed divides, ``ds_tensor`` is what this rank keeps.
-        kept = (getattr(tensor, "ds_tensor", tensor) for *_, tensor in tensors)
-        weights: list[Any] = []
-        buffers: list[Any] = []
-        for (*_, tensor), shard in zip(tensors, kept, strict=True):
-            (weights if isinstance(tensor, torch.nn.Parameter) else buffers).append(shard)
-        self.name(Component.WEIGHTS, weights)
-        self.name(Component.BUFFERS, buffers)
+        self.name_models([("", model)], self.paths)
         if optimizer is not None and self.wrapped:
             groups = optimizer.param_groups
             self.name(Component.MASTER_WEIGHTS, (p for one in groups for p in one["params"]))
-        owners: dict[int, Owner] = {}
-        for home, name, tensor in tensors:
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            for address in self.addresses(getattr(tensor, "ds_tensor", tensor)):
-                owners.setdefault(address, (home, name, dtype))
-        self.owners.append((self.now(), owners))
 
     def know(self, model: torch.nn.Module) -> None:
         """Learn the paths of modules before a wrapper puts its own names before them."""
         self.paths = {id(module): path for path, module in model.named_modules()}
 
-    def _named(self, model: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Parameters and buffers: the path of their module, their name there, and themselves."""
-        for path, module in model.named_modules():
-            home = self.paths.get(id(module), path) if self.paths else path
-            for held in (module._parameters, module._buffers):
-                for name, tensor in held.items():
-                    if tensor is not None:
-                        yield home, name, tensor
-
     def _name_states(self) -> None:
         """What the optimizer keeps, and for which parameter."""
-        if self.model is None or self.optimizer is None:
-            return
-        homes: dict[Any, str] = {tensor: home for home, _, tensor in self._named(self.model)}
-        owners: dict[int, Owner] = {}
-        # ZeroRedundancyOptimizer holds another that has this rank's share.
-        for parameter, state in getattr(self.optimizer, "optim", self.optimizer).state.items():
-            home = homes.get(parameter, "") if isinstance(parameter, torch.Tensor) else ""
-            for name, tensor in _flat(state):
-                for address in self.addresses(tensor):
-                    owners[address] = (home, name, str(tensor.dtype).removeprefix("torch."))
-        if owners:
-            self.names.append((self.now(), Component.OPTIMIZER_STATE, list(owners)))
-            self.owners.append((self.now(), owners))
+        if self.model is not None and self.optimizer is not None:
+            homes = {id(tensor): home for home, _, tensor in named(self.model, self.paths)}
+            self.name_state(self.optimizer, homes)
 
     def _follow(self, phase: Phase, step: int) -> None:
         """Begin or end to follow modules and operators, as the step is a watched one."""
         wanted = step in self._watched and phase not in (Phase.LOAD, Phase.PREPARE, Phase.RESUME)
-        if wanted and self._modules is None and self.model is not None:
-            self._modules = _Modules(self, self.model)
+        if not wanted:
+            self._unfollow()
+        elif not self._hooks and self.model is not None:
+            self._follow_modules(self.model)
             if self._detailed or self._events_of_last_step() < _MANY:
                 self.profile()
-        elif not wanted:
-            self._unfollow()
+
+    def _follow_modules(self, model: torch.nn.Module) -> None:
+        paths = self.paths or {id(module): path for path, module in model.named_modules()}
+        at_work = AtWork(self)
+
+        def enters(module: torch.nn.Module, args: Any) -> None:
+            again = self.intervals[-1].phase is Phase.BACKWARD
+            at_work.enters(paths.get(id(module)), args, again=again)
+
+        def leaves(module: torch.nn.Module, args: Any, out: Any) -> None:
+            at_work.leaves(out, keeps=self.intervals[-1].phase is Phase.BACKWARD)
+
+        self._hooks = [
+            modules.register_module_forward_pre_hook(enters),
+            modules.register_module_forward_hook(leaves, always_call=True),
+        ]
 
     def _unfollow(self) -> None:
-        if self._modules is not None:
-            self._modules.close()
-            self._modules = None
+        if self._hooks:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
             self.stop_profiling()
 
     def stop_profiling(self) -> None:
@@ -298,88 +197,3 @@ class Recorder(Notes):
         begin = self.now()
         internals.free_cublas_workspaces()
         self.cublas.append((begin, self.now()))
-
-
-class _Modules:
-    """Says which module is at work: in forward, in a forward that is made again, in backward."""
-
-    def __init__(self, recorder: Recorder, model: torch.nn.Module) -> None:
-        self._recorder = recorder
-        known = recorder.paths
-        self._paths = known or {id(module): path for path, module in model.named_modules()}
-        self._stack = [""]
-        self._begun = 0
-        hooks = torch.nn.modules.module
-        self._handles = [
-            hooks.register_module_forward_pre_hook(self._enter),
-            hooks.register_module_forward_hook(self._leave, always_call=True),
-        ]
-
-    def close(self) -> None:
-        """Follow no more."""
-        for handle in self._handles:
-            handle.remove()
-
-    def _enter(self, module: torch.nn.Module, args: Any) -> None:
-        tag(args, self._stack[-1], self._mark)
-        moment, path = self._recorder.now(), self._paths.get(id(module), self._stack[-1])
-        if len(self._stack) == 1:
-            self._begun = moment
-            if self._recorder.intervals[-1].phase is Phase.BACKWARD:
-                # Checkpointing runs this forward again inside the backward of a module.
-                self._stack[0] = self._recorder.marks[-1][1]
-        self._stack.append(path)
-        self._recorder.marks.append((moment, path))
-
-    def _leave(self, module: torch.nn.Module, args: Any, result: Any) -> None:
-        if len(self._stack) == 1:
-            return  # It began before anybody followed.
-        tag(result, self._stack.pop(), self._mark)
-        moment = self._recorder.now()
-        self._recorder.marks.append((moment, self._stack[-1]))
-        again = self._recorder.intervals[-1].phase is Phase.BACKWARD
-        if len(self._stack) == 1 and again:
-            # Checkpointing ran this forward again: what is left of it was saved for backward.
-            self._recorder.born_since.append((moment, Component.ACTIVATIONS, self._begun))
-            self._stack[0] = ""
-
-    def _mark(self, path: str) -> None:
-        self._recorder.marks.append((self._recorder.now(), path))
-
-
-def tag(value: Any, path: str, mark: Callable[[str], None]) -> None:
-    """When backward reaches what made these tensors, say that this module is at work.
-
-    Who says so first is right: the innermost module returns a tensor first.
-    """
-    if isinstance(value, torch.Tensor):
-        node = value.grad_fn
-        # The stubs of PyTorch take the dictionary for a method.
-        known: Any = node.metadata if node is not None else None
-        if node is not None and "memcalc" not in known:
-            known["memcalc"] = path
-            node.register_prehook(lambda _: mark(path))
-    elif isinstance(value, dict | list | tuple):
-        for one in value.values() if isinstance(value, dict) else value:
-            tag(one, path, mark)
-
-
-def addresses(tensor: Any, device: str = "cuda") -> list[int]:
-    """Where on the device the storages behind a tensor begin."""
-    if not isinstance(tensor, torch.Tensor):
-        return []
-    return [
-        part.untyped_storage().data_ptr() for part in plain(tensor) if part.device.type == device
-    ]
-
-
-def _flat(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in an optimizer's state of one parameter, by name."""
-    if isinstance(state, torch.Tensor):
-        yield name, state
-    elif isinstance(state, dict):
-        for key, value in state.items():
-            yield from _flat(value, str(key))
-    elif isinstance(state, list | tuple):
-        for value in state:
-            yield from _flat(value, name)

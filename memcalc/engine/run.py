@@ -222,8 +222,6 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
         program = programs.place(program, plan.target, simulated=simulated)
         if plan.scheme is None and not plan.infers:
             optimizer = programs.optimizer(program, program.model.train())
-        if plan.scheme is not None:
-            _name_quantised(program.model, recorder)
         recorder.meet(program.model, optimizer)
     if plan.scheme is None:
         return program, optimizer
@@ -285,14 +283,6 @@ def _batch(program: Program, recorder: Recorder) -> Batch:
     return made
 
 
-def _name_quantised(model: torch.nn.Module, recorder: Recorder) -> None:
-    for parameter in model.parameters():
-        if quantised.original(parameter) is not None:
-            constants = quantised.constants(parameter)
-            recorder.name(Component.QUANTISATION_CONSTANTS, constants.values())
-            recorder.name(Component.QUANTISED_WEIGHTS, [quantised.packed(parameter)])
-
-
 def _said_of_host(plan: Plan, recorder: Recorder) -> tuple[str, ...]:
     """What an offloaded cache keeps in host memory."""
     if not plan.cache.startswith("offloaded"):
@@ -304,7 +294,7 @@ def _said_of_host(plan: Plan, recorder: Recorder) -> tuple[str, ...]:
 
 
 def _name_quantised_shards(model: torch.nn.Module, recorder: Recorder) -> None:
-    """The same where a wrapper divided weights in 4 bit: each layer still knows its constants."""
+    """Of weights in 4 bit that a wrapper divided, each layer still knows the constants."""
     for module in model.modules():
         state = getattr(module, "quant_state", None)
         weight = getattr(module, "weight", None)

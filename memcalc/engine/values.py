@@ -33,6 +33,7 @@ from memcalc.engine.followed_operators import (
     counted_in,
     draws,
     is_composed,
+    written,
 )
 from memcalc.engine.host_view import FLOATS, WHOLES, fits, is_plain, on_host, over, span, tensors_in
 from memcalc.engine.patches import Patches
@@ -151,11 +152,7 @@ class Values:
         keys, guard = self._keys, _C._ExcludeDispatchKeyGuard
         compares, puts = base in COMPARES, base in PUTS or base in PLACES
         most = _COMPARED if compares else 1 if base.startswith("_foreach") else FLOATS
-        writes = [
-            (place, one.name)
-            for place, one in enumerate(op._schema.arguments)
-            if one.alias_info is not None and one.alias_info.is_write
-        ]
+        writes = written(op)
         drawn = draws(op)
         transfers, moves = base in ("_to_copy", "copy_"), base in MOVES
 
@@ -186,11 +183,7 @@ class Values:
     def _counted(self, op: Any, base: str) -> Callable[..., Any]:
         """An operator that reads how large its result is."""
         keys, guard = self._keys, _C._ExcludeDispatchKeyGuard
-        writes = [
-            (place, one.name)
-            for place, one in enumerate(op._schema.arguments)
-            if one.alias_info is not None and one.alias_info.is_write
-        ]
+        writes = written(op)
 
         def called(*args: Any, **kwargs: Any) -> Any:
             with guard(keys):

@@ -32,7 +32,7 @@ def followed(recorder: Recorder, plan: Plan) -> Iterator[None]:
     with Patches() as patches:
         # DDP makes its buckets as it is made, and anew before the second forward.
         for name in ("__init__", "_pre_forward"):
-            patches.wrap(DistributedDataParallel, name, functools.partial(_buckets, recorder))
+            patches.wrap(DistributedDataParallel, name, recorder.makes(Component.COMMUNICATION))
         if plan.target == "cpu":
             patches.wrap(DistributedDataParallel, "__init__", _averaged_alone)
         patches.wrap(torch.UntypedStorage, "resize_", functools.partial(_gathered, recorder))
@@ -42,13 +42,6 @@ def followed(recorder: Recorder, plan: Plan) -> Iterator[None]:
         if layout.package == "deepspeed":
             deepspeed.follow(patches, recorder)
         yield
-
-
-def _buckets(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> Any:
-    since = recorder.now()
-    result = original(*args, **kwargs)
-    recorder.born_since.append((recorder.now(), Component.COMMUNICATION, since))
-    return result
 
 
 def _averaged_alone(original: Any, model: Any, *args: Any, **kwargs: Any) -> None:
@@ -75,5 +68,5 @@ def _gathered(recorder: Recorder, original: Any, storage: Any, size: int) -> Any
     """FSDP frees and takes the memory of whole parameters by resizing their storages."""
     result = original(storage, size)
     if size and storage.device.type == "cuda":
-        recorder.names.append((recorder.now(), Component.UNSHARDED, [storage.data_ptr()]))
+        recorder.name_at(Component.UNSHARDED, [storage.data_ptr()])
     return result

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from memcalc.engine.host_view import tensors_in
 from memcalc.records.measurement import StateReading
 from memcalc.version import installed
 from memcalc.workload.wrapped_tensors import plain
@@ -37,20 +38,17 @@ def facts() -> dict[str, Any]:
     return {**found, "uuid": str(uuid)} if uuid is not None else found
 
 
-def counters() -> dict[str, int]:
-    """``num_alloc_retries`` and ``num_ooms`` of the allocator."""
-    stats = torch.cuda.memory_stats()
-    return {name: int(stats.get(name, 0)) for name in ("num_alloc_retries", "num_ooms")}
-
-
-def peak_rss() -> int:
-    """Largest resident set of this process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def settings() -> dict[str, str]:
-    """Environment variables that change memory and are set."""
-    return {name: os.environ[name] for name in _SETTINGS if name in os.environ}
+def measured(*, cuda: bool) -> dict[str, Any]:
+    """Fields of a ``Measurement`` that are of this process, its device and its allocator."""
+    stats = torch.cuda.memory_stats() if cuda else {}
+    return {
+        "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "retries": int(stats.get("num_alloc_retries", 0)) if cuda else None,
+        "ooms": int(stats.get("num_ooms", 0)) if cuda else None,
+        "peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "versions": versions(),
+        "settings": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
+    }
 
 
 def versions() -> dict[str, str]:
@@ -74,7 +72,8 @@ def read_state(optimizer: torch.optim.Optimizer) -> StateReading:
     on_gpu = any(
         p.device.type != "cpu" for group in optimizer.param_groups for p in group["params"]
     )
-    for tensor in _tensors(optimizer.state.values()):
+    states = tensors_in(optimizer.state.values())
+    for tensor in (part for one in states for part in plain(one)):
         elements += tensor.numel()
         tutorial += tensor.numel() * tensor.element_size()
         storage = tensor.untyped_storage()
@@ -94,16 +93,6 @@ def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
                 storage = tensor.untyped_storage()
                 seen[storage._cdata] = storage.nbytes()
     return sum(seen.values())
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield from plain(value)
-        elif isinstance(value, dict):
-            yield from _tensors(value.values())
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
 
 
 def _place(tensor: torch.Tensor, on_gpu: bool) -> str:

@@ -15,9 +15,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -37,48 +37,57 @@ _INTERRUPTED = 130
 """What a shell says of a program that Ctrl-C ended."""
 
 
-class _Left(BaseException):
-    """The program called ``os._exit``."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-
 def main(asked: str, answered: str) -> None:
     """Run the program of a request, write what it took, and end this process."""
     die_with(os.getppid(), signal.SIGKILL)
     driver.hide_here()
     request = msgspec.json.decode(Path(asked).read_bytes(), type=Request)
     overlay.use(str(Path(answered).parent / "kept"))
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    session = Session(request.steps, one_of_many=request.launched and world > 1)
-    for said in request.said:
-        session.say(said)
-    with _exits() as leave:
-        ending = _followed(request, session)
-        answer = _answer(session, request.program.name, ending)
+    session = _session(request)
+    ending, leave, own = Ending(code=0), os._exit, os.getpid()
+    stack = contextlib.ExitStack()
+    stack.enter_context(as_main(request.program))
+    stack.enter_context(session)
+    others = stack.enter_context(surroundings.program(request, session))
+
+    def end() -> NoReturn:
+        stack.close()
+        told = msgspec.structs.replace(
+            ending,
+            steps=session.steps.most,
+            started=others.commands,
+            others=internals.most_of_others(),
+            trains=session.phases.backwards > 0,
+        )
+        answer = _answer(session, request.program.name, told)
         Path(answered).write_bytes(msgspec.json.encode(answer))
         _flush()
         # Threads of PyTorch's would wait for a GPU that never answers.
         leave(ending.code)
 
+    def leaves(status: int) -> NoReturn:
+        """As ``os._exit``, which would take the answer with it."""
+        nonlocal ending
+        if os.getpid() != own or threading.current_thread() is not threading.main_thread():
+            leave(status)
+        ending = msgspec.structs.replace(ending, code=status)
+        end()
 
-def _followed(request: Request, session: Session) -> Ending:
-    with as_main(request.program), session, surroundings.program(request, session) as others:
-        ending = _ended(request, session)
-        if not ending.stopped and not _raised:
-            with contextlib.suppress(EnoughStepsError):
-                ending = _at_exit(ending)
-        if ending.code == 1 and _by_zero:
-            _explain(session.values.unknown)
-    return msgspec.structs.replace(
-        ending,
-        steps=session.steps.most,
-        started=others.commands,
-        others=internals.most_of_others(),
-        trains=session.phases.backwards > 0,
-    )
+    os._exit = leaves
+    ending = _ended(request, session)
+    if not ending.stopped and not _raised:
+        atexit._run_exitfuncs()
+    if ending.code == 1 and _by_zero:
+        _explain(session.values.unknown)
+    end()
+
+
+def _session(request: Request) -> Session:
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    session = Session(request.steps, one_of_many=request.launched and world > 1)
+    for said in request.said:
+        session.say(said)
+    return session
 
 
 def _explain(unknown: Iterable[str]) -> None:
@@ -89,30 +98,6 @@ def _explain(unknown: Iterable[str]) -> None:
         print(f"memcalc: {_NOT_COMPUTED}", file=sys.stderr)
 
 
-def _at_exit(ending: Ending) -> Ending:
-    """Call what the program registered for its end; ``os._exit`` leaves that out."""
-    if _left:
-        return ending
-    show = sys.unraisablehook
-
-    def ended_here(raised: Any) -> None:
-        if isinstance(raised.exc_value, _Left):
-            # Python goes on to the functions before; ``os._exit`` would not.
-            _left.append(raised.exc_value.code)
-            atexit._clear()
-        else:
-            show(raised)
-
-    sys.unraisablehook = ended_here
-    try:
-        atexit._run_exitfuncs()
-    finally:
-        sys.unraisablehook = show
-    return msgspec.structs.replace(ending, code=_left[0]) if _left else ending
-
-
-_left: list[int] = []
-"""The code that the program called ``os._exit`` with."""
 _by_zero: list[str] = []
 """The error that ended it, where that may come of numbers that are zeros here."""
 _NO_NUMBER = re.compile(r"math domain|expected a positive|expected a nonnegative|NaN|infinity")
@@ -141,9 +126,6 @@ def _ended(request: Request, session: Session) -> Ending:
             return Ending(code=0)
         session.leave(run(request.program))
         threading._shutdown()  # type: ignore[attr-defined]
-    except _Left as left:
-        _left.append(left.code)
-        return Ending(code=left.code)
     except EnoughStepsError as enough:
         session.leave(enough)
         return Ending(code=0, stopped=True)
@@ -196,23 +178,6 @@ def _answer(session: Session, name: str, ending: Ending) -> dict[str, Any]:
             device: base64.b64encode(pack(trace)).decode() for device, trace in found.traces.items()
         },
     }
-
-
-@contextlib.contextmanager
-def _exits() -> Iterator[Any]:
-    """``os._exit`` would take the answer with it."""
-    leave, own = os._exit, os.getpid()
-
-    def instead(code: int) -> None:
-        if os.getpid() != own or threading.current_thread() is not threading.main_thread():
-            leave(code)
-        raise _Left(code)
-
-    os._exit = instead  # type: ignore[assignment]
-    try:
-        yield leave
-    finally:
-        os._exit = leave
 
 
 def _code_of(error: SystemExit) -> int:

@@ -29,6 +29,8 @@ class UnwrittenFiles:
         self.overlay = Overlay()
         self._kept: dict[int, Any] = {}
         self._next = 0
+        self._named: set[int] = set()
+        """What was saved under a name, and is forgotten when no file has its mark any more."""
 
     def install(self, patches: Patches) -> None:
         """Let the script find its files by the functions of ``os`` and ``shutil``."""
@@ -50,19 +52,20 @@ class UnwrittenFiles:
     def _put(self, file: Any, content: Any, size: int) -> None:
         number, self._next = self._next, self._next + 1
         self._kept[number] = content
-        path = full(file)
-        if path is None:
-            beside = full(getattr(file, "name", None))
-            if beside is not None:
-                if self.overlay.where(beside) == beside and self.overlay.was_there(beside):
-                    # Opened to be changed in place, and too large to have been copied.
-                    return
-                self.overlay.of_checkpoints.add(os.path.dirname(beside))
-                self.overlay.made.add(beside)
-            file.write(_MARK % number)
+        path, overlay = full(file), self.overlay
+        if path is not None:
+            self._forget_what_is_gone()
+            self._mark(path, number, size)
+            self._named.add(number)
             return
-        self._forget_what_is_gone()
-        self._mark(path, number, size)
+        beside = full(getattr(file, "name", None))
+        if beside is not None and overlay.where(beside) == beside:
+            if overlay.was_there(beside):
+                # Opened to be changed in place, and too large to have been copied.
+                return
+            overlay.of_checkpoints.add(os.path.dirname(beside))
+            overlay.made.add(beside)
+        file.write(_MARK % number)
 
     def get(self, file: Any, missing: Any = None) -> Any:
         """What was saved there; ``missing`` if nothing was."""
@@ -72,18 +75,13 @@ class UnwrittenFiles:
         return missing if number is None else self._kept.get(number, missing)
 
     def _mark(self, path: str, number: int, size: int) -> None:
-        overlay = self.overlay
-        place = path
-        if not overlay.is_own(path):
-            overlay.of_checkpoints.add(os.path.dirname(path))
-            place = overlay.in_folder(path) or overlay.new()
-        with _open(place, "wb") as opened:
+        if not self.overlay.is_own(path):
+            self.overlay.of_checkpoints.add(os.path.dirname(path))
+        with _open(self.overlay.covering(self.overlay.resolved(path)), "wb") as opened:
             opened.write(_MARK % number)
             # It takes no room: nothing is written after the mark.
             with contextlib.suppress(OSError):
                 opened.truncate(max(size, _LONG))
-        overlay.leads(path, place)
-        self.overlay.numbers[place] = number
 
     def _copy(self, original: Any, source: Any, target: Any, **kwargs: Any) -> Any:
         here, there = full(source), full(target)
@@ -96,15 +94,12 @@ class UnwrittenFiles:
         return target
 
     def _forget_what_is_gone(self) -> None:
-        gone = {
-            path: number
-            for path, number in tuple(self.overlay.numbers.items())
-            if _number(path) != number
-        }
-        for path in gone:
-            del self.overlay.numbers[path]
-        for number in set(gone.values()) - set(self.overlay.numbers.values()):
-            self._kept.pop(number, None)
+        mirrored = os.walk(self.overlay.mirror)
+        found = {_number(os.path.join(at, name)) for at, _, names in mirrored for name in names}
+        gone = self._named - found
+        self._named -= gone
+        for number in gone:
+            del self._kept[number]
 
 
 def _marked(file: Any) -> int | None:

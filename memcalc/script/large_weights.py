@@ -17,6 +17,11 @@ _NAMES = (
     *("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_"),
     *("kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_"),
 )
+NOT_HERE = (
+    "weights of {} are not on this machine: their shapes are those of its config (--weights "
+    "downloads them)"
+)
+"""What is assumed of a checkpoint that is not fetched."""
 _SAID = "weights beyond the first 0.2 billion are not initialized on the host (--weights does so)"
 
 

@@ -1,10 +1,11 @@
 """Simulates live objects: a block of code, or a module with its optimizer.
 
-It runs in a process of its own over the stub driver, unless this process is over it already.
+It runs in a process of its own over the stub driver.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,16 +13,11 @@ from typing import Any
 import torch
 
 from memcalc.engine import source_lines
-from memcalc.engine.scripts.session import Session
-from memcalc.engine.scripts.steps import EnoughStepsError
-from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError, unknown
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.question import asked
-from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.script import pickling
-from memcalc.script.several_gpus import answered
 from memcalc.script.simulate import plan_of, run_work
 
 EMPTY = "Nothing was on the GPU: does the code use torch.device('cuda')?"
@@ -38,37 +34,24 @@ class Simulation:
         self._found: Traced | None = None
         self._error: BaseException | None = None
         self._entered = False
-        self._session: Session | None = None
-        self._plan: Plan | None = None
         self._undo: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Simulation:
         self._entered = True
-        self._plan = plan_of([source_lines.line() or sys.argv[0] or "python"], **self._settings)
-        question = asked(self._plan)
-        if stub.is_open():
-            self._session = Session(self._plan.steps or 0)
-            self._session.__enter__()
-            return self
+        plan = plan_of([source_lines.line() or sys.argv[0] or "python"], **self._settings)
         frame = sys._getframe(1)
         body = pickling.body_at(frame)
-        self._found, self._error = run_work(question, pickling.sent("the block", body))
+        self._found, self._error = run_work(asked(plan), pickling.sent("the block", body))
         self._undo = pickling.skip(frame)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
-        assert self._plan is not None
         self._undo()
-        if self._session is not None:
-            self._session.__exit__(kind, *error)
-            traces = self._session.recorded(self._plan.name).traces
-            state = self._session.models.state()
-            self._found = answered(asked(self._plan), traces, state)
         if self._found is not None:
             keep(self._found)
         if self._error is not None:
             raise self._error
-        return kind is not None and issubclass(kind, EnoughStepsError | pickling.Skipped)
+        return kind is pickling.Skipped
 
     @property
     def prediction(self) -> Prediction:
@@ -144,7 +127,7 @@ def estimate_module(
         raise unknown("setting of a module", strange[0], known, hint=hint)
     if inputs is None:
         raise UsageError("Give inputs: a batch as the module is called with it.")
-    work = Training(module, optimizer, loss, inputs, targets, steps)
+    work = functools.partial(_train, module, optimizer, loss, inputs, targets, steps)
     try:
         found = run_apart(work, {**settings, "steps": 0}, type(module).__name__)
     except (EstimateError, UsageError):
@@ -156,34 +139,26 @@ def estimate_module(
     return found.prediction
 
 
-class Training:
-    """Trains a module for some steps; arguments as for ``estimate_module``."""
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        optimizer: Any,
-        loss: Callable[..., torch.Tensor] | None,
-        inputs: Any,
-        targets: Any,
-        steps: int,
-    ) -> None:
-        self._module, self._optimizer, self._loss = module, optimizer, loss
-        self._inputs, self._targets, self._steps = inputs, targets, steps
-
-    def __call__(self) -> None:
-        """Run the steps."""
-        model = self._module.to("cuda")
-        stepper = _optimizer(self._optimizer, model)
-        given, wanted = on_gpu(self._inputs), on_gpu(self._targets)
-        for _ in range(self._steps):
-            out = _called(model, given)
-            _loss(self._loss, out, wanted).backward()
-            if stepper is None:
-                model.zero_grad()
-                continue
-            stepper.step()
-            stepper.zero_grad()
+def _train(
+    module: torch.nn.Module,
+    optimizer: Any,
+    loss: Callable[..., torch.Tensor] | None,
+    inputs: Any,
+    targets: Any,
+    steps: int,
+) -> None:
+    """Train a module for some steps; arguments as for ``estimate_module``."""
+    model = module.to("cuda")
+    stepper = _optimizer(optimizer, model)
+    given, wanted = on_gpu(inputs), on_gpu(targets)
+    for _ in range(steps):
+        out = _called(model, given)
+        _loss(loss, out, wanted).backward()
+        if stepper is None:
+            model.zero_grad()
+            continue
+        stepper.step()
+        stepper.zero_grad()
 
 
 def _optimizer(given: Any, model: torch.nn.Module) -> Any:

@@ -1,20 +1,20 @@
 """An overlay for a script's files: files from before the run stay unchanged.
 
-A script sees its own writes, renames and removals. Until the run ends, earlier files are covered
-or hidden; the covering files lie in a temporary folder.
+A temporary folder mirrors the tree of files. What covers a file from before the run lies there
+under the same path, and so does every checkpoint; new files lie where the script puts them. What
+the script removes is remembered until the run ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _COARSE = 10_000_000
@@ -27,10 +27,12 @@ _ALSO_CACHES = (
     "~/.config",
     os.path.join(tempfile.gettempdir(), "torchin"),
 )
-_lstat, _listdir, _rmtree = os.lstat, os.listdir, shutil.rmtree
-_unlink, _rmdir = os.unlink, os.rmdir
-
-
+_REAL = "/proc/self/root"
+"""A link in the mirror that leads through here is a user's file under another name; other links
+are the script's."""
+_lstat, _listdir, _rmtree, _symlink = os.lstat, os.listdir, shutil.rmtree, os.symlink
+_unlink, _rmdir, _readlink, _makedirs = os.unlink, os.rmdir, os.readlink, os.makedirs
+_open = open
 _place: list[str | None] = [None]
 """Where folders of overlays are made; ``None``: where all temporary ones are."""
 
@@ -45,22 +47,12 @@ class Overlay:
     """Maps each path to where its content lies."""
 
     def __init__(self) -> None:
-        self.led: dict[str, str] = {}
-        """Files whose content lies elsewhere."""
-        self.folders: dict[str, str] = {}
-        """Folders with additional content, and where that lies."""
-        self.links: dict[str, str] = {}
-        """Symbolic links that the script created, and their targets."""
-        self.drawn: dict[str, str] = {}
-        """The same links in the temporary folder."""
         self.hidden: set[str] = set()
-        """Files from before the run that the script removed."""
+        """Files and folders from before the run that the script removed."""
         self.made: set[str] = set()
-        """New files that the script opened for writing."""
+        """New files that the script opened for writing, where it put them."""
         self.new_folders: list[str] = []
-        """Folders that the script created, in order."""
-        self.numbers: dict[str, int] = {}
-        """What lies in files of our folder, for whoever keeps it by numbers."""
+        """Folders that the script created there, in order."""
         self.of_checkpoints: set[str] = set()
         """Folders with checkpoints; in one that the script made, what lies beside goes too."""
         self.covers: Callable[[], None] = lambda: None
@@ -72,128 +64,155 @@ class Overlay:
         self._caches = tuple(
             os.path.abspath(os.path.expanduser(p)) for p in (*named, *_ALSO_CACHES)
         )
-        self._folder = ""
-        self._numbers = itertools.count()
+        self.mirror = tempfile.mkdtemp(prefix="memcalc-", dir=_place[0])
+        self._has_links = False
+
+    # ---- where things lie
 
     def where(self, path: str) -> str | None:
         """Where a path's content lies; ``None``: the script removed it."""
-        if not (self.led or self.hidden or self.folders or self.links):
+        path = self.resolved(path)
+        if self.is_own(path):
             return path
-        found = self.led.get(path)
-        if found is not None:
-            return found
-        for link, target in tuple(self.links.items()):
-            if inside(path, link):
-                return self.where(target + path[len(link) :])
-        for folder, more in tuple(self.folders.items()):
-            if inside(path, folder):
-                at = more + path[len(folder) :]
-                if _exists(at):
-                    return at
-        return None if path in self.hidden else path
+        return self.in_mirror(path) or (None if self.is_hidden(path) else path)
+
+    def in_mirror(self, path: str) -> str | None:
+        """What lies in the mirror for a path."""
+        at = self.mirror + path
+        return at if _exists(at) else None
+
+    def resolved(self, path: str) -> str:
+        """The path that the script's own links lead to."""
+        for head in _heads(path) if self._has_links else ():
+            at = self.link(head)
+            if at is not None:
+                target = os.path.join(os.path.dirname(head), _readlink(at))
+                return self.resolved(os.path.abspath(target) + path[len(head) :])
+        return path
+
+    def entry(self, path: str) -> str:
+        """The path in the folder that the script's own links lead to."""
+        folder, name = os.path.split(path)
+        return os.path.join(self.resolved(folder), name)
+
+    def link(self, path: str) -> str | None:
+        """A link of the script's in the mirror; ``None``: this path is none."""
+        at = self.mirror + path
+        return at if _islink(at) and self.users(at) is None else None
+
+    def users(self, at: str) -> str | None:
+        """The user's file behind a place; ``None``: the script may change what lies there."""
+        if self.is_own(at):
+            with contextlib.suppress(OSError):
+                target = _readlink(at)
+                return target[len(_REAL) :] if inside(target, _REAL) else None
+            return None
+        return at if self.was_there(at) else None
 
     def place(self, path: str) -> str:
         """Where a new file of this path is written: the path itself, if that overwrites nothing."""
-        for link, target in tuple(self.links.items()):
-            if inside(path, link):
-                return self.place(target + path[len(link) :])
-        there = self.was_there(path)
+        path = self.resolved(path)
+        if self.is_own(path):
+            return path
+        folder, hidden = os.path.dirname(path), self.is_hidden(path)
+        there = not hidden and self.was_there(path)
         if there:
             self._cover()
-        if there or path in self.led or path in self.hidden:
-            return self.new()
-        return self.in_folder(path) or path
+        if there or hidden or self.in_mirror(path):
+            return self.covering(path)
+        return self.covering(path) if not _exists(folder) and self.in_mirror(folder) else path
 
-    def in_folder(self, path: str) -> str | None:
-        """Where it would lie in a folder of the overlay alone; ``None``: the folder exists."""
-        head = os.path.dirname(path)
-        if not self.folders or (_exists(head) and head not in self.hidden):
-            return None
-        for folder, more in tuple(self.folders.items()):
-            if inside(head, folder) and _exists(more + head[len(folder) :]):
-                return more + path[len(folder) :]
-        return None
-
-    def leads(self, path: str, at: str) -> None:
-        """Record where a file's content lies."""
-        self.links.pop(path, None)
-        if self.led.get(path) == at:
-            return
-        self.drop(path)
-        if at == path:
-            return
-        if not any(inside(at, more) for more in self.folders.values()):
-            self.led[path] = at
-
-    def folder(self, path: str) -> str:
-        """A folder in place of one that shall be filled: elsewhere, and found there."""
-        with self.lock:
-            return self._folder_of(path)
-
-    def _folder_of(self, path: str) -> str:
-        self.of_checkpoints.add(path)
+    def covering(self, path: str) -> str:
+        """The place in the mirror for a path, with the folder that it is in."""
         if self.is_own(path):
-            at = path
-        elif path in self.folders:
-            return self.folders[path]
-        else:
-            outer = next((one for one in tuple(self.folders) if inside(path, one)), None)
-            at = self.new() if outer is None else self.folders[outer] + path[len(outer) :]
-            if outer is None:
-                self.folders[path] = at
-        os.makedirs(at, exist_ok=True)
+            return path
+        at, folder = self.mirror + path, os.path.dirname(path)
+        if self.where(folder) is not None:
+            _makedirs(os.path.dirname(at), exist_ok=True)
+        if _islink(at):
+            _unlink(at)
         return at
 
-    def drop(self, path: str) -> None:
-        """What a path was led to is no more."""
-        at = self.led.pop(path, None)
-        if at is not None and self.is_own(at) and at not in self.led.values():
-            with contextlib.suppress(OSError):
-                _unlink(at)
+    def copy(self, path: str, users: str) -> str:
+        """A copy of a user's file for the script to change; returns where it lies."""
+        with _open(users, "rb") as source:
+            at = self.covering(path)
+            with _open(at, "wb") as target:
+                shutil.copyfileobj(source, target)
+        return at
 
-    def forget(self, folder: str) -> None:
-        """What was led to from inside a folder, and from itself, is no more."""
-        for path in [path for path in tuple(self.led) if inside(path, folder)]:
-            self.drop(path)
-        for path in [path for path in tuple(self.links) if inside(path, folder)]:
-            del self.links[path], self.drawn[path]
-        for path in [path for path in tuple(self.folders) if inside(path, folder)]:
-            more = self.folders.pop(path)
-            if self.is_own(more):
-                _rmtree(more, ignore_errors=True)
+    def borrow(self, users: str, path: str) -> None:
+        """Show a file under another path without copying it."""
+        _symlink(_REAL + users, self.covering(path))
+
+    def draw(self, target: Any, path: str) -> None:
+        """Make a link of the script's in the mirror."""
+        _symlink(target, self.covering(path))
+        self._has_links = True
+
+    # ---- what the script does
+
+    def hide(self, path: str) -> None:
+        """The script removes what may be there."""
+        if (at := self.in_mirror(path)) is not None:
+            _unlink(at)
+        if not self.lies_there(path):
+            return
+        if self.was_there(path):
+            self._cover()
+            self.hidden.add(path)
+        else:
+            _unlink(path)
+
+    def clear(self, folder: str) -> None:
+        """The script removes a folder with all that is in it."""
+        _rmtree(self.mirror + folder, ignore_errors=True)
+        if not self.lies_there(folder):
+            return
+        if not self.was_there(folder):
+            _rmtree(folder)
+            return
+        self._cover()
+        self.hidden.add(folder)
+        for path in [path for path in self.made if inside(path, folder)]:
+            with contextlib.suppress(OSError):
+                _unlink(path)
 
     def moved(self, here: str, there: str) -> None:
         """All that is known of a path, and of what lies inside, holds for another from now on."""
-        tables: tuple[dict[str, Any], ...] = (self.led, self.folders, self.links, self.drawn)
-        for known in (*tables, self.numbers):
-            for path in [path for path in tuple(known) if inside(path, here)]:
-                known[there + path[len(here) :]] = known.pop(path)
         for held in (self.made, self.of_checkpoints):
-            for path in [path for path in tuple(held) if inside(path, here)]:
+            for path in [path for path in held if inside(path, here)]:
                 held.remove(path)
                 held.add(there + path[len(here) :])
         self.new_folders = [
             there + path[len(here) :] if inside(path, here) else path for path in self.new_folders
         ]
 
-    def hide(self, path: str) -> None:
-        """The script removes what may be there."""
-        if self.was_there(path):
-            self._cover()
-            self.hidden.add(path)
-        elif _exists(path):
-            _unlink(path)
+    def folder(self, path: str) -> str:
+        """A folder of the mirror in place of one that shall be filled with a checkpoint."""
+        with self.lock:
+            self.of_checkpoints.add(path)
+            at = path if self.is_own(path) else self.mirror + path
+            _makedirs(at, exist_ok=True)
+            return at
 
     def _cover(self) -> None:
         covers, self.covers = self.covers, lambda: None
         covers()
 
-    def reveal(self, path: str) -> bool:
-        """A folder that the script has removed is there again, empty; whether it was one."""
-        if path not in self.hidden or not stat.S_ISDIR(_lstat(path).st_mode):
-            return False
-        self.hidden.discard(path)
-        return True
+    # ---- what is seen
+
+    def is_own(self, path: str) -> bool:
+        """It lies in the mirror."""
+        return inside(path, self.mirror)
+
+    def is_hidden(self, path: str) -> bool:
+        """What was there before is out of sight."""
+        return any(inside(path, gone) for gone in tuple(self.hidden))
+
+    def lies_there(self, path: str) -> bool:
+        """Something is at this very place, and not out of sight."""
+        return not self.is_hidden(path) and _exists(path)
 
     def was_there(self, path: str) -> bool:
         """A file or a folder is there, and was before the run."""
@@ -204,7 +223,7 @@ class Overlay:
         kind = found.st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISLNK(kind)):
             return False
-        if any(inside(path, cache) for cache in self._caches):
+        if self.is_own(path) or any(inside(path, cache) for cache in self._caches):
             return False
         # Adding to a folder changes its times: of those only what the script made is new.
         return (
@@ -213,42 +232,22 @@ class Overlay:
 
     def names(self, folder: str) -> list[str]:
         """Names in a folder, as the script sees them; none where it is not seen."""
-        for link, target in tuple(self.links.items()):
-            if inside(folder, link):
-                return self.names(target + folder[len(link) :])
+        folder = self.resolved(folder)
         names: dict[str, None] = {}
-        if folder not in self.hidden:
+        if not self.is_hidden(folder):
             with contextlib.suppress(OSError):
                 names = dict.fromkeys(_listdir(folder))
         for path in tuple(self.hidden):
             head, name = os.path.split(path)
             if head == folder:
                 names.pop(name, None)
-        at = self.where(folder)
         with contextlib.suppress(OSError):
-            names |= dict.fromkeys(_listdir(at) if at not in (None, folder) else [])
-        for path in (*self.led, *self.folders, *self.links):
-            head, name = os.path.split(path)
-            if head == folder:
-                names[name] = None
+            names |= dict.fromkeys(_listdir(self.mirror + folder))
         return list(names)
 
     def touches(self, folder: str) -> bool:
         """Something in this folder is not as it is there."""
-        if self.where(folder) != folder:
-            return True
-        known = (*self.led, *self.folders, *self.links, *self.hidden)
-        return any(inside(path, folder) for path in known)
-
-    def is_own(self, path: str) -> bool:
-        """It lies in our folder."""
-        return bool(self._folder) and inside(path, self._folder)
-
-    def new(self) -> str:
-        """A new place for a file or a folder."""
-        if not self._folder:
-            self._folder = tempfile.mkdtemp(prefix="memcalc-", dir=_place[0])
-        return os.path.join(self._folder, str(next(self._numbers)))
+        return self.where(folder) != folder or any(inside(path, folder) for path in self.hidden)
 
     def close(self, is_marked: Callable[[str], bool]) -> None:
         """Remove what was kept, what is nothing without it, and folders that are empty then."""
@@ -264,8 +263,7 @@ class Overlay:
         for folder in reversed(self.new_folders):
             with contextlib.suppress(OSError):
                 _rmdir(folder)
-        if self._folder:
-            _rmtree(self._folder, ignore_errors=True)
+        _rmtree(self.mirror, ignore_errors=True)
 
 
 def _exists(path: str) -> bool:
@@ -274,6 +272,22 @@ def _exists(path: str) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def _islink(path: str) -> bool:
+    try:
+        return stat.S_ISLNK(_lstat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _heads(path: str) -> Iterator[str]:
+    """A path's folders from the root on, and itself."""
+    at = path.find(os.sep, 1)
+    while at > 0:
+        yield path[:at]
+        at = path.find(os.sep, at + 1)
+    yield path
 
 
 def full(path: Any) -> str | None:
@@ -289,3 +303,8 @@ def full(path: Any) -> str | None:
 def inside(path: str, folder: str) -> bool:
     """A path is this folder, or lies in it."""
     return path.startswith(folder) and (len(path) == len(folder) or path[len(folder)] == os.sep)
+
+
+def failure(code: int, path: Any) -> OSError:
+    """What the system raises, of the class that this code has."""
+    return OSError(code, os.strerror(code), path)

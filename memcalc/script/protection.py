@@ -10,8 +10,7 @@ from typing import Any
 from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
 from memcalc.script import saving
-from memcalc.script.packages import peft, saved_models
-from memcalc.script.packages.checkpoints import SavedFolders
+from memcalc.script.packages import saved_models
 
 STAY = "files that were there before stay as they were"
 
@@ -55,20 +54,14 @@ def _turn_trackers_off(patches: Patches, say: Callable[[str], None]) -> None:
     patches.when_imported("torch.utils.tensorboard.writer", tensorboard)
 
 
-def install(patches: Patches, say: Callable[[str], None]) -> SavedFolders:
+def install(patches: Patches, say: Callable[[str], None]) -> None:
     """Write nothing that outlives the run.
 
     Args:
         patches: what is changed.
         say: told what was not done.
-
-    Returns:
-        Where models were saved instead.
     """
     files = saving.install(patches, say)
     files.overlay.covers = lambda: say(source_lines.named(STAY))
     _turn_trackers_off(patches, say)
-    folders = SavedFolders(patches, files.overlay)
-    saved_models.install(patches, say, folders)
-    peft.install(patches, say, folders)
-    return folders
+    saved_models.install(patches, say, files.overlay)

@@ -12,6 +12,7 @@ from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
 from memcalc.engine.torch_internals import storage_key
 from memcalc.script.files import NOT_WRITTEN, UnwrittenFiles
+from memcalc.script.overlay import full
 
 Say = Callable[[str], None]
 _NOTHING = object()
@@ -107,10 +108,11 @@ class _Checkpoints:
         def safe_open(
             filename: Any, framework: str = "pt", device: Any = "cpu", **more: Any
         ) -> Any:
-            kept = self._files.get(filename)
-            return (
-                kept.on(device) if kept is not None else real(filename, framework, device, **more)
-            )
+            if (kept := self._files.get(filename)) is not None:
+                return kept.on(device)
+            path = full(filename)
+            at = self._files.overlay.where(path) if path is not None else None
+            return real(at or filename, framework, device, **more)
 
         self._patches.set_everywhere(module, "safe_open", safe_open)
 

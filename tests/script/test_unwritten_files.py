@@ -164,6 +164,17 @@ def test_what_is_renamed_has_another_name(user):
     assert sorted(os.listdir("old")) == ["2.pt", "state.json"]
 
 
+def test_a_users_file_stays_as_it_is_under_other_names(user):
+    os.rename("ck/1.pt", "ck/renamed.pt")
+    os.link("ck/2.pt", "ck/linked.pt")
+    os.chmod("log.txt", 0o600)
+    for name in ("ck/renamed.pt", "ck/linked.pt", "log.txt"):
+        write(name, " and more", "a")
+        assert read(name) == "mine and more"
+    assert read("ck/2.pt") == "mine"
+    write("ck/2.pt", "other")
+
+
 def test_a_folder_that_is_cleared_is_filled_anew(user):
     shutil.rmtree("ck")
     assert not os.path.isdir("ck")

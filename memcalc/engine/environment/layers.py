@@ -253,10 +253,9 @@ def require_room(folder: Path, needed: float, what: str) -> None:
         EstimateError: it has not; the sentence has both figures.
     """
     try:
-        disk = os.statvfs(folder)
+        free = shutil.disk_usage(folder).free
     except OSError as error:
         raise EstimateError(f"Cannot use {folder}: {reason(error)}.") from None
-    free = disk.f_bavail * disk.f_frsize
     if free < needed:
         raise EstimateError(
             f"{what} needs about {size_text(needed)} in {folder} while it is installed, and "

@@ -10,7 +10,7 @@ import msgspec
 from memcalc.engine import source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.history import Refused, Timeline
-from memcalc.engine.recorder import Interval, Notes
+from memcalc.engine.notes import Interval, Notes
 from memcalc.engine.scripts import held
 from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.models import Models

@@ -6,28 +6,26 @@ the highest since it last reset it itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.notes import Interval, Notebook, Notes
 from memcalc.engine.patches import Patches
-from memcalc.engine.recorder import Interval, Notes, Owner
 from memcalc.records.prediction import ALLOCATOR_RUNGS
-from memcalc.records.trace import Component, Phase
+from memcalc.records.trace import Phase
 
 _C: Any = torch._C
 _POOLS = ("all", "small_pool", "large_pool")
 
 
-class Counters:
+class Counters(Notebook):
     """The allocators of all GPUs of this process, from the moment that CUDA begins."""
 
     def __init__(self) -> None:
-        self.notes: list[Notes] = []
-        """Of each GPU; empty until CUDA begins."""
+        self.notes = []  # Until CUDA begins.
         self._waiting: tuple[Phase, int, str] = (Phase.LOAD, 0, "")
         self._unread: list[dict[tuple[str, str], int]] = []
         """Of each GPU: the highest of each counter since the program last reset them."""
@@ -123,45 +121,6 @@ class Counters:
         original()
         for notes, begin in zip(self.notes, begins, strict=True):
             notes.cublas.append((begin, notes.now()))
-
-    # ---- what is noted of blocks, wherever they lie
-
-    def moments(self) -> list[int]:
-        """The present moment of each GPU."""
-        return [notes.now() for notes in self.notes]
-
-    def name(self, component: Component, found: list[int]) -> None:
-        """Say what the blocks at these addresses are for; the first thing said stands."""
-        if found:
-            for notes in self.notes:
-                notes.names.append((notes.now(), component, found))
-
-    def arrive(self, found: list[int]) -> None:
-        """Say that the blocks at these addresses were handed to a model from outside."""
-        for notes in self.notes:
-            now = notes.now()
-            notes.arrived += [(now, address) for address in found]
-
-    def own(self, owners: Mapping[int, Owner | str]) -> None:
-        """Say which modules the blocks at these addresses are of, or which variables hold them."""
-        if owners:
-            for notes in self.notes:
-                notes.owners.append((notes.now(), owners))
-
-    def guess(self, component: Component, since: list[int]) -> None:
-        """Living blocks that were born since then are of this component, unless they are named."""
-        for notes in self.notes:
-            begin = since[notes.device] if since else 0
-            notes.born_since.append((notes.now(), component, begin))
-
-    def at_work(self) -> str:
-        """The module that is at work now."""
-        return self.notes[0].marks[-1][1]
-
-    def mark(self, module: str) -> None:
-        """From now on this module is at work."""
-        for notes in self.notes:
-            notes.marks.append((notes.now(), module))
 
 
 def _keep_highest(known: dict[tuple[str, str], int], stats: dict[str, Any]) -> None:

@@ -59,13 +59,7 @@ class Groups:
         parallel = torch.nn.parallel.DistributedDataParallel
         # Its buckets are made as it is, and anew as its second forward begins.
         for name in ("__init__", "_pre_forward"):
-            patches.wrap(parallel, name, self._makes_buckets)
-
-    def _makes_buckets(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        before = self._counters.moments()
-        made = original(*args, **kwargs)
-        self._counters.guess(Component.COMMUNICATION, before)
-        return made
+            patches.wrap(parallel, name, self._counters.makes(Component.COMMUNICATION))
 
     def _join(
         self,

@@ -12,21 +12,20 @@ import torch
 
 from memcalc.engine import source_lines
 from memcalc.engine.history import Timeline
-from memcalc.engine.recorder import Interval
-from memcalc.engine.scripts.models import addresses_of
+from memcalc.engine.notes import Interval, Notebook
 from memcalc.records.trace import Component, Phase
 
 _DEEP = 4
 """Lists inside lists that are looked into."""
 
 
-def variables(namespaces: Iterable[Mapping[str, Any]]) -> dict[int, str]:
+def variables(namespaces: Iterable[Mapping[str, Any]], book: Notebook) -> dict[int, str]:
     """Names of variables, by the addresses of the blocks that they hold; the innermost first."""
     found: dict[int, str] = {}
     for namespace in namespaces:
         for name, value in list(namespace.items()):
             for tensor in _tensors(value, _DEEP):
-                for address in addresses_of(tensor) if tensor.is_cuda else ():
+                for address in book.addresses(tensor):
                     found.setdefault(address, name)
     return found
 

@@ -13,12 +13,11 @@ import torch
 from msgspec.structs import replace
 from torch.nn.parameter import is_lazy
 
+from memcalc.engine.notes import dtype_of, flat, state_of
 from memcalc.engine.patches import Patches
-from memcalc.engine.recorder import Owner, addresses
 from memcalc.engine.scripts.counters import Counters
 from memcalc.records.model import DTYPE_BYTES, Inventory, OptimizerState, Place, StateTensor
 from memcalc.records.trace import Component
-from memcalc.workload import quantised
 from memcalc.workload.inventory import take
 
 _MAKES_COPIES = copy._reconstruct.__code__  # type: ignore[attr-defined]
@@ -83,9 +82,9 @@ class Models:
             return original(module, *args, **kwargs)
         self._moving += 1
         try:
-            self._name_tensors([("", module)])
+            self._counters.name_models([("", module)])
             moved = original(module, *args, **kwargs)
-            self._name_tensors([("", module)])
+            self._counters.name_models([("", module)])
             return moved
         finally:
             self._moving -= 1
@@ -161,7 +160,7 @@ class Models:
             copied = self._copy(root) if self._trained else ""
             named.append((copied or (self.path(root) if number else ""), root))
         named += [(self._copy(one) or type(one).__name__, one) for one in others]
-        self._name_tensors(named)
+        self._counters.name_models(named)
         parameters = {id(p): p for _, one in named for p in one.parameters()}
         self._parameters = [weakref.ref(p) for p in parameters.values()]
 
@@ -178,36 +177,6 @@ class Models:
         if not copied or any(id(one) not in self._copied for one in own):
             return ""
         return f"copy of {type(copied[0]).__name__}"
-
-    def _name_tensors(self, models: Iterable[tuple[str, torch.nn.Module]]) -> None:
-        if not self._counters.notes:
-            return
-        owners: dict[int, Owner] = {}
-        weights: list[int] = []
-        buffers: list[int] = []
-        for prefix, model in models:
-            for kind, named in ((weights, model.named_parameters), (buffers, model.named_buffers)):
-                for path, tensor in named():
-                    self._name_quantised(tensor)
-                    home, _, name = path.rpartition(".")
-                    home = ".".join(filter(None, (prefix, home)))
-                    for address in addresses_of(tensor):
-                        kind.append(address)
-                        owners[address] = home, name, _dtype(tensor)
-        self._counters.name(Component.WEIGHTS, weights)
-        self._counters.name(Component.BUFFERS, buffers)
-        self._counters.own(owners)
-
-    def _name_quantised(self, tensor: torch.Tensor) -> None:
-        if type(tensor) not in (torch.nn.Parameter, torch.Tensor) and isinstance(
-            tensor, torch.nn.Parameter
-        ):
-            if quantised.original(tensor) is None:
-                return
-            constants = [a for one in quantised.constants(tensor).values() for a in addresses(one)]
-            self._counters.name(Component.QUANTISATION_CONSTANTS, constants)
-            packed = addresses(quantised.packed(tensor))
-            self._counters.name(Component.QUANTISED_WEIGHTS, packed)
 
     def were_changed(self) -> bool:
         """Parameters were changed in place since this was asked last."""
@@ -235,15 +204,10 @@ class Models:
 
     def gradients(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
         """Name the gradients of these parameters; ``None``: of all."""
-        found: list[int] = []
         if parameters is None:
             parameters = (p for ref in self._parameters if (p := ref()) is not None)
-        for parameter in parameters:
-            if parameter.is_leaf or parameter.retains_grad:
-                gradient = parameter.grad
-                if gradient is not None:
-                    found += addresses_of(gradient)
-        self._counters.name(Component.GRADIENTS, found)
+        kept = (p.grad for p in parameters if p.is_leaf or p.retains_grad)
+        self._counters.name(Component.GRADIENTS, kept)
 
     # ---- optimizers
 
@@ -265,24 +229,12 @@ class Models:
             known = {id(ref()) for ref in self._parameters}
             alone = [p for p in held if id(p) not in known]
             self._parameters += [weakref.ref(p) for p in alone]
-            self._counters.name(Component.WEIGHTS, [a for p in alone for a in addresses_of(p)])
+            self._counters.name(Component.WEIGHTS, alone)
             self.sweep()
             self._parameters += [weakref.ref(p) for p in alone]
         if steps <= _SETTLED:
             self._states[id(optimizer)] = tuple(_states(optimizer))
-            self.name_states(optimizer)
-
-    def name_states(self, optimizer: Any) -> None:
-        """Name what an optimizer keeps."""
-        owners: dict[int, Owner] = {}
-        homes = self._homes()
-        for parameter, state in _state_of(optimizer).items():
-            home = homes.get(id(parameter), "")
-            for name, tensor in _flat("", state):
-                for address in addresses_of(tensor):
-                    owners[address] = home, name, _dtype(tensor)
-        self._counters.name(Component.OPTIMIZER_STATE, list(owners))
-        self._counters.own(owners)
+            self._counters.name_state(optimizer, self._homes())
 
     def _homes(self) -> dict[int, str]:
         """Which module each parameter is of."""
@@ -326,61 +278,19 @@ def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
             yield from (p for p in group.get("params", ()) if isinstance(p, torch.Tensor))
         return
     for value in getattr(optimizer, "__dict__", {}).values():
-        yield from (one for _, one in _flat("", value, depth=3) if one.requires_grad)
-
-
-def _state_of(optimizer: Any) -> dict[Any, Any]:
-    # ZeroRedundancyOptimizer holds another that has this rank's share.
-    state = getattr(getattr(optimizer, "optim", optimizer), "state", None)
-    if state is not None and hasattr(state, "items"):
-        return dict(state.items())
-    kept = {
-        name: value
-        for name, value in getattr(optimizer, "__dict__", {}).items()
-        if not any(one.requires_grad for _, one in _flat("", value, depth=3))
-    }
-    return {"": kept}
-
-
-def addresses_of(tensor: torch.Tensor) -> list[int]:
-    """Where the storages behind a tensor begin; none of what has no storage."""
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        if not tensor.is_cuda or tensor.layout is not torch.strided:
-            return addresses(tensor) if tensor.is_cuda else []
-        try:
-            return [tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()]
-        except (NotImplementedError, RuntimeError, ValueError):
-            return []
-    try:
-        return addresses(tensor)
-    except (NotImplementedError, RuntimeError, ValueError):
-        # Inside torch.func parameters are wrapped; a lazy one is nowhere yet.
-        return []
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+        yield from (one for _, one in flat("", value, depth=3) if one.requires_grad)
 
 
 def _states(optimizer: Any) -> Iterator[StateTensor]:
     """Every tensor that an optimizer keeps; parameters by their number."""
-    for number, state in enumerate(_state_of(optimizer).values()):
-        for name, value in _flat("", state):
-            if _dtype(value) in DTYPE_BYTES:
+    for number, state in enumerate(state_of(optimizer).values()):
+        for name, value in flat("", state):
+            if dtype_of(value) in DTYPE_BYTES:
                 place = Place.DEVICE if value.device.type == "cuda" else Place.HOST
                 yield StateTensor(
                     parameter=str(number),
                     name=name,
-                    dtype=_dtype(value),
+                    dtype=dtype_of(value),
                     numel=value.numel(),
                     place=place,
                 )
-
-
-def _flat(name: str, state: Any, depth: int = 6) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a state; optimizers of one's own keep them in lists and by numbers, too."""
-    if isinstance(state, torch.Tensor):
-        yield name, state
-    elif isinstance(state, dict | list | tuple) and depth:
-        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
-            yield from _flat(f"{name}.{key}" if name else str(key), value, depth - 1)

@@ -18,10 +18,11 @@ from torch.nn.modules import module as modules
 from torch.nn.utils import clip_grad
 
 from memcalc.engine import source_lines
+from memcalc.engine.host_view import tensors_in
+from memcalc.engine.modules_at_work import AtWork
 from memcalc.engine.patches import Patches
-from memcalc.engine.recorder import tag
 from memcalc.engine.scripts.counters import Counters
-from memcalc.engine.scripts.models import Models, addresses_of, held_by
+from memcalc.engine.scripts.models import Models, held_by
 from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.records.trace import Component, Phase
 from memcalc.workload.inference import caches_of
@@ -43,20 +44,19 @@ class Phases:
     def __init__(self, counters: Counters, models: Models, steps: Steps) -> None:
         self.phase, self.step = Phase.LOAD, 0
         self._counters, self._models, self._steps = counters, models, steps
-        steps.listener = self
+        steps.begins, steps.ends = self._step_begins, self._step_ends
         self._main = threading.get_ident()
         self._depth = 0
-        self._stack: list[str] = [""]
+        self._at_work = AtWork(counters)
         self._stepped: set[int] = set()
         """Optimizers that stepped since the step began."""
+        steps.updated_by_hand = lambda: self._stepped.add(BY_HAND)
         self._since: list[int] = []
         """When the forward began whose activations are not named yet."""
         self.backwards = 0
         """Calls of backward so far."""
         self._inside_backward = False
         """The optimizer that steps is called by a hook of backward's."""
-        self._begun: list[int] = []
-        """When the outermost forward began."""
 
     def install(self, patches: Patches) -> None:
         """Follow from now on."""
@@ -139,14 +139,14 @@ class Phases:
         with self._during(Phase.STEP):
             return original(*args, **kwargs)
 
-    def step_begins(self, owner: Any) -> None:
+    def _step_begins(self, owner: Any) -> None:
         """An optimizer begins its update."""
         self._inside_backward = self.phase is Phase.BACKWARD
         if self._inside_backward:
             self._models.gradients(held_by(owner))
         self._mark(Phase.STEP)
 
-    def step_ends(self, owner: Any, steps: int) -> None:
+    def _step_ends(self, owner: Any, steps: int) -> None:
         """An optimizer has made so many updates."""
         self._stepped.add(id(owner))
         self._models.stepped(owner, steps)
@@ -155,10 +155,6 @@ class Phases:
             return
         self._mark(Phase.FORWARD)
         self._since = self._counters.moments()
-
-    def updated_by_hand(self) -> None:
-        """Parameters were changed in place after a backward, by no optimizer."""
-        self._stepped.add(BY_HAND)
 
     # ---- modules
 
@@ -172,14 +168,8 @@ class Phases:
             self._begin_model(module, args)
         self._depth += 1
         if self.watched:
-            if self._depth == 1:
-                self._begun = self._counters.moments()
-                # Checkpointing runs this forward again inside the backward of a module.
-                self._stack = [self._counters.at_work() if self.phase is Phase.BACKWARD else ""]
-            tag(args, self._stack[-1], self._counters.mark)
-            path = self._models.path(module)
-            self._stack.append(path)
-            self._counters.mark(path)
+            again = self.phase is Phase.BACKWARD
+            self._at_work.enters(self._models.path(module), args, again=again)
 
     def _begin_model(self, module: torch.nn.Module, args: Any) -> None:
         self._models.meet(module)
@@ -187,7 +177,7 @@ class Phases:
             self.phase is Phase.LOAD and not _prepares(module, args)
         ):
             self._enter(Phase.EVAL if self._evaluates(module) else Phase.FORWARD)
-        self._counters.arrive([a for one in args for a in _given(one)])
+        self._arrive(args)
 
     def _leaving(self, module: torch.nn.Module, args: Any, out: Any) -> None:
         if threading.get_ident() != self._main and self.phase is not Phase.BACKWARD:
@@ -197,42 +187,31 @@ class Phases:
         self._depth -= 1
         if self._depth and self.step >= WATCHED:
             return
-        if self.watched and len(self._stack) > 1:
-            tag(out, self._stack.pop(), self._counters.mark)
-            self._counters.mark(self._stack[-1])
-            if not self._depth and (self.phase is Phase.BACKWARD or _may_go_back(out)):
-                # What is left was saved for backward, also where checkpointing ran it again, and
-                # where no backward follows.
-                self._counters.guess(Component.ACTIVATIONS, self._begun)
+        if self.watched:
+            # What is left was saved for backward, also where checkpointing ran it again, and where
+            # no backward follows.
+            keeps = not self._depth and (
+                self.phase is Phase.BACKWARD or any(t.requires_grad for t in tensors_in((out,)))
+            )
+            self._at_work.leaves(out, keeps=keeps)
         if not self._depth:
-            self._stack = [""]
             if isinstance(out, dict) and "past_key_values" in out:
-                found = [a for one in caches_of(out) for a in addresses_of(one)]
-                self._counters.name(Component.KV_CACHE, found)
+                self._counters.name(Component.KV_CACHE, caches_of(out))
             if self.phase is Phase.EVAL:
                 self._mark(Phase.FORWARD)
+
+    def _arrive(self, args: Any) -> None:
+        """What a model is given that nothing has computed was handed to it from outside."""
+        for tensor in tensors_in(args):
+            if tensor.grad_fn is None and not tensor.requires_grad:
+                for notes in self._counters.notes:
+                    now = notes.now()
+                    notes.arrived += [(now, at) for at in self._counters.addresses(tensor)]
 
     def _evaluates(self, module: torch.nn.Module) -> bool:
         if module.training or torch.is_grad_enabled():
             return False
         return self._models.is_trained(module)
-
-
-def _given(value: Any, depth: int = 2) -> Iterator[int]:
-    """Addresses of what a model is given that nothing has computed."""
-    if isinstance(value, torch.Tensor):
-        if value.is_cuda and value.grad_fn is None and not value.requires_grad:
-            yield from addresses_of(value)
-    elif isinstance(value, dict | list | tuple) and depth:
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _given(one, depth - 1)
-
-
-def _may_go_back(out: Any) -> bool:
-    """Autograd has saved what it needs for the backward of these results."""
-    if isinstance(out, dict | list | tuple):
-        return any(map(_may_go_back, out.values() if isinstance(out, dict) else out))
-    return isinstance(out, torch.Tensor) and out.requires_grad
 
 
 def _prepares(module: torch.nn.Module, args: Any) -> bool:

@@ -85,9 +85,9 @@ class Session:
         """
         self._left = left
         if isinstance(left, BaseException):
-            found = held.variables(held.namespaces(left.__traceback__))
+            found = held.variables(held.namespaces(left.__traceback__), self.counters)
         else:
-            found = held.variables([left])
+            found = held.variables([left], self.counters)
         self.counters.own(found)
 
     def be_one_of_many(self) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim import optimizer as optimizers
@@ -22,22 +22,6 @@ class EnoughStepsError(BaseException):
     """As many optimizer steps were seen as were asked for; no script catches this by accident."""
 
 
-class Listener(Protocol):
-    """Told of steps."""
-
-    def step_begins(self, owner: Any) -> None:
-        """An optimizer begins its update."""
-        ...
-
-    def step_ends(self, owner: Any, steps: int) -> None:
-        """An optimizer has made so many updates."""
-        ...
-
-    def updated_by_hand(self) -> None:
-        """Parameters were changed in place after a backward, by no optimizer."""
-        ...
-
-
 class Steps:
     """Counts for every optimizer.
 
@@ -51,7 +35,12 @@ class Steps:
         self.made: dict[int, int] = {}
         self.has_optimizer = False
         """The program has made an optimizer."""
-        self.listener: Listener | None = None
+        self.begins: Callable[[Any], None] = lambda owner: None
+        """Told that an optimizer begins its update."""
+        self.ends: Callable[[Any, int], None] = lambda owner, steps: None
+        """Told that an optimizer has made so many updates."""
+        self.updated_by_hand: Callable[[], None] = lambda: None
+        """Told that parameters were changed in place after a backward, by no optimizer."""
         self.settle: Callable[[], None] = lambda: None
         """Called before each step: collectives of before it are done."""
         self._wanted = wanted
@@ -120,8 +109,7 @@ class Steps:
         self._end_if_enough(BY_HAND)
         self.made[BY_HAND] = self.made.get(BY_HAND, 0) + 1
         self.most = max(self.most, self.made[BY_HAND])
-        if self.listener is not None:
-            self.listener.updated_by_hand()
+        self.updated_by_hand()
 
     def _end_if_enough(self, key: int) -> None:
         if self._wanted and self.made.get(key, 0) >= self._wanted:
@@ -130,16 +118,14 @@ class Steps:
     def _begin(self, owner: Any) -> None:
         self.settle()
         self._end_if_enough(id(owner))
-        if self.listener is not None:
-            self.listener.step_begins(owner)
+        self.begins(owner)
 
     def _end(self, owner: Any) -> None:
         key = id(owner)
         self.made[key] = self.made.get(key, 0) + 1
         self._keep_count_of(owner)
         self.most = max(self.most, self.made[key])
-        if self.listener is not None:
-            self.listener.step_ends(owner, self.made[key])
+        self.ends(owner, self.made[key])
 
     def _keep_count_of(self, owner: Any) -> None:
         key = id(owner)

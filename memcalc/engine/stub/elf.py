@@ -1,9 +1,9 @@
-"""Reads a shared object's symbols, versions and needed libraries.
+"""Reads a shared object's symbols and needed libraries.
 
 The dynamic section is read, as the loader does it, so stripped files and files without section
 headers are read too.
-Source: ELF-64 Object File Format 1.5; Linux Standard Base 5.0, "Symbol Versioning"; the layout of
-DT_GNU_HASH as glibc 2.36 reads it (elf/dl-lookup.c).
+Source: ELF-64 Object File Format 1.5; the layout of DT_GNU_HASH as glibc 2.36 reads it
+(elf/dl-lookup.c).
 """
 
 from __future__ import annotations
@@ -18,21 +18,9 @@ import msgspec
 
 _LOAD, _DYNAMIC = 1, 2
 _NEEDED, _HASH, _STRINGS, _SYMBOLS, _SONAME = 1, 4, 5, 6, 14
-_GNU_HASH, _VERSIONS, _NEEDS_VERSIONS = 0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFFE
+_GNU_HASH = 0x6FFFFEF5
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
-_LIBRARY_VERSIONS = struct.Struct("<HHIII")
-_ONE_VERSION = struct.Struct("<IHHII")
-_HIDDEN_VERSION = 0x8000
-
-
-class Wanted(msgspec.Struct, frozen=True):
-    """A symbol that some library must have."""
-
-    name: str
-    version: str = ""
-    library: str = ""
-    """Which one; empty: the symbol has no version, and any library will do."""
 
 
 class SharedObject(msgspec.Struct, frozen=True):
@@ -43,7 +31,8 @@ class SharedObject(msgspec.Struct, frozen=True):
     soname: str
     needed: tuple[str, ...]
     """Sonames of the libraries that it is linked to."""
-    wanted: frozenset[Wanted]
+    wanted: frozenset[str]
+    """Names of the symbols that some other library must have."""
     defined: frozenset[str]
     """Names of the symbols that it has for others."""
 
@@ -107,25 +96,15 @@ class _File:
     def read(self, *, defined: bool) -> SharedObject:
         """All that is known of it."""
         soname = self._text(self._values[_SONAME]) if _SONAME in self._values else ""
-        versions = dict(self._versions())
-        numbers = self._offset(self._values[_VERSIONS]) if _VERSIONS in self._values else None
         symbols = self._offset(self._values[_SYMBOLS])
-        wanted, own = set(), set()
+        wanted: set[str] = set()
+        own: set[str] = set()
         for index in range(1, self._number_of_symbols(defined=defined)):
             name, _, _, section, *_ = _SYMBOL.unpack_from(
                 self._data, symbols + index * _SYMBOL.size
             )
-            if not name:
-                continue
-            text = self._text(name)
-            if section:
-                own.add(text)
-                continue
-            number = 0
-            if numbers is not None:
-                (number,) = struct.unpack_from("<H", self._data, numbers + 2 * index)
-            library, version = versions.get(number & ~_HIDDEN_VERSION, ("", ""))
-            wanted.add(Wanted(text, version, library))
+            if name:
+                (own if section else wanted).add(self._text(name))
         (machine,) = struct.unpack_from("<H", self._data, 18)
         return SharedObject(
             machine, soname, self.needed(), frozenset(wanted), frozenset(own if defined else ())
@@ -173,17 +152,3 @@ class _File:
         while not struct.unpack_from("<I", self._data, chains + 4 * (last - first))[0] & 1:
             last += 1
         return int(last) + 1
-
-    def _versions(self) -> Iterator[tuple[int, tuple[str, str]]]:
-        """Library and version, by the number that symbols refer to them with."""
-        if _NEEDS_VERSIONS not in self._values:
-            return
-        at, more = self._offset(self._values[_NEEDS_VERSIONS]), True
-        while more:
-            _, count, file, first, following = _LIBRARY_VERSIONS.unpack_from(self._data, at)
-            one = at + first
-            for _ in range(count):
-                _, _, number, name, after = _ONE_VERSION.unpack_from(self._data, one)
-                yield number, (self._text(file), self._text(name))
-                one += after
-            at, more = at + following, bool(following)

@@ -37,11 +37,10 @@ _OF_NVIDIA = re.compile(
     r"lib(cu(da|dart|blas|blasLt|dnn\w*|fft|file|pti|rand|solver|sparse|sparseLt|tensor)"
     r"|nccl|nvrtc|nvJitLink|nvToolsExt|nvshmem\w*|nvidia-ml)(-[0-9a-f]{8})?\.so"
 )
-_UNVERSIONED = re.compile(
-    r"(nccl|nvml|nvtx|nvrtc|nvshmem|cupti|cudnn|cublas|cufft|curand|cusolver|cusparse|cuFile|cuda"
-    r"|cu)[A-Z]\w*|__cuda[A-Z]\w*|(nccl|nvshmem|nvtx|cupti|curand)\w+"
+_FUNCTION = re.compile(
+    r"(__)?(cu|nv|nccl)[a-z]*[A-Z]\w*|__cuda\w+|(nccl|nvshmem|nvtx|cupti|curand)\w+"
 )
-"""Names of NVIDIA's functions in libraries whose symbols have no versions."""
+"""How NVIDIA names the functions of its libraries."""
 _RUNTIME = re.compile(r"libcudart(-[0-9a-f]{8})?\.so\.(\d+)")
 _BESIDE = ("*.so", "*/*.so", "*/lib/*.so", "*/ops/*.so")
 """Where packages that stand beside PyTorch have compiled code."""
@@ -360,13 +359,7 @@ def _asked(own: list[Path], beside: list[Path], cuda: int) -> tuple[set[str], se
             sonames |= linked
             objects.append(one)
     sonames |= {_DRIVER, _NVML}
-    wanted = {
-        symbol.name
-        for one in objects
-        for symbol in one.wanted
-        if (symbol.library in sonames)
-        or (not symbol.library and _UNVERSIONED.fullmatch(symbol.name))
-    }
+    wanted = {name for one in objects for name in one.wanted if _FUNCTION.fullmatch(name)}
     return sonames, wanted - {name for one in of_torch for name in one.defined}
 
 

@@ -1,5 +1,9 @@
 """Records the memory of a user's training loop, in the format of ``memcalc measure``.
 
+Forward begins when the outermost module is called with gradients on, backward when autograd's
+``backward`` is; what follows until the optimizer's step has ended is the step phase, and from
+there to the next forward is where gradients are cleared.
+
 The training comes first: whatever fails here ends the recording with a warning, never the loop.
 """
 
@@ -15,14 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
 
 from memcalc.catalog.plan import make
+from memcalc.engine.patches import Patches
 from memcalc.errors import UsageError
 from memcalc.files import results
 from memcalc.measure import oom, process
 from memcalc.measure.gpu.sampler import Sampler
 from memcalc.measure.process import read_state, storage_bytes
-from memcalc.measure.recording.phases import Hooks
 from memcalc.measure.recording.readings import CpuReadings, CudaReadings
 from memcalc.records.measurement import GpuReading, Measurement, OutOfMemory, StateReading
 from memcalc.records.plan import Plan
@@ -67,7 +73,10 @@ class Recorder:
                 results.append(self._output, None)
             except UsageError as error:
                 _warn(f"{error} The result will be kept elsewhere.")
-        self._hooks = Hooks(self, model, optimizer)
+        self._patches = Patches()
+        self._depth = 0
+        self._in_backward = False
+        self._only = optimizer
         self._model = model
         self._optimizer = optimizer
         self._cuda = torch.cuda.is_available()
@@ -98,27 +107,64 @@ class Recorder:
         """End the recording; an error that ended the loop is recorded if memory ran out."""
         self._quietly(self._finish, error)
 
-    def enters(self, phase: Phase) -> None:
-        """The loop goes on to this phase."""
-        self._quietly(self._readings.turn, phase)
+    def _follow(self) -> None:
+        """See calls of the model, backward, and steps of optimizers; ``_patches`` end it."""
+        if self._model is not None:
+            hooks = [
+                self._model.register_forward_pre_hook(self._opens, with_kwargs=True),
+                self._model.register_forward_hook(self._closes, always_call=True),
+            ]
+        else:
+            hooks = [
+                modules.register_module_forward_pre_hook(self._opens),
+                modules.register_module_forward_hook(self._closes, always_call=True),
+            ]
+        hooks += [
+            optimizers.register_optimizer_step_pre_hook(self._before_step),
+            optimizers.register_optimizer_step_post_hook(self._after_step),
+        ]
+        for hook in hooks:
+            self._patches.also(hook.remove)
+        self._patches.wrap(torch.autograd, "backward", self._backward)
 
-    def called(self, model: torch.nn.Module, inputs: dict[str, Any]) -> None:
-        """The outermost module is called."""
-        self._model = self._model or model
-        for name, value in inputs.items():
+    def _opens(
+        self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any] | None = None
+    ) -> None:
+        self._depth += 1
+        # Checkpointing calls modules in backward; evaluation calls them without gradients.
+        if self._depth != 1 or not torch.is_grad_enabled() or self._in_backward:
+            return
+        self._model = self._model or module
+        by_place = {str(place): value for place, value in enumerate(args)}
+        for name, value in {**by_place, **(kwargs or {})}.items():
             if isinstance(value, torch.Tensor) and value.dim():
                 self._seen.setdefault("batch", value.shape[0])
                 if name == "input_ids" and value.dim() == 2:
                     self._seen["seq"] = max(self._seen.get("seq", 0), value.shape[1])
+        self._quietly(self._readings.turn, Phase.FORWARD)
 
-    def updates(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer begins its step; all gradients are there."""
-        self._optimizer = optimizer
-        self._quietly(self._count_gradients, optimizer)
+    def _closes(self, *_: Any) -> None:
+        self._depth = max(0, self._depth - 1)
 
-    def updated(self) -> None:
-        """An optimizer has ended its step."""
-        self._quietly(self._end_step)
+    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        if self._in_backward:
+            return original(*args, **kwargs)  # type: ignore[no-any-return]
+        self._in_backward = True
+        self._quietly(self._readings.turn, Phase.BACKWARD)
+        try:
+            return original(*args, **kwargs)  # type: ignore[no-any-return]
+        finally:
+            self._in_backward = False
+            self._quietly(self._readings.turn, Phase.STEP)
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if self._only is None or optimizer is self._only:
+            self._optimizer = optimizer
+            self._quietly(self._count_gradients, optimizer)
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if self._only is None or optimizer is self._only:
+            self._quietly(self._end_step)
 
     def _quietly(self, act: Callable[..., None], *arguments: Any) -> None:
         """Act inside a user's training; a failure ends the recording."""
@@ -130,7 +176,7 @@ class Recorder:
             self._failed = True
             _warn(f"the recording ended, the training goes on: {type(error).__name__}: {error}")
             with contextlib.suppress(Exception):
-                self._hooks.detach()
+                self._patches.undo()
             with contextlib.suppress(Exception):
                 self._readings.close(whole=False)
 
@@ -143,10 +189,10 @@ class Recorder:
             self._noticed = oom.observe()
         self._began = time.perf_counter()
         self._readings.open()
-        self._hooks.attach()
+        self._follow()
 
     def _finish(self, error: BaseException | None) -> None:
-        self._hooks.detach()
+        self._patches.undo()
         failure = None
         if error is not None and oom.ran_out(error):
             failure = oom.read(error, self._readings.at, self._noticed)
@@ -205,11 +251,9 @@ class Recorder:
             unknown["process_used"] = reason
         parameters = list(model.parameters()) if model is not None else None
         plan = self._plan()
-        counters = process.counters() if self._cuda else {}
         samples = plan.batch * plan.grad_accum
         return Measurement(
             plan=plan,
-            device=torch.cuda.get_device_name() if self._cuda else "cpu",
             head=type(model).__name__ if model is not None else "",
             seq=plan.seq,
             parameters=sum(p.numel() for p in parameters) if parameters is not None else None,
@@ -220,16 +264,12 @@ class Recorder:
             phases=tuple(self._readings.readings()),
             seconds_per_step=seconds,
             samples_per_second=samples / seconds if seconds else None,
-            retries=counters.get("num_alloc_retries"),
-            ooms=counters.get("num_ooms"),
             process_used=used,
-            peak_rss=process.peak_rss(),
             gpu=gpu,
             out_of_memory=failure,
             seconds=time.perf_counter() - self._began,
             unknown=unknown,
-            versions=process.versions(),
-            settings=process.settings(),
+            **process.measured(cuda=self._cuda),
         )
 
 

@@ -219,13 +219,11 @@ def _measurement(
         unknown["gradients"] = "each is used and freed in backward"
     elif layouts.of(program.plan).package:
         unknown["gradients"] = "the layout's engine holds them in parts of its own"
-    counters = process.counters() if cuda else {}
     if not cuda:
         reason = "a CPU run has no CUDA allocator"
         unknown |= dict.fromkeys(("allocated", "reserved", "process_used", "retries"), reason)
     return Measurement(
         plan=program.plan,
-        device=torch.cuda.get_device_name() if cuda else "cpu",
         head=inventory.head,
         config=inventory.config,
         seq=program.seq,
@@ -237,12 +235,8 @@ def _measurement(
         phases=tuple(watch.readings),
         seconds_per_step=found.get("seconds_per_step"),
         samples_per_second=found.get("samples_per_second"),
-        retries=counters.get("num_alloc_retries"),
-        ooms=counters.get("num_ooms"),
-        peak_rss=process.peak_rss(),
         out_of_memory=failure,
         seconds=found["seconds"],
         unknown=unknown,
-        versions=process.versions(),
-        settings=process.settings(),
+        **process.measured(cuda=cuda),
     )

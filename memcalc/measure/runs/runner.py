@@ -29,7 +29,6 @@ _KEPT_PREFIXES = (
     "OMP_",
     "PYTHON",
     "PYTORCH_",
-    "STANDIN_",
     "TORCH_",
     "TRITON_",
 )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from memcalc.engine.patches import Patches
-from memcalc.script.packages.checkpoints import NOT_HERE
+from memcalc.script.large_weights import NOT_HERE
 
 
 def install(patches: Patches, say: Callable[[str], None]) -> None:

@@ -1,7 +1,12 @@
-"""transformers: models and a Trainer's state are not written, and what was saved is found again."""
+"""transformers and peft: what is saved lies in the overlay's mirror, and is found again there.
+
+They save by Python's functions and safetensors', and load so. Only tokenizers are written and read
+by code that is not Python, so their folder in the mirror is made whole before.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -9,83 +14,107 @@ from typing import Any
 from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
 from memcalc.script.files import NOT_WRITTEN
-from memcalc.script.packages.checkpoints import SavedFolders
+from memcalc.script.overlay import Overlay, full
 
-_NOT_PUSHED = {"push_to_hub": False}
+_COPIED = 1 << 24
+"""Bytes up to which a file is copied: configs and tokenizers, which may be written again."""
 
 
-def install(patches: Patches, say: Callable[[str], None], folders: SavedFolders) -> None:
-    """Act when transformers is imported.
+def install(patches: Patches, say: Callable[[str], None], overlay: Overlay) -> None:
+    """Act when the packages are imported.
 
     Args:
         patches: what is changed.
         say: told what was not done.
-        folders: where models are saved.
+        overlay: where models are saved.
     """
-    trainers = _Trainers(say, folders)
+    saved = _Saved(say, overlay)
 
-    def tokenizers(module: ModuleType) -> None:
-        def save(original: Any, tokenizer: Any, save_directory: Any, *args: Any, **kw: Any) -> Any:
-            return original(
-                tokenizer, folders.instead(save_directory), *args, **{**kw, **_NOT_PUSHED}
-            )
+    def wrapped(module: str, owner: str, **around: Any) -> None:
+        def act(found: ModuleType) -> None:
+            for name, function in around.items():
+                patches.wrap(getattr(found, owner), name, function)
 
-        patches.wrap(module.PreTrainedTokenizerBase, "save_pretrained", save)
-        folders.read_by(module.PreTrainedTokenizerBase, "from_pretrained", 1)
+        patches.when_imported(module, act)
 
-    def models(module: ModuleType) -> None:
-        def save(original: Any, model: Any, save_directory: Any, *args: Any, **kw: Any) -> None:
-            say(source_lines.named(NOT_WRITTEN))
-            if getattr(model, "hf_quantizer", None) is None:
-                original(model, folders.instead(save_directory), **{**kw, **_NOT_PUSHED})
-
-        patches.wrap(module.PreTrainedModel, "save_pretrained", save)
-        folders.read_by(module.PreTrainedModel, "from_pretrained", 1)
-
-    def automatic(module: ModuleType) -> None:
-        folders.read_by(module._BaseAutoModelClass, "from_pretrained", 1)
-
-    def configs(module: ModuleType) -> None:
-        folders.read_by(module.PreTrainedConfig, "get_config_dict", 1)
-
-    patches.when_imported("transformers.trainer", lambda module: trainers.wrap(module, patches))
-    patches.when_imported("transformers.tokenization_utils_base", tokenizers)
-    patches.when_imported("transformers.modeling_utils", models)
-    patches.when_imported("transformers.models.auto.auto_factory", automatic)
-    patches.when_imported("transformers.configuration_utils", configs)
+    wrapped("transformers.modeling_utils", "PreTrainedModel", save_pretrained=saved.model)
+    wrapped("peft.peft_model", "PeftModel", save_pretrained=saved.model)
+    wrapped(
+        "transformers.tokenization_utils_base",
+        "PreTrainedTokenizerBase",
+        save_pretrained=saved.save,
+        from_pretrained=saved.load_tokenizer,
+    )
+    wrapped(
+        "transformers.trainer",
+        "Trainer",
+        _save_checkpoint=saved.checkpoint,
+        _get_output_dir=saved.output_dir,
+        save_model=saved.by_trainer,
+        **dict.fromkeys(_NOT_WRITTEN, saved.not_written),
+    )
 
 
-class _Trainers:
-    """What a Trainer saves is kept aside; arguments as for ``install``."""
+_NOT_WRITTEN = ("save_state", "save_metrics", "push_to_hub", "_push_from_checkpoint")
+"""Methods of a Trainer that do nothing."""
 
-    def __init__(self, say: Callable[[str], None], folders: SavedFolders) -> None:
-        self._say, self._folders = say, folders
 
-    def wrap(self, module: ModuleType, patches: Patches) -> None:
-        """Change the Trainer of a module."""
-        patches.wrap(module.Trainer, "_save_checkpoint", self._save_checkpoint)
-        patches.wrap(module.Trainer, "_get_output_dir", self._output_dir)
-        patches.wrap(module.Trainer, "save_model", self._save_model)
-        for name in ("save_state", "save_metrics", "push_to_hub", "_push_from_checkpoint"):
-            patches.wrap(module.Trainer, name, self._not_written)
+class _Saved:
+    """Functions in place of those that save and load; arguments as for ``install``."""
 
-    def _not_written(self, original: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, say: Callable[[str], None], overlay: Overlay) -> None:
+        self._say, self._overlay = say, overlay
+
+    def _instead(self, folder: Any) -> str:
+        """Where to save what shall go to a folder."""
+        return self._overlay.folder(os.path.abspath(os.fspath(folder)))
+
+    def save(self, original: Any, one: Any, save_directory: Any, *args: Any, **kw: Any) -> Any:
+        """As ``save_pretrained``."""
+        kw.pop("push_to_hub", None)
+        return original(one, self._instead(save_directory), *args, **kw)
+
+    def model(self, original: Any, model: Any, save_directory: Any, *args: Any, **kw: Any) -> None:
+        """The same of a model."""
+        self.not_written(original)
+        if getattr(model, "hf_quantizer", None) is None:
+            self.save(original, model, save_directory, *args, **kw)
+
+    def load_tokenizer(self, original: Any, cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        """As ``from_pretrained``."""
+        wanted, overlay = full(name), self._overlay
+        at = overlay.where(wanted) if wanted is not None else None
+        if wanted is None or at is None or at == wanted:
+            return original(cls, name, *args, **kwargs)
+        for file in overlay.names(wanted) if os.path.isdir(at) else ():
+            lies, beside = os.path.join(wanted, file), os.path.join(at, file)
+            if os.path.isfile(lies) and not os.path.lexists(beside):
+                # Of what is large, such as weights, nobody writes into a copy.
+                small = os.path.getsize(lies) <= _COPIED
+                (overlay.copy if small else overlay.borrow)(lies, lies)
+        loaded = original(cls, at, *args, **kwargs)
+        loaded.name_or_path = str(name)
+        return loaded
+
+    def not_written(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        """Say that nothing is written."""
         self._say(source_lines.named(NOT_WRITTEN))
 
-    def _save_model(
+    def by_trainer(
         self, original: Any, trainer: Any, output_dir: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        self._not_written(original)
-        # Several processes would gather their shards first.
+        """As ``Trainer.save_model``; several processes would gather their shards first."""
+        self.not_written(original)
         if trainer.args.world_size == 1:
-            folder = self._folders.instead(output_dir or trainer.args.output_dir)
+            folder = self._instead(output_dir or trainer.args.output_dir)
             original(trainer, folder, *args, **kwargs)
 
-    def _save_checkpoint(self, original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        self._not_written(original)
+    def checkpoint(self, original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        """As ``Trainer._save_checkpoint``."""
+        self.not_written(original)
         if trainer.args.world_size == 1:
             original(trainer, *args, **kwargs)
 
-    def _output_dir(self, original: Any, trainer: Any, *args: Any, **kwargs: Any) -> str:
-        # Rotation removes old checkpoints there, and none of the user's.
-        return self._folders.instead(original(trainer, *args, **kwargs))
+    def output_dir(self, original: Any, trainer: Any, *args: Any, **kwargs: Any) -> str:
+        """Where checkpoints lie: rotation removes old ones there, and none of the user's."""
+        return self._instead(original(trainer, *args, **kwargs))

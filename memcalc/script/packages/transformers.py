@@ -14,30 +14,29 @@ from memcalc.catalog.hub import is_reachable
 from memcalc.catalog.models import without_hub
 from memcalc.catalog.quantised import settings_in
 from memcalc.engine.patches import Patches
-from memcalc.script.packages.checkpoints import NOT_HERE, SavedFolders
+from memcalc.script.large_weights import NOT_HERE
 from memcalc.workload.prequantised import held_once, quantise
 
 
-def install(patches: Patches, say: Callable[[str], None], folders: SavedFolders) -> None:
+def install(patches: Patches, say: Callable[[str], None]) -> None:
     """Act when transformers is imported.
 
     Args:
         patches: what is changed.
         say: told what a checkpoint is taken to be.
-        folders: where models are saved.
     """
 
     def not_fetched(original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
-        saved = folders.found(name)
-        config = _config(cls, saved, kwargs)
+        config = _config(cls, name, kwargs)
         if config is None:
-            loaded = original(cls, saved, *args, **kwargs)
-            return loaded if saved is name else _named(loaded, name)
+            return original(cls, name, *args, **kwargs)
         say(NOT_HERE.format(name))
-        weights = _as_config_says(cls, _in_folder(config, saved, kwargs))
+        weights = _as_config_says(cls, _in_folder(config, name, kwargs))
         named = {key: value for key, value in kwargs.items() if key != "config"}
         loaded = original(cls, None, *args, config=config, state_dict=weights, **named)
-        return _named(loaded, name)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.name_or_path = model.config._name_or_path = str(name)
+        return loaded
 
     def models(module: ModuleType) -> None:
         patches.wrap(module.PreTrainedModel, "from_pretrained", not_fetched)
@@ -68,13 +67,6 @@ def _is_found(name: str, options: dict[str, Any]) -> bool:
         return is_reachable(name, options.get("revision"))
     except Exception:  # No access, or no such revision.
         return False
-
-
-def _named(loaded: Any, name: Any) -> Any:
-    """What was loaded, under the name that the script knows it by."""
-    model = loaded[0] if isinstance(loaded, tuple) else loaded
-    model.name_or_path = model.config._name_or_path = str(name)
-    return loaded
 
 
 _OF_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")

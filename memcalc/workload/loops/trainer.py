@@ -153,7 +153,7 @@ class _Followed:
         followed = (*_METHODS, prepares)
         for owner, names in (
             (trainer, [name for name in followed if hasattr(trainer, name)]),
-            (trainer.accelerator, ("backward", "pad_across_processes")),
+            (trainer.accelerator, ("backward",)),
             (trainer.callback_handler, ("on_optimizer_step", "on_step_end")),
         ):
             for name in names:
@@ -250,20 +250,6 @@ class _Followed:
         such, logits, labels = self._predicted
         self._predicted = such, remembered(logits), labels
         return such() if such else None, *self._predicted[1:]
-
-    def pad_across_processes(self, original: Any, tensor: Any, dim: int = 0, **kwargs: Any) -> Any:
-        """Of one process nothing is padded, but it asks the device for every shape."""
-        if not self.job.simulated:
-            return original(tensor, dim, **kwargs)
-        import torch
-        from accelerate.utils import recursively_apply
-
-        def asked(one: torch.Tensor) -> torch.Tensor:
-            if dim < one.dim():
-                torch.empty(one.dim(), dtype=torch.long, device=one.device)
-            return one
-
-        return recursively_apply(asked, tensor)
 
 
 def _such(tensor: Any) -> Callable[[], Any]:

@@ -1,0 +1,251 @@
+"""What is noted of a program: its phases, and what blocks of memory are for.
+
+A moment is the number of births and deaths of blocks so far, which the allocator counts itself. So
+what is noted here can be laid beside the allocator's history afterwards, without a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from memcalc.engine import nccl_traffic
+from memcalc.engine import torch_internals as internals
+from memcalc.engine.patches import Around
+from memcalc.records.trace import Component, Phase
+from memcalc.workload import quantised
+from memcalc.workload.wrapped_tensors import plain
+
+Owner = tuple[str, str, str]
+"""Of a block: the module it belongs to, its name there, and its dtype."""
+
+
+class Interval(msgspec.Struct, kw_only=True):
+    """One phase of one step, between two moments; peaks in bytes, by PyTorch's own counters."""
+
+    phase: Phase
+    step: int
+    begin: int
+    end: int = -1
+    requested: int = 0
+    allocated: int = 0
+    reserved: int = 0
+    counted: int = 0
+    """Where the program resets the counters of peaks: they count from this moment on."""
+    kept: bool = True
+    """The allocator's history of it was kept."""
+    given: nccl_traffic.Counts = msgspec.field(default_factory=dict)
+    """To collectives until its end, where there are several GPUs."""
+    line: str = ""
+    """The user's line that began it, for blocks that C++ threads make; empty: unknown."""
+
+
+class Gap(msgspec.Struct, kw_only=True):
+    """Moments between which no history was kept, and what was alive after them."""
+
+    begin: int
+    entries: list[dict[str, Any]]
+    """The history before."""
+    end: int = -1
+    living: list[dict[str, Any]] = []
+    """Blocks as entries of a history that was kept."""
+
+
+class Notes:
+    """What was noted of one GPU while a program ran.
+
+    Args:
+        device: number of the GPU whose allocator is followed.
+    """
+
+    KIND = "cuda"
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.intervals: list[Interval] = []
+        self.names: list[tuple[int, Component, list[int]]] = []
+        """At this moment, blocks at these addresses are of this component."""
+        self.born_since: list[tuple[int, Component, int]] = []
+        """At this moment, living blocks that were born after another one are of this component."""
+        self.owners: list[tuple[int, Mapping[int, Owner | str]]] = []
+        """At this moment, blocks at these addresses are of these modules, or held by these
+        variables."""
+        self.marks: list[tuple[int, str]] = []
+        """From this moment on, this module is at work."""
+        self.arrived: list[tuple[int, int]] = []
+        """At this moment, something was copied from the host to this address."""
+        self.profiled: tuple[int, int] = (0, 0)
+        """Between which moments the profiler ran."""
+        self.cublas: list[tuple[int, int]] = []
+        """Between each two of these moments nothing but workspaces of cuBLAS died."""
+        self.profiler: Any = None
+        self.wrapped = False
+        """The model is inside a wrapper over several GPUs, which allocates by itself."""
+        self.zero = 0
+        """Births and deaths before the history began."""
+        self.gap: Gap | None = None
+        self.private: dict[int, int] = {}
+        """Bytes in private pools at the end, by the stream they are for."""
+
+    def now(self) -> int:
+        """The present moment."""
+        return internals.events_so_far(self.device) - self.zero
+
+
+class Notebook:
+    """Notes of all GPUs that a program uses: what is said of tensors holds wherever they lie."""
+
+    KIND = "cuda"
+    notes: list[Notes]
+
+    def moments(self) -> list[int]:
+        """The present moment of each GPU."""
+        return [notes.now() for notes in self.notes]
+
+    def addresses(self, tensor: Any) -> list[int]:
+        """Where on the device the storages behind a tensor begin; none of what has no storage."""
+        if not isinstance(tensor, torch.Tensor):
+            return []
+        try:
+            return [
+                part.untyped_storage().data_ptr()
+                for part in plain(tensor)
+                if part.device.type == self.KIND
+            ]
+        except (NotImplementedError, RuntimeError, ValueError):
+            # Inside torch.func parameters are wrapped; a lazy one is nowhere yet.
+            return []
+
+    def name(self, component: Component, tensors: Iterable[Any]) -> None:
+        """Say what these tensors are for; the first thing said of a block stands."""
+        self.name_at(component, [at for tensor in tensors for at in self.addresses(tensor)])
+
+    def name_at(self, component: Component, addresses: list[int]) -> None:
+        """The same of the blocks at some addresses."""
+        for notes in self.notes if addresses else ():
+            notes.names.append((notes.now(), component, addresses))
+
+    def own(self, owners: Mapping[int, Owner | str]) -> None:
+        """Say which modules the blocks at these addresses are of, or which variables hold them."""
+        for notes in self.notes if owners else ():
+            notes.owners.append((notes.now(), owners))
+
+    def guess(self, component: Component, since: Sequence[int]) -> None:
+        """Living blocks that were born since then are of this component, unless they are named."""
+        for number, notes in enumerate(self.notes):
+            begin = since[number] if since else 0
+            notes.born_since.append((notes.now(), component, begin))
+
+    def makes(self, component: Component) -> Around:
+        """To be put around a function: what it makes, and leaves behind, is of this component."""
+
+        def around(original: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self.moments()
+            made = original(*args, **kwargs)
+            self.guess(component, before)
+            return made
+
+        return around
+
+    def at_work(self) -> str:
+        """The module that is at work now."""
+        return self.notes[0].marks[-1][1]
+
+    def mark(self, module: str) -> None:
+        """From now on this module is at work."""
+        for notes in self.notes:
+            notes.marks.append((notes.now(), module))
+
+    def name_models(
+        self, models: Iterable[tuple[str, torch.nn.Module]], paths: Mapping[int, str] | None = None
+    ) -> None:
+        """Name weights and buffers, and say which module each is of.
+
+        Args:
+            models: and what their paths begin with.
+            paths: of modules, by their ids, where they are not those in the model.
+        """
+        owners: dict[int, Owner] = {}
+        weights: list[int] = []
+        buffers: list[int] = []
+        for prefix, model in models:
+            found: dict[int, Owner] = {}
+            for path, name, tensor in named(model, paths or {}):
+                home = ".".join(filter(None, (prefix, path)))
+                self._name_quantised(tensor)
+                # Of a parameter that DeepSpeed divides, ``ds_tensor`` is what this rank keeps.
+                at = self.addresses(getattr(tensor, "ds_tensor", tensor))
+                (weights if isinstance(tensor, torch.nn.Parameter) else buffers).extend(at)
+                for address in at:
+                    found.setdefault(address, (home, name, dtype_of(tensor)))
+            owners |= found
+        self.name_at(Component.WEIGHTS, weights)
+        self.name_at(Component.BUFFERS, buffers)
+        self.own(owners)
+
+    def _name_quantised(self, tensor: torch.Tensor) -> None:
+        if type(tensor) in (torch.nn.Parameter, torch.Tensor) or (
+            not isinstance(tensor, torch.nn.Parameter) or quantised.original(tensor) is None
+        ):
+            return
+        self.name(Component.QUANTISATION_CONSTANTS, quantised.constants(tensor).values())
+        self.name(Component.QUANTISED_WEIGHTS, [quantised.packed(tensor)])
+
+    def name_state(self, optimizer: Any, homes: Mapping[int, str]) -> None:
+        """Name what an optimizer keeps.
+
+        Args:
+            optimizer: of any class.
+            homes: modules of parameters, by the ids of these.
+        """
+        owners: dict[int, Owner] = {}
+        for parameter, state in state_of(optimizer).items():
+            home = homes.get(id(parameter), "")
+            for name, tensor in flat("", state):
+                for address in self.addresses(tensor):
+                    owners[address] = home, name, dtype_of(tensor)
+        self.name_at(Component.OPTIMIZER_STATE, list(owners))
+        self.own(owners)
+
+
+def named(
+    model: torch.nn.Module, paths: Mapping[int, str]
+) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Parameters and buffers: the path of their module, their name there, and themselves."""
+    for path, module in model.named_modules():
+        home = paths.get(id(module), path)
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    yield home, name, tensor
+
+
+def state_of(optimizer: Any) -> dict[Any, Any]:
+    """What an optimizer keeps, by parameter; of one that is none of PyTorch's, all in one."""
+    # ZeroRedundancyOptimizer holds another that has this rank's share.
+    state = getattr(getattr(optimizer, "optim", optimizer), "state", None)
+    if state is not None and hasattr(state, "items"):
+        return dict(state.items())
+    kept = {
+        name: value
+        for name, value in getattr(optimizer, "__dict__", {}).items()
+        if not any(one.requires_grad for _, one in flat("", value, depth=3))
+    }
+    return {"": kept}
+
+
+def flat(name: str, state: Any, depth: int = 6) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in a state; optimizers of one's own keep them in lists and by numbers, too."""
+    if isinstance(state, torch.Tensor):
+        yield name, state
+    elif isinstance(state, dict | list | tuple) and depth:
+        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+            yield from flat(f"{name}.{key}" if name else str(key), value, depth - 1)
+
+
+def dtype_of(tensor: torch.Tensor) -> str:
+    """As records spell it: ``bfloat16``."""
+    return str(tensor.dtype).removeprefix("torch.")
