@@ -78,9 +78,6 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
             a config.json, a config.json, a hub name (``org/model``, ``org/model@revision``), or
             ``package.module:callable``.
         trust_remote_code: accept a config whose model is defined by code in its repository.
-
-    Raises:
-        UsageError: there is no such model, or its config makes no sense.
     """
     if is_named(name):
         return ModelSource(name=name, origin="callable", factory=name)

@@ -80,11 +80,7 @@ class Worker:
         self._programs: dict[Plan, Program] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one request.
-
-        Raises:
-            MemcalcError: it cannot be answered.
-        """
+        """The answer to one request."""
         plan = decode(Plan, request["plan"])
         keep = bool(request.get("keep"))
         self._counted = bool(keep or request.get("counted"))
@@ -115,9 +111,6 @@ class Worker:
         Args:
             question: what to run.
             keep: name the operator and the dtype of every block, whatever time that takes.
-
-        Raises:
-            MemcalcError: it cannot be run.
         """
         program = self._prepared(question)
         return self._largest(question, program, ranks.asked(program), keep=keep)
@@ -306,11 +299,7 @@ def _said(question: Asked, traced: Trace, request: dict[str, Any]) -> dict[str, 
 
 
 def _served_model(program: Program) -> Model:
-    """What an engine's rules ask of the model.
-
-    Raises:
-        UsageError: they are not known for it.
-    """
+    """What an engine's rules ask of the model."""
     inputs = program.inputs
     if inputs is not None and inputs.text_only:
         raise UsageError(

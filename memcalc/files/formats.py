@@ -58,9 +58,6 @@ def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
         kind: of answer.
         name: as it was typed; ``None``: it was not.
         output: where the answer goes; ``None``: to the screen, as a table.
-
-    Raises:
-        UsageError: this kind of answer is not written so.
     """
     known = formats(kind)
     if name is not None:

@@ -66,11 +66,7 @@ _HEAD = ("schema", "kind", "memcalc")
 
 
 def read(data: Mapping[str, Any], path: Path) -> Any:
-    """The answer in a file that was read, which is of one of ``KINDS``.
-
-    Raises:
-        UsageError: it is damaged.
-    """
+    """The answer in a file that was read, which is of one of ``KINDS``."""
     name = str(data["kind"])
     body = {key: value for key, value in data.items() if key not in _HEAD}
     if name == "explanation":
