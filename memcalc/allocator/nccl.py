@@ -74,11 +74,7 @@ def nccl_span(gpu: Gpu | None, groups: tuple[int, ...]) -> Span:
 
 @functools.cache
 def table() -> Table:
-    """What is known of NCCL.
-
-    Raises:
-        UsageError: the file is damaged.
-    """
+    """What is known of NCCL."""
     return shipped.read("nccl.toml", lambda data: decode(Table, data))
 
 

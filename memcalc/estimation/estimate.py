@@ -132,11 +132,7 @@ class Tracer:
             yield _noted(answer, self._check(plan))
 
     def trace(self, plan: Plan) -> Traced:
-        """Trace one plan and keep its events, or find them in the cache.
-
-        Raises:
-            MemcalcError: it cannot be traced.
-        """
+        """Trace one plan and keep its events, or find them in the cache."""
         answer = next(self.traces([plan]))
         if isinstance(answer, MemcalcError):
             raise answer

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -80,11 +80,7 @@ class Worker:
         self._programs: dict[Plan, Program] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one request.
-
-        Raises:
-            MemcalcError: it cannot be answered.
-        """
+        """The answer to one request."""
         plan = decode(Plan, request["plan"])
         keep = bool(request.get("keep"))
         self._counted = bool(keep or request.get("counted"))
@@ -115,9 +111,6 @@ class Worker:
         Args:
             question: what to run.
             keep: name the operator and the dtype of every block, whatever time that takes.
-
-        Raises:
-            MemcalcError: it cannot be run.
         """
         program = self._prepared(question)
         return self._largest(question, program, ranks.asked(program), keep=keep)
@@ -279,17 +272,13 @@ def _room(question: Asked) -> int:
     )
 
 
-def _said_of_room(question: Asked, room: int) -> tuple[str, ...]:
+def _said_of_room(question: Asked, room: int) -> Iterator[str]:
     """What of reserved memory depends on the size of the device that a generation ran on."""
-    if question.plan.generate is None:
-        return ()
-    if question.gpu is None:
-        return (
-            f"reserved is from a run on a card of {format_bytes(room)} (name yours with --gpu)",
-        )
-    if room > _room(question):
-        return (f"does not fit; reserved is from a run on an imaginary {format_bytes(room)} card",)
-    return ()
+    size = format_bytes(room)
+    if question.plan.generate is not None and question.gpu is None:
+        yield f"reserved is from a run on a card of {size} (name yours with --gpu)"
+    elif question.plan.generate is not None and room > _room(question):
+        yield f"does not fit; reserved is from a run on an imaginary {size} card"
 
 
 def _said(question: Asked, traced: Trace, request: dict[str, Any]) -> dict[str, Any]:
@@ -310,11 +299,7 @@ def _said(question: Asked, traced: Trace, request: dict[str, Any]) -> dict[str, 
 
 
 def _served_model(program: Program) -> Model:
-    """What an engine's rules ask of the model.
-
-    Raises:
-        UsageError: they are not known for it.
-    """
+    """What an engine's rules ask of the model."""
     inputs = program.inputs
     if inputs is not None and inputs.text_only:
         raise UsageError(

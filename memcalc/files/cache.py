@@ -53,11 +53,7 @@ def folder() -> Path:
 
 
 def size_limit() -> int:
-    """Bytes that all entries together may take: ``$MEMCALC_CACHE_SIZE``, such as ``500 MiB``.
-
-    Raises:
-        UsageError: that is no size.
-    """
+    """Bytes that all entries together may take: ``$MEMCALC_CACHE_SIZE``, such as ``500 MiB``."""
     chosen = os.environ.get("MEMCALC_CACHE_SIZE")
     if not chosen:
         return DEFAULT_SIZE
@@ -88,7 +84,14 @@ def key(plan: Plan, config: dict[str, Any], kind: str) -> str:
 
 def load(name: str, kind: type[T]) -> T | None:
     """The record kept under this name; ``None`` where there is none or it is damaged."""
-    return _kept(f"{name}.json", lambda data: msgspec.json.decode(_unsealed(data), type=kind))
+
+    def unpacked(data: bytes) -> T:
+        body = data[:-_SEAL]
+        if _sealed(body) != data:
+            raise ValueError("it is damaged")
+        return msgspec.json.decode(body, type=kind)
+
+    return _kept(f"{name}.json", unpacked)
 
 
 def store(name: str, record: msgspec.Struct) -> None:
@@ -129,13 +132,6 @@ def _kept(file: str, unpacked: Callable[[bytes], T]) -> T | None:
 def _sealed(data: bytes) -> bytes:
     """With a digest, so that no changed byte becomes a figure."""
     return data + hashlib.sha256(data).digest()
-
-
-def _unsealed(data: bytes) -> bytes:
-    body = data[:-_SEAL]
-    if _sealed(body) != data:
-        raise ValueError("it is damaged")
-    return body
 
 
 def _put(file: str, packed: Callable[[], bytes]) -> None:

@@ -32,11 +32,7 @@ def reason(error: BaseException) -> str:
 
 
 def content(path: Path, most: int = MOST) -> bytes:
-    """The bytes of a file; of a device or a pipe too, as long as they end.
-
-    Raises:
-        UsageError: it cannot be read, or holds more bytes than ``most``.
-    """
+    """The bytes of a file; of a device or a pipe too, as long as they end."""
     data = bytearray()
     try:
         with open(path, "rb") as file:
@@ -50,11 +46,7 @@ def content(path: Path, most: int = MOST) -> bytes:
 
 
 def json(path: Path, *, hint: str, most: int = MOST) -> Any:
-    """The JSON in a file.
-
-    Raises:
-        UsageError: it cannot be read, or is no JSON with numbers that a machine has.
-    """
+    """The JSON in a file."""
     data = content(path, most)
     if not data.strip():
         raise UsageError(f"{path} is empty: {hint}.")
@@ -80,11 +72,7 @@ def loads(data: bytes) -> Any:
 
 
 def toml(path: Path, most: int = MOST) -> dict[str, Any]:
-    """The TOML in a file.
-
-    Raises:
-        UsageError: it cannot be read, or is no TOML.
-    """
+    """The TOML in a file."""
     try:
         return toml_of(content(path, most).decode("utf-8-sig"))
     except ValueError as error:

@@ -82,11 +82,7 @@ _NOT_RUN = {
 
 
 def typed(name: str, kind: Any, text: str) -> Any:
-    """A value of this type from its text on the command line.
-
-    Raises:
-        SettingError: it is not understood.
-    """
+    """A value of this type from its text on the command line."""
     return checked(name, kind, scalar(text) if plain(kind) in (int, float) else text)
 
 

@@ -53,11 +53,7 @@ def _plain(name: str) -> str:
 
 
 def of(plan: Plan) -> Choice:
-    """The optimizer of a plan.
-
-    Raises:
-        UsageError: an unknown name or argument, or one the optimizer refuses.
-    """
+    """The optimizer of a plan."""
     return find(plan.optim, dict(plan.optim_args), plan.loop)
 
 
@@ -88,11 +84,7 @@ def find(name: str, args: Mapping[str, Scalar], loop: str = "plain") -> Choice:
 
 
 def check_precision(choice: Choice, plan: Plan) -> None:
-    """See that the optimizer trains weights of a plan's precision.
-
-    Raises:
-        UsageError: it trains those of another one alone.
-    """
+    """See that the optimizer trains weights of a plan's precision."""
     wanted = choice.row.precision
     if wanted is not None and plan.precision.removesuffix("+amp") != wanted:
         raise UsageError(

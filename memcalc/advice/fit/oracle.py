@@ -15,7 +15,7 @@ from memcalc.estimation.client import Judged
 from memcalc.estimation.fits import Device
 from memcalc.estimation.pool import Pool
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, FitVerdict
+from memcalc.records.prediction import FitVerdict
 
 T = TypeVar("T")
 
@@ -42,28 +42,12 @@ class Oracle:
         """The same: what it did not count."""
 
     def probe(self, plan: Plan, device: Device) -> Probe:
-        """Does this plan fit this device?
-
-        Raises:
-            MemcalcError: it could not be estimated.
-        """
-        found = self._ask(plan, (device,))
+        """Does this plan fit this device?"""
+        found = self.judged(plan, (device,))
         return Probe(batch=plan.batch, seq=found.seq, fit=found.fits[0])
 
-    def fits(self, plan: Plan, devices: Sequence[Device]) -> tuple[Fit, ...]:
-        """Does this plan fit each of these devices, whose kernels are those of the plan's GPU?
-
-        Raises:
-            MemcalcError: it could not be estimated.
-        """
-        return self._ask(plan, tuple(devices)).fits
-
     def each(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
-        """Answer several questions at once.
-
-        Raises:
-            MemcalcError: one could not be answered.
-        """
+        """Answer several questions at once."""
         with self._pool.threads() as threads:
             return [one.result() for one in [threads.submit(job) for job in jobs]]
 
@@ -72,9 +56,6 @@ class Oracle:
 
         What is at least as large as one that does not fit is not run: its ``fit`` is that one's,
         and its ``fit.metric`` is then ``allocated``, for the least that it needs.
-
-        Raises:
-            MemcalcError: one could not be estimated.
         """
         found: dict[int, Probe] = {}
         too_large: list[tuple[Plan, Probe]] = []
@@ -106,7 +87,8 @@ class Oracle:
         named = positions.lengths(self._config).longest
         return named - (plan.generate or 1) + 1 if named is not None else None
 
-    def _ask(self, plan: Plan, devices: tuple[Device, ...]) -> Judged:
+    def judged(self, plan: Plan, devices: tuple[Device, ...]) -> Judged:
+        """Does this plan fit each of these devices, whose kernels are those of the plan's GPU?"""
         with self._lock:
             known = self._known.get((plan, devices))
         if known is not None:

@@ -74,10 +74,6 @@ class Trials:
             else:
                 yield Trial(remedies=names, figures=figures(found))
 
-    def one(self, remedies: Sequence[Remedy]) -> Trial:
-        """Estimate the plan with these changes, made in this order."""
-        return next(self.each([remedies]))
-
     def prediction(self, plan: Plan) -> Prediction:
         """The whole of an estimate whose figures a trial has."""
         found = self._known[plan]
@@ -110,18 +106,10 @@ class Trials:
 
 
 def apply(plan: Plan, remedies: Sequence[Remedy]) -> Plan:
-    """The plan with all changes; where two change the same field, the later one stands.
-
-    Raises:
-        UsageError: the changes do not go together.
-    """
+    """The plan with all changes; where two change the same field, the later one stands."""
     return changed(plan, [change for remedy in remedies for change in remedy.changes])
 
 
 def changed(plan: Plan, changes: Iterable[Change]) -> Plan:
-    """The plan with these changes; where two are of the same field, the later one stands.
-
-    Raises:
-        UsageError: they do not go together.
-    """
+    """The plan with these changes; where two are of the same field, the later one stands."""
     return make(msgspec.structs.asdict(plan) | dict(changes))

@@ -102,11 +102,7 @@ class Engine:
         )
 
     def check(self, length: int) -> int:
-        """Check that the engine takes sequences of this length, and return the longest it takes.
-
-        Raises:
-            UsageError: the longest is shorter than this, or unknown.
-        """
+        """Check that the engine takes sequences of this length, and return the longest it takes."""
         longest = self._longest
         if longest is None:
             raise SettingError(
