@@ -101,6 +101,9 @@ def find(name: str, total: int | None = None) -> Gpu:
     Args:
         name: such as ``RTX 4090``, ``4090`` or ``NVIDIA A100-SXM4-80GB``.
         total: bytes of the card, where they were read; they decide between sizes of one name.
+
+    Raises:
+        UsageError: no such GPU, or several; says which there are.
     """
     if total is None:
         return meant(name).gpu

@@ -79,6 +79,9 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
             a config.json, a config.json, a hub name (``org/model``, ``org/model@revision``), or
             ``package.module:callable``.
         trust_remote_code: accept a config whose model is defined by code in its repository.
+
+    Raises:
+        UsageError: there is no such model, or its config makes no sense.
     """
     if name.startswith(_PAGES):
         name = name.removeprefix(_PAGES).rstrip("/")

@@ -44,7 +44,11 @@ def decode(kind: type[T], data: Any) -> T:
 
 
 def part(kind: type[T], data: Any, path: Path, what: str) -> T:
-    """Decode a piece of a file, for a person who named the file."""
+    """Decode a piece of a file, for a person who named the file.
+
+    Raises:
+        UsageError: it is damaged; says where.
+    """
     try:
         return decode(kind, data)
     except ValueError as error:
@@ -72,7 +76,11 @@ def document(kind: str, body: dict[str, Any]) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a text as ``write_bytes`` does; what UTF-8 cannot hold is escaped."""
+    """Write a text as ``write_bytes`` does; what UTF-8 cannot hold is escaped.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 

@@ -30,6 +30,9 @@ def run(command: Sequence[str], what: str) -> None:
     Args:
         command: the compiler and its arguments.
         what: is compiled, for the error.
+
+    Raises:
+        CompileError: it cannot be compiled.
     """
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PATIENCE)

@@ -25,6 +25,9 @@ def read(name: str, made: Callable[[Any], T]) -> T:
     Args:
         name: of a TOML or JSON file below ``configs``.
         made: makes it; whatever it trips over is the file's fault.
+
+    Raises:
+        UsageError: the file is missing or damaged.
     """
     path = configs() / name
     hint = "install memcalc again"

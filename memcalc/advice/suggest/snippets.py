@@ -304,6 +304,9 @@ def snippet(plan: Plan, program: str) -> str:
     Args:
         plan: what to train.
         program: one of ``PROGRAMS``.
+
+    Raises:
+        UsageError: there is no such program.
     """
     if program not in PROGRAMS:
         raise unknown("program", program, list(PROGRAMS), hint="see memcalc suggest --help.")

@@ -22,6 +22,9 @@ def read(plan: Plan, known: dict[str, Any]) -> dict[str, Any]:
     Args:
         plan: what is asked.
         known: type of each argument that the engine's rules look at.
+
+    Raises:
+        SettingError: one is unknown, or of the wrong type or size.
     """
     found = {}
     for name, value in plan.engine_args:
