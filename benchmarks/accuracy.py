@@ -15,25 +15,23 @@ import pathlib
 import statistics
 from collections.abc import Iterator
 
+from judge_recordings import CARDS, label
 from msgspec.structs import replace
 
 from memcalc.estimation import estimate
 from memcalc.files.artifact import decode
-from memcalc.records.fields import changed_settings
 from memcalc.records.measurement import PhaseReading, steady_peaks
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Phase
 
-GPU = {"7.5": "T4", "8.0": "A100-80GB", "8.9": "RTX-4090", "9.0": "H200", "10.0": "B200"}
-
 IN_TURN = "HF_DEACTIVATE_ASYNC_LOAD"
 """transformers reads a checkpoint's tensors one by one, not in threads."""
 
 
 def plans_of(recording: dict) -> list[Plan]:
-    gpu = GPU[recording["environment"]["capability"]]
+    gpu = CARDS[recording["environment"]["capability"]]
     version = recording["environment"]["torch"].split("+")[0]
     return [replace(decode(Plan, run["plan"]), gpu=gpu, torch=version) for run in recording["runs"]]
 
@@ -59,18 +57,6 @@ def errors(
         for rung in RUNGS
         if phase.phase in real
     }
-
-
-def label(plan: Plan) -> str:
-    skip = ("model", "gpu", "torch", "batch", "seq", "cudnn_attention")
-    told = [f"{name}={_plain(v)}" for name, v in changed_settings(plan).items() if name not in skip]
-    return " ".join((plan.model, *told))
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, tuple):
-        return ",".join(f"{v[0]}={v[1]}" if isinstance(v, tuple) else str(v) for v in value)
-    return str(value)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ import msgspec
 RUNGS = ("requested", "allocated", "reserved")
 Peaks = dict[tuple[int, str], tuple[int, ...]]
 """By step and phase: bytes on each of ``RUNGS``."""
-_CARDS = {"7.5": "T4", "8.0": "A100-80GB", "8.9": "RTX-4090", "9.0": "H200", "10.0": "B200"}
+CARDS = {"7.5": "T4", "8.0": "A100-80GB", "8.9": "RTX-4090", "9.0": "H200", "10.0": "B200"}
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +119,7 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
 
     run, environment = recording["runs"][index], recording["environment"]
     plan = decode(Plan, run["plan"])
-    plan = replace(plan, gpu=_CARDS[environment["capability"]], rank=run.get("rank", plan.rank))
+    plan = replace(plan, gpu=CARDS[environment["capability"]], rank=run.get("rank", plan.rank))
     recorded: Peaks = {}
     for step, phase, *levels in run["phases"]:
         _raise_to(recorded, step, phase, levels)

@@ -24,7 +24,6 @@ from typing import IO, NamedTuple
 
 HERE = Path(__file__).parent
 SUITES = HERE.parent / "configs" / "suites"
-DECODES = str(HERE.parent / "evidence" / "standin" / "decode-torch2.13-cc90.json")
 
 
 SCRIPTS = (
@@ -58,38 +57,30 @@ def parts(folder: Path) -> dict[str, Part]:
     def at(name: str) -> str:
         return str(folder / f"{name}.json")
 
-    def recorded(share: float, name: str, *command: str) -> Part:
-        return Part(share, _own(*command), _own("accuracy.py", at(name)))
-
-    def of_suite(share: float, name: str, suite: str, every: int) -> Part:
+    def measured(share: float, name: str, suite: str) -> Part:
         file = str(SUITES / f"{suite}.toml")
-        return recorded(share, name, "record_standin.py", "--every", str(every), file, at(name))
+        run = ("measure", "--suite", file, "--no-estimate", "-o", at(name), "--continue")
+        return Part(share, _memcalc(*run), _memcalc("compare", at(name)))
+
+    def recorded(share: float, name: str, suite: str, every: int) -> Part:
+        file = str(SUITES / f"{suite}.toml")
+        run = _own("record_standin.py", "--every", str(every), file, at(name))
+        return Part(share, run, _own("accuracy.py", at(name)))
 
     return {
         "doctor": Part(0.2, _memcalc("doctor")),
         "context": Part(0.3, _own("context_ladder.py", at("context"))),
-        "suite": Part(
-            3.0,
-            _memcalc(
-                *("measure", "--suite", str(SUITES / "evidence.toml"), "--no-estimate"),
-                *("-o", at("suite"), "--continue"),
-            ),
-            _memcalc("compare", at("suite")),
-        ),
+        "suite": measured(3.0, "suite", "evidence"),
         "scripts": Part(
             1.5,
             _own("record_scripts.py", "--card", at("scripts"), *SCRIPTS),
             _own("compare_scripts.py", at("scripts")),
         ),
         "optimizers": Part(0.7, _own("optim.py", "--device", "cuda", "--json", at("optimizers"))),
-        "loops": recorded(
-            1.0, "loops", "record_trainer.py", str(SUITES / "standin-loops.toml"), at("loops")
-        ),
-        "quantised": of_suite(0.8, "quantised", "standin-quant", 5),
-        "convolutions": of_suite(0.8, "convolutions", "standin_cudnn", 2),
-        "decode": Part(
-            0.7, _own("record_decode.py", DECODES, at("decode")), _own("decode.py", at("decode"))
-        ),
+        "loops": recorded(1.0, "loops", "standin-loops", 1),
+        "quantised": recorded(0.8, "quantised", "standin-quant", 5),
+        "convolutions": recorded(0.8, "convolutions", "standin_cudnn", 2),
+        "decode": measured(0.7, "decode", "decode"),
     }
 
 

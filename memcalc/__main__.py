@@ -106,9 +106,23 @@ def _told_of_words(error: Any) -> int:
     else:
         from memcalc.cli.command import say
 
+        said = _option_instead(error, context) if context is not None else None
         where = f" Type {context.command_path} --help." if context is not None else ""
-        say(f"error: {message}{'' if message.endswith(('.', '?')) else '.'}{where}")
+        end = "" if message.endswith((".", "?")) else "."
+        say(f"error: {said or f'{message}{end}{where}'}")
     return 2
+
+
+def _option_instead(error: Any, context: Any) -> str | None:
+    """What to type for an option that other tools have by this name."""
+    name = getattr(error, "option_name", None)
+    if name is None:
+        return None
+    from memcalc.cli.other_names import instead
+
+    has = {n for one in context.command.get_params(context) for n in (*one.opts, one.metavar) if n}
+    ours = instead(name, has)
+    return None if ours is None else f"There is no option {name}: type {ours}."
 
 
 def _fill_closed_streams() -> None:

@@ -74,6 +74,11 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
+def signed_bytes(change: int) -> str:
+    """The same of what is more or less."""
+    return f"{'+' if change > 0 else '-'}{format_bytes(abs(change))}"
+
+
 def format_count(count: int) -> str:
     """A number of parameters as models are named by: ``66M``, ``1.5B``."""
     for factor, letter in ((10**9, "B"), (10**6, "M")):

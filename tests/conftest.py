@@ -6,6 +6,7 @@ import importlib.metadata
 import io
 import os
 import pathlib
+import platform
 import re
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
-pytest_plugins = ["tests.small"]
+pytest_plugins = ["tests.small", "tests.forked_scripts"]
 ROOT = pathlib.Path(__file__).parent.parent
 ALIKE = {"COLUMNS": "100"}
 """What no answer of the command line may depend on in a test."""
@@ -47,6 +48,7 @@ def pytest_configure(config):
     from memcalc.errors import MemcalcError
     from memcalc.estimation.client import ENGINE
 
+    _compile()
     name = f"memcalc-tests-{os.getpid()}"
     quiet = {"TRANSFORMERS_VERBOSITY": "error"}
     config.stash[_WARM] = []
@@ -60,6 +62,21 @@ def pytest_configure(config):
     for kind in ("", ENGINE):
         with Parent(MemcalcError, os.environ, kind=kind) as parent:
             parent.child("tests.preload", "preload", hint=kind)
+
+
+def _compile():
+    """Where memcalc is not installed, compile the stub driver as an editable install does.
+
+    Each test has a cache of its own, and would compile it into that.
+    """
+    from memcalc.engine.stub import build
+    from memcalc.files.compiler import CompileError, system_compiler
+
+    compiler = system_compiler()
+    if compiler is not None and not build.is_current(build.BUILT, platform.machine()):
+        with contextlib.suppress(OSError, CompileError):
+            build.BUILT.mkdir(exist_ok=True)
+            build.build(build.BUILT, compiler, platform.machine())
 
 
 def pytest_collection_modifyitems(items):

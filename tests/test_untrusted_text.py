@@ -18,12 +18,12 @@ from memcalc import untrusted_text
 from memcalc.advice.explain.explain import explain
 from memcalc.advice.explain.sections import Chapter
 from memcalc.advice.remedies.records import Option, Remedy, Search, Trial
-from memcalc.budgets.formats import render as check_report
+from memcalc.budgets.formats import writers
 from memcalc.budgets.records import Amount, Budget, Report, Rule, Status, Verdict, Where
 from memcalc.files.results import Run
 from memcalc.records.measurement import Measurement
+from memcalc.report import checked, explained, measured, page, plots, predictions, saved
 from memcalc.report import csv as as_csv
-from memcalc.report import explained, measured, page, plots, predictions, saved
 from memcalc.report.blocks import markdown, terminal
 from memcalc.report.page import Document
 
@@ -209,8 +209,10 @@ def _texts(traced, base, text):
     )
     over = Verdict(budget=budget, status=Status.OVER, value=2, limit=1, reason=text, remedy=text)
     report = Report(verdicts=(over,), warnings=(text,), notes=(text,))
-    for name in ("table", "markdown", "json", "junit", "sarif"):
-        yield name, check_report(report, name, 1)
+    yield "terminal", terminal(checked.blocks(report))
+    for name, write in writers(report, 1).items():
+        if name != "github":
+            yield name, write()
 
 
 def _assert_harmless(traced, base, text):

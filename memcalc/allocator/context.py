@@ -141,23 +141,16 @@ def _of_kind(gpu: Gpu | None, readings: Sequence[Reading]) -> list[Reading]:
 def _span(gpu: Gpu | None, moments: frozenset[Stage]) -> Span:
     readings = comparable(moments)
     if gpu is None:
-        return _any(moments, readings)
+        every = [_span(one, moments) for one in gpus.table()]
+        source = f"any GPU, {len(readings)} readings on {_models(readings)} GPUs"
+        low, high = min(span.low for span in every), max(span.high for span in every)
+        return Span(low=low, likely=None, high=high, source=source)
     own = _of_kind(gpu, readings)
     measured = [r for r in own if r.measured]
-    for known, every in ((measured, [r for r in readings if r.measured]), (own, readings)):
+    for known, others in ((measured, [r for r in readings if r.measured]), (own, readings)):
         if len(known) >= ENOUGH:
-            return _next(known, every)
+            return _next(known, others)
     return _by_multiprocessors(gpu, readings, len(own))
-
-
-def _any(moments: frozenset[Stage], readings: Sequence[Reading]) -> Span:
-    every = [_span(gpu, moments) for gpu in gpus.table()]
-    return Span(
-        low=min(span.low for span in every),
-        likely=None,
-        high=max(span.high for span in every),
-        source=f"any GPU, {len(readings)} readings on {_models(readings)} GPUs",
-    )
 
 
 def _own(readings: Sequence[Reading]) -> Span:

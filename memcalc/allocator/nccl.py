@@ -7,7 +7,6 @@ No reading of all groups of a training run was found, so no figure inside is the
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import msgspec
 
@@ -34,11 +33,17 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """In a group of at least so many."""
 
 
+class Links(msgspec.Struct, frozen=True):
+    """GPUs that are joined by more than PCI Express."""
+
+    nvlink: tuple[str, ...]
+
+
 class Table(msgspec.Struct, frozen=True, kw_only=True):
     """configs/nccl.toml."""
 
     part: tuple[Part, ...]
-    links: dict[str, tuple[str, ...]]
+    links: Links
 
 
 def nccl_span(gpu: Gpu | None, groups: tuple[int, ...]) -> Span:
@@ -49,10 +54,13 @@ def nccl_span(gpu: Gpu | None, groups: tuple[int, ...]) -> Span:
         groups: processes in each group that communicates.
     """
     low = high = 0
+    nvlink = table().links.nvlink
     names: dict[str, None] = {}
     for ranks in groups:
         for part in table().part:
-            if not _applies(part, gpu, ranks):
+            link = None if gpu is None else "nvlink" if gpu.name in nvlink else "pcie"
+            there = gpu is None or (part.link in (None, link) and gpu.capability >= part.capability)
+            if ranks < max(part.ranks, 2) or not there:
                 continue
             # Of any GPU it is not known that the part is there.
             low += part.low * _MIB if gpu is not None else 0
@@ -64,15 +72,6 @@ def nccl_span(gpu: Gpu | None, groups: tuple[int, ...]) -> Span:
     )
 
 
-def _applies(part: Part, gpu: Gpu | None, ranks: int) -> bool:
-    if ranks < max(part.ranks, 2):
-        return False
-    if gpu is None:
-        return True
-    link = "nvlink" if gpu.name in table().links["nvlink"] else "pcie"
-    return part.link in (None, link) and gpu.capability >= part.capability
-
-
 @functools.cache
 def table() -> Table:
     """What is known of NCCL.
@@ -80,13 +79,7 @@ def table() -> Table:
     Raises:
         UsageError: the file is damaged.
     """
-    return shipped.read("nccl.toml", _checked)
-
-
-def _checked(data: dict[str, Any]) -> Table:
-    found = decode(Table, data)
-    found.links["nvlink"]
-    return found
+    return shipped.read("nccl.toml", lambda data: decode(Table, data))
 
 
 def together(*spans: Span) -> Span:

@@ -88,7 +88,7 @@ def replay(
             was not alive.
     """
     device = DeviceMemory(device_bytes, available=available)
-    player = _Player(CachingAllocator(settings, device, streams_lag=streams_lag))
+    player = Player(CachingAllocator(settings, device, streams_lag=streams_lag))
     failure = player.play(events)
     player.close_interval()
     return Replay(
@@ -108,7 +108,7 @@ def to_pools(allocator: CachingAllocator, what: Op, stream: int) -> None:
         allocator.keep_pool(stream)
 
 
-class _Player:
+class Player:
     """One pass over the events."""
 
     def __init__(self, allocator: CachingAllocator) -> None:

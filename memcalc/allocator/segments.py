@@ -1,18 +1,28 @@
-"""Segments and the blocks that tile them, as plain records."""
+"""Segments and the blocks that tile them, as ``torch.cuda.memory_snapshot`` lists them.
+
+Source: ``DeviceCachingAllocator::snapshot`` in ``c10/cuda/CUDACachingAllocator.cpp``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from typing import Annotated, Any
 
 import msgspec
 
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.state import AllocatorState
 
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+"""Bytes; a thousand times what the largest machines have."""
+Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""An address, a stream or an index."""
+DEFAULT_POOL = (0, 0)
+
 
 class BlockState(StrEnum):
-    """What a block is doing, in the words of ``torch.cuda.memory_snapshot``."""
+    """What a block is doing."""
 
     ALLOCATED = "active_allocated"
     PENDING = "active_pending_free"
@@ -21,51 +31,82 @@ class BlockState(StrEnum):
 
 
 class BlockRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One block. Sizes in bytes."""
+    """One block."""
 
-    address: int
-    size: int
-    requested: int
+    address: Number = 0
+    size: Size
+    requested_size: Size
     """What was asked for; in an inactive block, the last time it was in use."""
-    state: BlockState
+    state: str
+    """A ``BlockState``."""
+    frames: Any = ()
+    """Where it was allocated, innermost first; looked at only where it is shown."""
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class SegmentRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Memory without a gap, taken from the device; its blocks tile it in order of address."""
 
-    address: int
-    stream: int
-    is_small: bool
-    is_expandable: bool
-    blocks: tuple[BlockRecord, ...]
+    device: Number
+    address: Number
+    total_size: Size
+    allocated_size: Size = 0
+    active_size: Size = 0
+    requested_size: Size = 0
+    stream: Number
+    segment_type: str
+    """``small`` or ``large``."""
+    segment_pool_id: Any = DEFAULT_POOL
+    is_expandable: bool = False
+    frames: Any = ()
+    blocks: list[BlockRecord]
 
-    @property
-    def size(self) -> int:
-        """Bytes of the whole segment."""
-        return sum(block.size for block in self.blocks)
 
-    def held(self, *states: BlockState) -> int:
-        """Bytes of the blocks in one of these states."""
-        return sum(block.size for block in self.blocks if block.state in states)
-
-
-def segments(state: AllocatorState) -> tuple[Segment, ...]:
+def segments(
+    state: AllocatorState, shown: Mapping[int, list[dict[str, Any]]] | None = None
+) -> list[SegmentRecord]:
     """List all segments by address; an expandable one counts as many as it has mapped stretches.
 
-    Source: ``DeviceCachingAllocator::snapshot`` in ``c10/cuda/CUDACachingAllocator.cpp``.
+    Args:
+        state: of the allocator.
+        shown: frames of the blocks in use, by address.
     """
-    found = [
-        Segment(
-            address=stretch[0].address,
-            stream=stretch[0].stream,
-            is_small=stretch[0].pool.is_small,
-            is_expandable=stretch[0].segment is not None,
-            blocks=tuple(_record(block) for block in stretch),
-        )
-        for head in state.heads.values()
-        for stretch in _mapped_stretches(head)
+    stretches = [one for head in state.heads.values() for one in _mapped_stretches(head)]
+    return [
+        _segment(stretch, shown or {})
+        for stretch in sorted(stretches, key=lambda stretch: stretch[0].address)
     ]
-    return tuple(sorted(found, key=lambda segment: segment.address))
+
+
+def _segment(stretch: list[Block], shown: Mapping[int, list[dict[str, Any]]]) -> SegmentRecord:
+    busy = [block for block in stretch if block.busy]
+    return SegmentRecord(
+        device=0,
+        address=stretch[0].address,
+        total_size=sum(block.size for block in stretch),
+        allocated_size=sum(block.size for block in busy if not block.waiting),
+        active_size=sum(block.size for block in busy),
+        requested_size=sum(block.requested for block in busy),
+        stream=stretch[0].stream,
+        segment_type="small" if stretch[0].pool.is_small else "large",
+        is_expandable=stretch[0].segment is not None,
+        frames=[],
+        blocks=[
+            BlockRecord(
+                address=block.address,
+                size=block.size,
+                requested_size=block.requested,
+                state=_state(block).value,
+                frames=shown.get(block.address, []),
+            )
+            for block in stretch
+        ],
+    )
+
+
+def _state(block: Block) -> BlockState:
+    if not block.busy:
+        return BlockState.INACTIVE
+    return BlockState.PENDING if block.waiting else BlockState.ALLOCATED
 
 
 def _mapped_stretches(head: Block) -> Iterator[list[Block]]:
@@ -80,13 +121,3 @@ def _mapped_stretches(head: Block) -> Iterator[list[Block]]:
         block = block.next
     if stretch:
         yield stretch
-
-
-def _record(block: Block) -> BlockRecord:
-    if not block.busy:
-        state = BlockState.INACTIVE
-    else:
-        state = BlockState.PENDING if block.waiting else BlockState.ALLOCATED
-    return BlockRecord(
-        address=block.address, size=block.size, requested=block.requested, state=state
-    )

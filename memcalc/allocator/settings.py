@@ -41,29 +41,11 @@ def _pairs(text: str) -> Iterator[tuple[str, Value]]:
         if match is None:
             raise UsageError(f"Cannot read allocator settings at {packed[at:]!r}: {_EXAMPLE}.")
         key, word, listed = match.groups()
-        yield key, word if word is not None else _listed(key, listed)
+        entries = [entry.split(":") for entry in (listed or "").split(",") if listed]
+        if any(len(entry) != 2 or not all(entry) for entry in entries):
+            raise UsageError(f"Cannot read the list of {key}: write it as {key}:[64:4,256:8,>:0].")
+        yield key, word if word is not None else tuple((name, count) for name, count in entries)
         at = match.end()
-
-
-def _listed(key: str, text: str) -> tuple[tuple[str, str], ...]:
-    entries = [entry.split(":") for entry in text.split(",")] if text else []
-    if any(len(entry) != 2 or not all(entry) for entry in entries):
-        raise UsageError(f"Cannot read the list of {key}: write it as {key}:[64:4,256:8,>:0].")
-    return tuple((name, count) for name, count in entries)
-
-
-def _whole(key: str, value: Value) -> int:
-    """Read a whole number; PyTorch cuts ``200.5`` to 200 and takes ``-5`` for a huge number."""
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        return int(value)
-    raise UsageError(f"{key} takes a whole number of MiB: write {key}:128.")
-
-
-def _fraction(key: str, value: Value) -> float:
-    """Read a number such as ``0.8``."""
-    if isinstance(value, str) and re.fullmatch(r"\d*\.?\d+|\d+\.", value, re.ASCII):
-        return float(value)
-    raise UsageError(f"{key} takes a number from 0 to 1: write {key}:0.8.")
 
 
 def _power_of_two(key: str, text: str) -> int:
@@ -74,6 +56,7 @@ def _power_of_two(key: str, text: str) -> int:
 
 
 Version = tuple[int, int]
+_SEGMENT: Final = "large_segment_size_mb"
 _FRACTION: Final = "per_process_memory_fraction"
 _DIVISIONS_FROM_NEXT: Final[Version] = (2, 10)
 """``>`` overwrote the last interval named in 2.4, 2.6 and 2.9; it does not in 2.11 and 2.13."""
@@ -169,34 +152,27 @@ def _check_key(key: str, torch: Version) -> None:
         raise UsageError(f"Unknown allocator setting {key!r}: did you mean {close}? ({listed})")
 
 
-def _large_segment(settings: AllocatorSettings, key: str, value: Value) -> int:
-    size = _whole(key, value) * MIB
-    if size <= MIN_OWN_SEGMENT:
+def _size(settings: AllocatorSettings, key: str, value: Value) -> int:
+    """Read a whole number of MiB; PyTorch cuts ``200.5`` to 200, and takes -5 for a huge number."""
+    if not (isinstance(value, str) and value.isascii() and value.isdigit()):
+        raise UsageError(f"{key} takes a whole number of MiB: write {key}:128.")
+    size, least = int(value) * MIB, settings.large_segment // MIB
+    if key == _SEGMENT and size <= MIN_OWN_SEGMENT:
         raise UsageError(f"{key} must be more than 10: write 11 or more.")
-    return size
-
-
-def _at_least_segment(settings: AllocatorSettings, key: str, value: Value) -> int:
-    size = _whole(key, value) * MIB
-    if size < settings.large_segment:
-        least = settings.large_segment // MIB
+    if key != _SEGMENT and size < settings.large_segment:
         raise UsageError(f"{key} is too small: write {least} (the large segment) or more.")
     return min(size, UNLIMITED // MIB * MIB)
 
 
-def _gc_threshold(settings: AllocatorSettings, key: str, value: Value) -> float:
-    threshold = _fraction(key, value)
-    if not 0.0 < threshold < 1.0:
-        raise UsageError(f"{key} must lie between 0 and 1: write 0.8.")
-    return threshold
-
-
-def _memory_fraction(settings: AllocatorSettings, key: str, value: Value) -> float:
-    part = _fraction(key, value)
-    # PyTorch takes 0 as well, with which nothing can be allocated.
-    if not 0.0 < part <= 1.0:
-        raise UsageError(f"{key} must lie above 0, and at most 1: write 0.5.")
-    return part
+def _share(settings: AllocatorSettings, key: str, value: Value) -> float:
+    """Read a number such as ``0.8``; PyTorch takes a memory fraction of 0, which holds nothing."""
+    if not (isinstance(value, str) and re.fullmatch(r"\d*\.?\d+|\d+\.", value, re.ASCII)):
+        raise UsageError(f"{key} takes a number from 0 to 1: write {key}:0.8.")
+    share = float(value)
+    if not 0.0 < share <= 1.0 or (share == 1.0 and key != _FRACTION):
+        whole = "above 0, and at most 1" if key == _FRACTION else "between 0 and 1"
+        raise UsageError(f"{key} must lie {whole}: write 0.8.")
+    return share
 
 
 def _boolean(settings: AllocatorSettings, key: str, value: Value) -> bool:
@@ -225,13 +201,13 @@ def _divisions(settings: AllocatorSettings, key: str, value: Value) -> tuple[int
 
 
 _FIELDS: Final[dict[str, tuple[str, Callable[[AllocatorSettings, str, Value], Any]]]] = {
-    "large_segment_size_mb": ("large_segment", _large_segment),
-    "max_split_size_mb": ("max_split", _at_least_segment),
-    "max_non_split_rounding_mb": ("max_non_split_rounding", _at_least_segment),
-    "garbage_collection_threshold": ("gc_threshold", _gc_threshold),
+    _SEGMENT: ("large_segment", _size),
+    "max_split_size_mb": ("max_split", _size),
+    "max_non_split_rounding_mb": ("max_non_split_rounding", _size),
+    "garbage_collection_threshold": ("gc_threshold", _share),
     "roundup_power2_divisions": ("divisions", _divisions),
     "expandable_segments": ("expandable", _boolean),
-    _FRACTION: ("memory_fraction", _memory_fraction),
+    _FRACTION: ("memory_fraction", _share),
 }
 """The field that each key sets, and how its value is read."""
 _BACKEND: Final = "backend"

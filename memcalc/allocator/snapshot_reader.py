@@ -13,11 +13,12 @@ import resource
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
 from memcalc.allocator.levels import Levels
+from memcalc.allocator.segments import BlockRecord, BlockState, Number, SegmentRecord, Size
 from memcalc.errors import UsageError
 from memcalc.files import untrusted_values
 from memcalc.files.artifact import decode
@@ -28,32 +29,6 @@ _EACH, _ROOM = 64, 256 << 20
 """A byte of a snapshot becomes at most so many in memory (21 to 32 were seen), beside some room."""
 
 _LONGEST_SITE = 1000
-
-Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
-"""Bytes; a thousand times what the largest machines have."""
-Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-"""An address, a stream or an index."""
-
-
-class BlockRecord(msgspec.Struct, frozen=True):
-    """One block of a segment."""
-
-    size: Size
-    requested_size: Size
-    state: str
-    frames: Any = ()
-    """Where it was allocated, innermost first; looked at only where it is shown."""
-
-
-class SegmentRecord(msgspec.Struct, frozen=True):
-    """One segment, and everything in it in order of address."""
-
-    address: Number
-    blocks: list[BlockRecord]
-    device: Number
-    segment_type: str
-    stream: Number
-    total_size: Size
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -166,8 +141,8 @@ def breakdown(snapshot: Snapshot, *, device: int = 0) -> Breakdown:
     """Sum up what the segments of one device hold."""
     own = [segment for segment in snapshot.segments if segment.device == device]
     blocks = [block for segment in own for block in segment.blocks]
-    active = [block for block in blocks if block.state != "inactive"]
-    held = [block for block in active if block.state == "active_allocated"]
+    active = [block for block in blocks if block.state != BlockState.INACTIVE]
+    held = [block for block in active if block.state == BlockState.ALLOCATED]
     reserved: Counter[tuple[str, int]] = Counter()
     for segment in own:
         reserved[segment.segment_type, segment.stream] += segment.total_size
@@ -175,7 +150,7 @@ def breakdown(snapshot: Snapshot, *, device: int = 0) -> Breakdown:
     sizes: Counter[str] = Counter()
     for block in held:
         sizes[_site(block)] += block.size
-    free = [block.size for block in blocks if block.state == "inactive"]
+    free = [block.size for block in blocks if block.state == BlockState.INACTIVE]
     return Breakdown(
         levels=Levels(
             requested=sum(block.requested_size for block in active),

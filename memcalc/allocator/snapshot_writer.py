@@ -10,24 +10,24 @@ Source: ``torch/cuda/memory.py`` (``_snapshot``, ``_dump_snapshot``) and snapsho
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict
 
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError
 from memcalc.allocator.constants import UNLIMITED
 from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.replay import Event, Op, to_pools
-from memcalc.allocator.segments import BlockState, Segment, segments
+from memcalc.allocator.segments import DEFAULT_POOL, SegmentRecord, segments
 from memcalc.allocator.settings import AllocatorSettings
 from memcalc.allocator.state import TraceEntry
 from memcalc.files.artifact import write_bytes
 
 Frame = tuple[str, int, str]
 """File, line and name, innermost first: for a prediction, the module, 0 and the op."""
-
-_DEFAULT_POOL = (0, 0)
 
 
 def predicted_snapshot(
@@ -57,7 +57,7 @@ def predicted_snapshot(
     except DeviceOutOfMemoryError:
         writer.take_over(())
     return {
-        "segments": [described(segment, writer.shown) for segment in segments(allocator)],
+        "segments": [_plain(segment) for segment in segments(allocator, writer.shown)],
         "device_traces": [writer.entries],
         "allocator_settings": _settings(settings),
         "external_annotations": [],
@@ -142,42 +142,14 @@ class _SnapshotWriter:
                 "frames": shown,
                 "compile_context": "N/A",
                 "user_metadata": self._phase,
-                "pool_id": _DEFAULT_POOL,
+                "pool_id": DEFAULT_POOL,
             }
         )
 
 
-def described(segment: Segment, shown: Mapping[int, list[dict[str, Any]]]) -> dict[str, Any]:
-    """A segment in the words of a snapshot.
-
-    Args:
-        segment: which.
-        shown: frames of the blocks in use, by address.
-    """
-    active = [block for block in segment.blocks if block.state != BlockState.INACTIVE]
-    return {
-        "device": 0,
-        "address": segment.address,
-        "total_size": segment.size,
-        "allocated_size": segment.held(BlockState.ALLOCATED),
-        "active_size": segment.held(BlockState.ALLOCATED, BlockState.PENDING),
-        "requested_size": sum(block.requested for block in active),
-        "stream": segment.stream,
-        "segment_type": "small" if segment.is_small else "large",
-        "segment_pool_id": _DEFAULT_POOL,
-        "is_expandable": segment.is_expandable,
-        "frames": [],
-        "blocks": [
-            {
-                "address": block.address,
-                "size": block.size,
-                "requested_size": block.requested,
-                "state": str(block.state),
-                "frames": shown.get(block.address, []),
-            }
-            for block in segment.blocks
-        ],
-    }
+def _plain(segment: SegmentRecord) -> dict[str, Any]:
+    """A segment of dicts and lists."""
+    return {**asdict(segment), "blocks": [asdict(block) for block in segment.blocks]}
 
 
 def _show(frames: Sequence[Frame]) -> list[dict[str, Any]]:

@@ -19,9 +19,9 @@ from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.levels import Levels
 from memcalc.allocator.replay import Event, Op, Replay, replay
-from memcalc.allocator.segments import segments
+from memcalc.allocator.segments import SegmentRecord, segments
 from memcalc.allocator.settings import AllocatorSettings
-from memcalc.allocator.snapshot_reader import Entry, SegmentRecord, Snapshot
+from memcalc.allocator.snapshot_reader import Entry, Snapshot
 
 _ANOTHER_STREAM = -1
 """Which stream lagged behind is not recorded; only that one did."""
@@ -175,14 +175,10 @@ class _Follower:
 
     def check_end(self, recorded: list[SegmentRecord]) -> None:
         """Compare the segments that are left with those of the snapshot."""
-        modelled = [
-            (segment.address, [(block.size, str(block.state)) for block in segment.blocks])
-            for segment in segments(self.allocator)
-        ]
-        expected = [
-            (seg.address, [(block.size, block.state) for block in seg.blocks])
-            for seg in sorted(recorded, key=lambda seg: seg.address)
-        ]
+        modelled, expected = (
+            [(seg.address, [(block.size, block.state) for block in seg.blocks]) for seg in found]
+            for found in (segments(self.allocator), sorted(recorded, key=lambda seg: seg.address))
+        )
         if modelled != expected:
             raise HistoryError("the end: other segments and blocks are left than the snapshot has")
 

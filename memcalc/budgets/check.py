@@ -15,7 +15,6 @@ from memcalc.budgets.records import (
     BudgetedRun,
     BudgetFile,
     Evidence,
-    Known,
     Report,
     Rule,
     Status,
@@ -57,7 +56,9 @@ def check(files: Sequence[BudgetFile], question: Question) -> CheckResult:
         collect.validate(file.runs)
     known = [_known(file, question) for file in files]
     runs = tuple(run for file in files for run in file.runs)
-    evidence = tuple(_find_out(runs, question))
+    find_out = collect.estimate if question.effort.device is None else collect.measure
+    saved = collect.saved(runs, question.saved) if question.saved else None
+    evidence = tuple(find_out(runs, question.effort) if saved is None else saved)
     versions = baseline.versions_of(evidence)
     verdicts: list[Verdict] = []
     warnings = list(dict.fromkeys(each.doubt for each in evidence if each.doubt))
@@ -91,14 +92,6 @@ def exit_code(report: Report, *, exit_zero: bool = False) -> int:
     return EstimateError.exit_code if report.count(Status.UNKNOWN) else 0
 
 
-def _find_out(runs: Sequence[BudgetedRun], question: Question) -> list[Evidence]:
-    if question.saved:
-        return collect.saved(runs, question.saved)
-    if question.effort.device is not None:
-        return collect.measure(runs, question.effort)
-    return collect.estimate(runs, question.effort)
-
-
 def _path(file: BudgetFile, question: Question) -> Path:
     return question.baseline or Path(file.baseline)
 
@@ -113,12 +106,10 @@ def _known(file: BudgetFile, question: Question) -> Baseline | None:
 def _updated(
     file: BudgetFile, question: Question, found: Sequence[Evidence], versions: dict[str, str]
 ) -> Baseline:
-    failed = [run.name for run, e in zip(file.runs, found, strict=True) if e.error is not None]
+    failed = {run.name: e.error for run, e in zip(file.runs, found, strict=True) if e.error}
     if failed:
-        reason = next(e.error for e in found if e.error is not None)
-        raise EstimateError(
-            f"The baseline is unchanged: {', '.join(failed)} could not be estimated ({reason})"
-        )
+        names, reason = ", ".join(failed), next(iter(failed.values()))
+        raise EstimateError(f"The baseline is unchanged: {names} could not be estimated ({reason})")
     made = baseline.make(_path(file, question), file.runs, found, versions)
     baseline.write(made)
     return made
@@ -131,19 +122,14 @@ def _judged(
     for run, evidence in zip(file.runs, found, strict=True):
         known = before.runs.get(run.name) if before is not None else None
         for verdict in judge(run, evidence, known, question.remedy):
-            verdicts.append(_with_plan_changes(verdict, run, known, _path(file, question)))
+            grows = verdict.budget.rule is Rule.GROWTH and verdict.limit is not None
+            if known is not None and grows:
+                # Growth is explained first by what the pull request changed in the plan.
+                now = baseline.brief(run.plan, _path(file, question).parent)
+                reasons = ", ".join(plan_changes(known.plan, now)), verdict.reason
+                verdict = replace(verdict, reason="; ".join(filter(None, reasons)))
+            verdicts.append(verdict)
     return verdicts
-
-
-def _with_plan_changes(
-    verdict: Verdict, run: BudgetedRun, known: Known | None, path: Path
-) -> Verdict:
-    """Growth is explained first by what the pull request changed in the plan."""
-    if known is None or verdict.budget.rule is not Rule.GROWTH or verdict.limit is None:
-        return verdict
-    changes = ", ".join(plan_changes(known.plan, baseline.brief(run.plan, path.parent)))
-    parts = [part for part in (changes, verdict.reason) if part]
-    return replace(verdict, reason="; ".join(parts))
 
 
 def _understood(runs: Sequence[BudgetedRun]) -> list[str]:

@@ -93,14 +93,12 @@ def _varied(answer: Prediction | MemcalcError, run: BudgetedRun) -> Prediction |
 def _evidence(answer: Prediction | MemcalcError, run: BudgetedRun) -> Evidence:
     if isinstance(answer, MemcalcError):
         return Evidence(error=_with_line(answer, run))
-    if answer.method != run.method:
-        # A figure of another kind, not this one.
-        error = f"the saved answer used method {answer.method}, not {run.method}"
-        return Evidence(error=error)
     known = answer.varied.lengths if answer.varied is not None else None
+    # A figure of another kind is none.
+    if answer.method != run.method:
+        return Evidence(error=f"the saved answer used method {answer.method}, not {run.method}")
     if known != run.lengths:
-        error = f"the saved answer is for lengths {known}, not {run.lengths}"
-        return Evidence(error=error)
+        return Evidence(error=f"the saved answer is for lengths {known}, not {run.lengths}")
     return Evidence(prediction=answer)
 
 
@@ -146,14 +144,25 @@ def saved(runs: Sequence[BudgetedRun], files: Sequence[Path]) -> list[Evidence]:
     Raises:
         UsageError: a file cannot be read, or holds no results.
     """
-    known = {_key(result.plan): result for file in files for result in _results(file)}
+    results: list[Run] = []
+    for file in files:
+        data = artifact.read(file)
+        if data.get("kind") == "measurements":
+            results += load(file)
+        else:
+            results += (Run(plan=one.plan, prediction=one) for one in predictions(data, file))
+    known = {_key(result.plan): result for result in results}
     names = " and ".join(str(file) for file in files)
     return [_saved(run, known.get(_key(run.plan)), list(known.values()), names) for run in runs]
 
 
 def _saved(run: BudgetedRun, result: Run | None, others: Sequence[Run], names: str) -> Evidence:
     if result is None:
-        return _absent(run.plan, [other.plan for other in others], names)
+        plans = [other.plan for other in others]
+        unlike = [[f for f in FIELDS if getattr(o, f) != getattr(run.plan, f)] for o in plans]
+        closest = min(unlike, key=len, default=[])
+        beside = f"; the closest differs in {', '.join(closest)}" if 0 < len(closest) < 5 else ""
+        return Evidence(error=f"There is no result of this run in {names}{beside}")
     answer = result.measurement or result.prediction
     if answer is None:
         return Evidence(error=result.error or f"{names} says nothing about this run")
@@ -186,36 +195,17 @@ def _compared(run: BudgetedRun, then: str | None, names: str) -> tuple[str, str]
     return "", ""
 
 
-def _results(file: Path) -> list[Run]:
-    data = artifact.read(file)
-    if data.get("kind") == "measurements":
-        return load(file)
-    return [Run(plan=found.plan, prediction=found) for found in predictions(data, file)]
-
-
 def _key(plan: Plan) -> Plan:
     """One plan for a question, however its names are spelled and its arguments are ordered."""
     arguments = sorted(plan.optim_args, key=lambda one: one[0])
     return canonical(replace(plan, optim_args=tuple(arguments)))
 
 
-def _absent(plan: Plan, others: Sequence[Plan], names: str) -> Evidence:
-    unlike = [[f for f in FIELDS if getattr(o, f) != getattr(plan, f)] for o in others]
-    closest = min(unlike, key=len, default=[])
-    beside = f"; the closest differs in {', '.join(closest)}" if 0 < len(closest) < 5 else ""
-    return Evidence(error=f"There is no result of this run in {names}{beside}")
-
-
 def keep(runs: Sequence[BudgetedRun], found: Sequence[Evidence]) -> list[Run]:
     """The evidence in the form in which results are saved."""
     return [
-        Run(
-            plan=run.plan,
-            prediction=evidence.prediction,
-            measurement=evidence.measurement,
-            error=evidence.error,
-        )
-        for run, evidence in zip(runs, found, strict=True)
+        Run(plan=run.plan, prediction=e.prediction, measurement=e.measurement, error=e.error)
+        for run, e in zip(runs, found, strict=True)
     ]
 
 

@@ -24,9 +24,9 @@ from memcalc.budgets.records import (
 from memcalc.catalog import gpus
 from memcalc.errors import UsageError
 from memcalc.estimation import fits
-from memcalc.records.prediction import FitVerdict, Prediction
+from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component
-from memcalc.units import format_bytes
+from memcalc.units import signed_bytes
 
 if TYPE_CHECKING:
     from memcalc.records.measurement import Measurement
@@ -53,15 +53,23 @@ def no_remedy(budget: Budget, evidence: Evidence, before: Known | None) -> str:
 def why(budget: Budget, evidence: Evidence, before: Known | None) -> str:
     """What dominates the figure of a budget."""
     prediction = evidence.prediction
-    metric = budget.metric
     if budget.rule is Rule.GROWTH and before is not None:
         return growth(evidence, before)
-    if metric == Component.OPTIMIZER_STATE and prediction is not None:
-        return _state(prediction)
-    component = metric.removeprefix(f"{PER_PARAMETER}.")
+    if prediction is None:
+        return ""
+    if budget.metric == Component.OPTIMIZER_STATE:
+        notes = prediction.optimizer_state.notes
+        return notes[0] if notes else f"state of {prediction.optimizer_state.implementation}"
+    held, phase = prediction.components, prediction.peak.phase.value
+    total = sum(held.values())
+    component = budget.metric.removeprefix(f"{PER_PARAMETER}.")
     if component in COMPONENTS:
-        return _share(prediction, component) if prediction is not None else ""
-    return _dominant(prediction) if prediction is not None else ""
+        size = held.get(Component(component), 0)
+        return f"{size / total:.0%} of the peak, in {phase}" if total else ""
+    if not total:
+        return f"the peak is in {phase}"
+    name, size = max(held.items(), key=lambda item: item[1])
+    return f"{name.value.replace('_', ' ')} {size / total:.0%}, in {phase}"
 
 
 def growth(evidence: Evidence, before: Known) -> str:
@@ -77,32 +85,7 @@ def growth(evidence: Evidence, before: Known) -> str:
     largest = max(steps, key=lambda name: abs(steps[name]), default=None)
     if largest is None or not steps[largest]:
         return "no component changed"
-    sign = "+" if steps[largest] > 0 else "-"
-    return f"{_words(largest)} {sign}{format_bytes(abs(steps[largest]))}"
-
-
-def _dominant(prediction: Prediction) -> str:
-    total = sum(prediction.components.values())
-    phase = prediction.peak.phase.value
-    if not total:
-        return f"the peak is in {phase}"
-    name, size = max(prediction.components.items(), key=lambda item: item[1])
-    return f"{_words(name.value)} {size / total:.0%}, in {phase}"
-
-
-def _share(prediction: Prediction, component: str) -> str:
-    total = sum(prediction.components.values())
-    size = prediction.components.get(Component(component), 0)
-    return f"{size / total:.0%} of the peak, in {prediction.peak.phase.value}" if total else ""
-
-
-def _state(prediction: Prediction) -> str:
-    notes = prediction.optimizer_state.notes
-    return notes[0] if notes else f"state of {prediction.optimizer_state.implementation}"
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+    return f"{largest.replace('_', ' ')} {signed_bytes(steps[largest])}"
 
 
 def judge(
@@ -165,23 +148,19 @@ def _max(budget: Budget, evidence: Evidence, figure: Figure, before: Known | Non
             return Verdict(budget=budget, status=Status.UNKNOWN, reason=reason)
         limit = int(budget.amount.per_parameter * count)
     limit = _less_margin(budget, limit)
+    name = budget.metric.removeprefix(f"{PER_PARAMETER}.")
+    counted = "peak.requested" if name == PER_PARAMETER else name
+    known = before.figures.get(counted) if before is not None else None
     return Verdict(
         budget=budget,
         status=Status.OVER if figure.bytes > limit else Status.HOLDS,
         value=figure.bytes,
         limit=limit,
-        before=_before(budget, before),
+        before=known,
         parameters=count,
         source=figure.source,
         reason=why(budget, evidence, None),
     )
-
-
-def _before(budget: Budget, before: Known | None) -> int | None:
-    if before is None:
-        return None
-    name = budget.metric.removeprefix(f"{metrics.PER_PARAMETER}.")
-    return before.figures.get("peak.requested" if name == metrics.PER_PARAMETER else name)
 
 
 def _less_margin(budget: Budget, limit: int) -> int:

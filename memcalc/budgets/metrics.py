@@ -41,7 +41,9 @@ def figure(evidence: Evidence, metric: str) -> Figure:
     """
     if evidence.error is not None:
         return Figure(bytes=None, reason=evidence.error)
-    name = _counted(metric)
+    # The bytes behind a figure per parameter are those of the table's total, the requested.
+    name = metric.removeprefix(f"{PER_PARAMETER}.")
+    name = "peak.requested" if name == PER_PARAMETER else name
     if evidence.measurement is not None:
         found = _measured(evidence.measurement, name)
         ran = evidence.measurement.out_of_memory is None
@@ -69,13 +71,6 @@ def parameters(evidence: Evidence) -> int | None:
     return known.parameters if known is not None else None
 
 
-def _counted(metric: str) -> str:
-    """The bytes behind a figure per parameter: those of the table's total, the requested."""
-    if metric == PER_PARAMETER:
-        return "peak.requested"
-    return metric.removeprefix(f"{PER_PARAMETER}.")
-
-
 def _estimated(prediction: Prediction, metric: str) -> Figure:
     if metric == Component.OPTIMIZER_STATE:
         # As the registry counts it: the same before, at and after the peak.
@@ -94,7 +89,8 @@ def _measured(measurement: Measurement, metric: str) -> Figure:
     failure = measurement.out_of_memory
     if failure is not None:
         where = f"{failure.phase.value} of step {failure.step}"
-        return _unread(f"the run ended out of memory in {where}: {failure.message}")
+        reason = f"the run ended out of memory in {where}: {failure.message}"
+        return Figure(bytes=None, source="measured", reason=reason)
     value: int | None = None
     if metric == Component.OPTIMIZER_STATE and measurement.state is not None:
         value = measurement.state.device
@@ -105,8 +101,9 @@ def _measured(measurement: Measurement, metric: str) -> Figure:
     elif metric in _RUNGS:
         value = _peak(measurement, metric.removeprefix("peak."))
     if value is None:
-        reason = measurement.unknown.get(metric.removeprefix("peak."))
-        return _unread(reason or f"the measurement does not include {metric.replace('_', ' ')}")
+        missing = f"the measurement does not include {metric.replace('_', ' ')}"
+        reason = measurement.unknown.get(metric.removeprefix("peak."), missing)
+        return Figure(bytes=None, source="measured", reason=reason)
     return Figure(bytes=value, source="measured")
 
 
@@ -118,7 +115,3 @@ def _peak(measurement: Measurement, rung: str) -> int | None:
         # PyTorch's CPU allocator gives what is requested.
         rung = "requested"
     return steady_peak(measurement, rung)
-
-
-def _unread(reason: str) -> Figure:
-    return Figure(bytes=None, source="measured", reason=reason)

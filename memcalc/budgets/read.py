@@ -36,9 +36,13 @@ def read(path: Path) -> BudgetFile:
         UsageError: it cannot be read or understood, or it holds no budget.
     """
     source = load(path)
-    for key in source.data:
-        if key not in TOP:
-            raise _unknown_top(source, key)
+    if strange := next((key for key in source.data if key not in TOP), None):
+        hint = f"a budget file has {', '.join(TOP)}."
+        if strange in ("run", "budget", "budgets"):
+            hint = "runs have names: write [runs.NAME]."
+        elif strange.replace("-", "_") in (*FIELDS, *OWN_KEYS):
+            hint = f"write {strange} below [defaults] or [runs.NAME]."
+        raise source.error((strange,), str(unknown("key", strange, TOP, hint=hint)))
     baseline = source.data.get("baseline", DEFAULT_BASELINE)
     if not isinstance(baseline, str) or not baseline.strip() or "\0" in baseline:
         raise source.error(("baseline",), f"baseline = {baseline!r} is not the name of a file.")
@@ -70,15 +74,6 @@ def rebase(model: str, before: Path, after: Path) -> str:
         return model
     moved = os.path.relpath(before / model, after)
     return moved if moved.startswith(".") else f"./{moved}"
-
-
-def _unknown_top(source: Source, key: str) -> UsageError:
-    hint = f"a budget file has {', '.join(TOP)}."
-    if key in ("run", "budget", "budgets"):
-        hint = "runs have names: write [runs.NAME]."
-    elif key.replace("-", "_") in (*FIELDS, *OWN_KEYS):
-        hint = f"write {key} below [defaults] or [runs.NAME]."
-    return source.error((key,), str(unknown("key", key, TOP, hint=hint)))
 
 
 def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
@@ -186,8 +181,6 @@ def _of_command(
 
 def _on_gpu(source: Source, plan: Plan, found: tuple[Budget, ...]) -> Plan:
     """A run that must fit a GPU is a run on that GPU."""
-    from memcalc.catalog import gpus
-
     for budget in found:
         if budget.rule is Rule.FITS and budget.gpu is not None:
             if plan.gpu is not None:
@@ -230,8 +223,12 @@ def budgets(source: Source, run: str, tables: list[Key], default: str) -> tuple[
                 _once(here, (budget.rule, budget.metric), path)
                 place = source.where((*table, *written))
                 found[budget.rule, budget.metric] = replace(budget, where=place)
+    # A margin is room to spare on the GPU: below a limit of the peak, and below ``fits``.
     return tuple(
-        replace(budget, margin=margin) if _has_room(budget) else budget for budget in found.values()
+        replace(budget, margin=margin)
+        if budget.rule is Rule.FITS or (rule is Rule.MAX and metric.startswith("peak."))
+        else budget
+        for (rule, metric), budget in found.items()
     )
 
 
@@ -240,13 +237,6 @@ def _once(here: set[Any], limit: Any, path: Key) -> None:
     if limit in here:
         raise UsageError(f"{'.'.join(path)} limits what is limited above already: leave one out.")
     here.add(limit)
-
-
-def _has_room(budget: Budget) -> bool:
-    """A margin is room to spare on the GPU: below a limit of the peak, and below ``fits``."""
-    return budget.rule is Rule.FITS or (
-        budget.rule is Rule.MAX and budget.metric.startswith("peak.")
-    )
 
 
 def _leaves(table: Mapping[str, Any], path: Key = ()) -> Iterator[tuple[Key, Any]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,10 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
     def where(self, key: Key) -> Where:
         """The line of a key, or of what is around it."""
-        return Where(file=self.path, line=line_of(self.lines, (*self.prefix, *key)))
+        path = (*self.prefix, *key)
+        around = (path[:length] for length in range(len(path), 0, -1))
+        line = next((self.lines[one] for one in around if one in self.lines), 1)
+        return Where(file=self.path, line=line)
 
     def error(self, key: Key, message: str) -> UsageError:
         """An error that names the file and the line."""
@@ -74,8 +78,10 @@ def load(path: Path) -> Source:
     except UnicodeDecodeError:
         raise UsageError(f"{shown}:1: this is not UTF-8, which TOML is.") from None
     except ValueError as error:
-        why = str(error)
-        raise UsageError(f"{shown}:{_line_in(why)}: this is not valid TOML: {why}.") from None
+        # The line that tomllib names in its message, or the first.
+        at = re.search(r"\(at line (\d+),", str(error))
+        line = at[1] if at is not None else 1
+        raise UsageError(f"{shown}:{line}: this is not valid TOML: {error}.") from None
     whole = Source(path=shown, data=values, lines=lines)
     if path.name != "pyproject.toml":
         return whole
@@ -130,13 +136,6 @@ def has_section(path: Path) -> bool:
     return isinstance(tool, dict) and "memcalc" in tool
 
 
-def _line_in(reason: str) -> int:
-    """The line that tomllib names in its message, or the first."""
-    _, found, rest = reason.partition("(at line ")
-    number = rest.split(",")[0]
-    return int(number) if found and number.isdigit() else 1
-
-
 _LONGEST = 1000
 """Lines of one value; keys behind a longer one have the line of their table."""
 
@@ -161,14 +160,6 @@ def locate(text: str) -> dict[Key, int]:
         for path in paths:
             found.setdefault(path, line)
     return found
-
-
-def line_of(lines: Mapping[Key, int], path: Key) -> int:
-    """The line of a key, or of the nearest table around it."""
-    for length in range(len(path), 0, -1):
-        if path[:length] in lines:
-            return lines[path[:length]]
-    return 1
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:

@@ -16,7 +16,7 @@ from memcalc import untrusted_text
 from memcalc.budgets.metrics import default_peak
 from memcalc.records.fields import FIELDS, changed_settings
 from memcalc.records.model import Place
-from memcalc.records.prediction import FitVerdict, Prediction
+from memcalc.records.prediction import Prediction
 from memcalc.units import GIB, KIB, MIB, format_mib
 from memcalc.wrap import fold
 
@@ -49,7 +49,10 @@ def text(starter: Starter) -> str:
         head += [f"# {line}" for line in fold(f"Note: {note}.", _WIDTH - 2, 2)]
     name = _key(starter.name)
     lines = [*head, f"[runs.{name}]"]
-    lines += [f"{key} = {toml(value)}" for key, value in _settings(prediction).items()]
+    for key, value in changed_settings(prediction.plan).items():
+        # A GPU that it fits is said by ``fits``.
+        if key != "gpu" or not _fits(prediction):
+            lines.append(f"{key} = {toml(dict(value) if FIELDS[key].is_table else value)}")
     if prediction.method == "analytic":
         lines.append('method = "analytic"')
     lines += ["", f"[runs.{name}.limits]", *_limits(starter)]
@@ -115,17 +118,8 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml(name)
 
 
-def _settings(prediction: Prediction) -> dict[str, Any]:
-    """What the plan sets; a GPU that it fits is said by ``fits``."""
-    changed = changed_settings(prediction.plan)
-    found = {name: dict(one) if FIELDS[name].is_table else one for name, one in changed.items()}
-    if _fits(prediction):
-        del found["gpu"]
-    return found
-
-
 def _fits(prediction: Prediction) -> bool:
-    return prediction.fit is not None and prediction.fit.verdict is FitVerdict.FITS
+    return prediction.fit is not None and prediction.fit.fits
 
 
 def _limits(starter: Starter) -> list[str]:

@@ -81,9 +81,14 @@ def libraries() -> tuple[Library, ...]:
 @functools.cache
 def table() -> tuple[Reading, ...]:
     """All readings: published, then measured ones."""
+
+    def reading(entry: dict[str, Any]) -> dict[str, Any]:
+        low, high = outside(entry["used"], entry.get("reserved", ()))
+        return {**entry, "low": low, "high": high}
+
     published = shipped.read(
         "contexts.toml",
-        lambda data: decode(tuple[Reading, ...], [_reading(entry) for entry in data["reading"]]),
+        lambda data: decode(tuple[Reading, ...], list(map(reading, data["reading"]))),
     )
     if not (shipped.configs() / MEASURED).exists():
         return published
@@ -102,9 +107,3 @@ def outside(used: str, reserved: Iterable[str]) -> tuple[int, int]:
         least, most = printed_bytes(part)
         low, high = low - most, high - least
     return low, high
-
-
-def _reading(entry: dict[str, Any]) -> dict[str, Any]:
-    low, high = outside(entry["used"], entry.get("reserved", ()))
-    rest = {key: value for key, value in entry.items() if key not in {"used", "reserved", "stage"}}
-    return {**rest, "stage": entry["stage"], "low": low, "high": high}

@@ -83,7 +83,8 @@ def meant(name: str) -> Meant:
         return Meant(gpu=next(iter(found.values())))
     if found:
         least = min(found.values(), key=lambda gpu: gpu.memory)
-        return Meant(gpu=least, why=f"the smallest of {_list(found)}; name another to change that")
+        why = f"the smallest of {', '.join(found)}; name another to change that"
+        return Meant(gpu=least, why=why)
     for gpu in table():
         if gpu.boxed_as and _parts(gpu.boxed_as)[0] == plain and size in (None, gpu.sold_as):
             return Meant(gpu=gpu, why="the form most clouds rent; name another card to change that")
@@ -110,7 +111,7 @@ def find(name: str, total: int | None = None) -> Gpu:
     if len(found) == 1:
         return next(iter(found.values()))
     if found:
-        raise UsageError(f"There are several GPUs called {name!r}: name one of {_list(found)}.")
+        raise UsageError(f"There are several GPUs called {name!r}: name one of {', '.join(found)}.")
     raise _none(name, _parts(name)[0])
 
 
@@ -158,20 +159,11 @@ def _none(name: str, plain: str) -> UsageError:
         )
     wanted = _SERIES.sub("", plain)
     longer = re.compile(re.escape(wanted) + r"($|\D)")
-    begun = [name for name, core in _cores().items() if wanted and longer.match(core)]
+    cores = {gpu.name: _SERIES.sub("", _parts(gpu.name)[0]) for gpu in table()}
+    begun = [name for name, core in cores.items() if wanted and longer.match(core)]
     if begun:
         return UsageError(f"{name!r} alone is no GPU: name one of {', '.join(begun)}.")
     return unknown("GPU", name, [gpu.name for gpu in table()], hint="see memcalc list gpus.")
-
-
-@functools.cache
-def _cores() -> dict[str, str]:
-    """Plain names without their series, by name."""
-    return {gpu.name: _SERIES.sub("", _parts(gpu.name)[0]) for gpu in table()}
-
-
-def _list(found: dict[str, Gpu]) -> str:
-    return ", ".join(found)
 
 
 def _is_near(gpu: Gpu, total: int) -> bool:
@@ -210,12 +202,11 @@ def _parts(name: str) -> tuple[str, int | None]:
 
 def _gpus(data: dict[str, Any]) -> tuple[Gpu, ...]:
     entries = {entry["name"]: entry for entry in data["gpu"]}
-    return decode(tuple[Gpu, ...], [_gpu(entry, entries) for entry in data["gpu"]])
+    return decode(tuple[Gpu, ...], [_gpu(entry, entries) for entry in entries.values()])
 
 
 def _gpu(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    major, minor = str(entry["capability"]).split(".")
-    nvml = entry["nvml_mib"] * MIB if "nvml_mib" in entry else None
+    """A row of the file in whole bytes; its other keys are the record's own."""
     source = entry["source"]
     if "memory_gib" in entry:
         memory = int(entry["memory_gib"] * GIB)
@@ -225,16 +216,11 @@ def _gpu(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str,
         memory = entry["nvml_mib"] * MIB - kept
         source = f"{source}; less what the driver keeps of the memory of the {like['name']}"
     return {
-        "name": entry["name"],
-        "driver_name": entry["driver_name"],
+        **entry,
         "memory": memory,
-        "nvml_memory": nvml,
-        "sold_as": entry["sold_as"],
-        "capability": (int(major), int(minor)),
-        "multiprocessors": entry["multiprocessors"],
+        "nvml_memory": entry["nvml_mib"] * MIB if "nvml_mib" in entry else None,
+        "capability": tuple(map(int, str(entry["capability"]).split("."))),
         "bandwidth": int(entry["bandwidth_gbs"] * 1e9),
         "tensor_flops": entry["tensor_tflops"] * 1e12 if "tensor_tflops" in entry else None,
-        "aliases": tuple(entry.get("aliases", ())),
-        "boxed_as": entry.get("boxed_as", ""),
         "source": source,
     }

@@ -7,6 +7,7 @@ One JSON file a model: tensors as ``[name, shape, dtype, trainable, module, buff
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from memcalc.catalog.models import ModelSource
@@ -34,25 +35,17 @@ def _inventory(data: dict[str, Any], model: str, task: str) -> Inventory | None:
     )
 
 
-def _expand(data: dict[str, Any]) -> list[Parameter]:
-    tensors: list[Parameter] = []
+def _expand(data: dict[str, Any]) -> Iterator[Parameter]:
     for group in data["tensors"]:
         first = _RANGE.search(group[0][0])
-        if first is None:
-            tensors += (_parameter(row, row[0]) for row in group)
-            continue
-        for number in range(int(first[1]), int(first[2]) + 1):
-            tensors += (_parameter(row, _RANGE.sub(str(number), row[0])) for row in group)
-    return tensors
-
-
-def _parameter(row: list[Any], name: str) -> Parameter:
-    _, shape, dtype, trainable, module, buffer = row
-    return Parameter(
-        name=name,
-        shape=tuple(shape),
-        dtype=dtype,
-        trainable=trainable,
-        module=module,
-        buffer=buffer,
-    )
+        numbers = [""] if first is None else range(int(first[1]), int(first[2]) + 1)
+        for number in numbers:
+            for name, shape, dtype, trainable, module, buffer in group:
+                yield Parameter(
+                    name=_RANGE.sub(str(number), name),
+                    shape=tuple(shape),
+                    dtype=dtype,
+                    trainable=trainable,
+                    module=module,
+                    buffer=buffer,
+                )

@@ -99,12 +99,8 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
         )
     path = Path(os.path.expanduser(name))
     if is_local(name) or os.path.exists(path):
-        return _checked(
-            name,
-            "local",
-            _read(path / "config.json" if os.path.isdir(path) else path),
-            trust_remote_code,
-        )
+        config = _read(path / "config.json" if os.path.isdir(path) else path)
+        return _checked(name, "local", config, trust_remote_code)
     same = _same_sizes(name)
     if same is not None:
         return same

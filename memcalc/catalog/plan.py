@@ -128,17 +128,13 @@ def load(path: Path) -> list[Plan]:
         try:
             if not isinstance(run, dict):
                 raise UsageError("it is no table: write [[run]] and its keys below.")
-            plans += _spread({**defaults, **run})
+            settings = spelled_out({**defaults, **run})
+            wanted = settings.get("optim", "adamw")
+            names = wanted if isinstance(wanted, list) else [wanted]
+            plans += [make({**settings, "optim": name}) for name in names]
         except UsageError as error:
             raise UsageError(f"{path}, run {number}: {error}") from None
     return plans
-
-
-def _spread(settings: dict[str, Any]) -> list[Plan]:
-    settings = spelled_out(settings)
-    wanted = settings.get("optim", "adamw")
-    names = wanted if isinstance(wanted, list) else [wanted]
-    return [make({**settings, "optim": name}) for name in names]
 
 
 def to_simulate(plan: Plan, options: str = "", command: str | None = None) -> str:

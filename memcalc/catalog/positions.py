@@ -62,7 +62,8 @@ def lengths(config: Mapping[str, Any]) -> Lengths:
     part = config.get("text_config")
     part = part if isinstance(part, Mapping) else config
     row = table().get(str(part.get("model_type"))) or table().get(str(config.get("model_type")))
-    named = _named(part) or (row["default"] if row is not None else None)
+    found = [size for key in KEYS if isinstance(size := part.get(key), int) and size > 0]
+    named = min(found, default=None) or (row["default"] if row is not None else None)
     longest = named
     if row is None:
         longest = None
@@ -79,11 +80,6 @@ def notes(config: Mapping[str, Any] | None, seq: int | None) -> tuple[str, ...]:
     if seq is None or named is None or seq <= named:
         return ()
     return (f"its config names {named} positions; the model takes longer sequences as well",)
-
-
-def _named(config: Mapping[str, Any]) -> int | None:
-    found = [config.get(key) for key in KEYS]
-    return min((n for n in found if isinstance(n, int) and n > 0), default=None)
 
 
 def _exact(config: Mapping[str, Any]) -> int | None:

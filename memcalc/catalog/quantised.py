@@ -24,6 +24,7 @@ BITSANDBYTES: dict[str, dict[str, Any]] = {
     "int8": {"load_in_8bit": True},
 }
 """What a value of ``Plan.quant`` has ``transformers.BitsAndBytesConfig`` told."""
+_OF_4_BIT = ("load_in_4bit", "bnb_4bit_use_double_quant")
 _EXTENSION = (
     "its layers run kernels of gptqmodel that are compiled on the GPU's machine, which memcalc "
     "cannot run: type the name of the model that it was made "
@@ -63,10 +64,9 @@ def scheme_of(settings: Mapping[str, Any]) -> str | None:
     kind = settings.get("bnb_4bit_quant_type", "fp4")
     if not settings.get("load_in_4bit") or kind not in ("fp4", "nf4"):
         return None
-    twice = bool(settings.get("bnb_4bit_use_double_quant"))
-    return {("nf4", False): "nf4", ("nf4", True): "nf4-dq", ("fp4", False): "fp4"}.get(
-        (kind, twice)
-    )
+    told = {key: settings[key] for key in _OF_4_BIT if settings.get(key)}
+    told["bnb_4bit_quant_type"] = kind
+    return next((name for name, asked in BITSANDBYTES.items() if asked == told), None)
 
 
 def scheme_in(config: Mapping[str, Any] | None) -> str | None:

@@ -12,17 +12,18 @@ from msgspec.structs import replace
 
 from memcalc.budgets.check import CheckResult, Question, check, exit_code
 from memcalc.budgets.collect import Effort, keep
-from memcalc.budgets.formats import Shown, github, markdown, render
+from memcalc.budgets.formats import github, markdown, writers
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Report
 from memcalc.budgets.source import discover
 from memcalc.cli.command import Steps, Timeout, argument, option, say, verb
-from memcalc.cli.output import NoCache, colored, put, width
+from memcalc.cli.output import NoCache, deliver, put
 from memcalc.cli.progress import progress
 from memcalc.cli.values import DEVICE, TEXT, counted
 from memcalc.errors import UsageError, sentence
 from memcalc.files.formats import chosen, formats, listed
 from memcalc.files.results import save as save_runs
+from memcalc.report import checked
 
 _Files = Annotated[
     list[Path] | None,
@@ -113,8 +114,9 @@ def command(
         outcome = _checked(files, question, suggest, save)
         code = exit_code(outcome.report, exit_zero=exit_zero)
         for path, kind in written.items():
-            put(render(outcome.report, kind, code), path)
-        put(render(outcome.report, name, code, Shown(quiet, width(), colored(None))))
+            deliver(kind, path, checked.blocks(outcome.report), **writers(outcome.report, code))
+        others = writers(outcome.report, code, only_failures=quiet)
+        deliver(name, None, checked.blocks(outcome.report, only_failures=quiet), **others)
     except Exception as error:
         if name == "github":
             put(github.refusal(sentence(error)))

@@ -46,7 +46,8 @@ def command(
     from memcalc.estimation.validate import check
 
     name = chosen("difference", format, output)
-    asked = [_understood(text) for text in (before, now)]
+    files = [(text, saved(text)) for text in (before, now)]
+    asked = [_plan(t) if d is None else only_prediction(d, Path(t)) for t, d in files]
     for one in asked:
         if isinstance(one, Plan) and not one.command:
             check(one)
@@ -55,11 +56,6 @@ def command(
         steps.at(1, 2)
         found = difference(first, _chapter(asked[1], tracer))
     deliver_answer(found, name, output, top=top)
-
-
-def _understood(text: str) -> Prediction | Plan:
-    data = saved(text)
-    return _plan(text) if data is None else only_prediction(data, Path(text))
 
 
 def _chapter(asked: Prediction | Plan, tracer: Tracer) -> Chapter:

@@ -72,7 +72,14 @@ def command(
     if not found:
         raise failed[0]
     if lengths is not None:
-        found = [_vary(found[0], lengths)]
+        from memcalc.estimation.lengths import varied
+        from memcalc.records.trace import EQUAL_LENGTHS
+
+        (answer,) = found
+        with progress(f"replaying batches of {lengths}"):
+            told = tuple(one for one in answer.assumptions if not one.startswith(EQUAL_LENGTHS))
+            different = varied(answer.plan, lengths)
+            found = [replace(answer, varied=different, assumptions=told)]
     deliver_predictions(found, name, output, verbose=verbose)
     if settings.get("optim") == "all":
         # An optimizer that does not take this model is no failure.
@@ -80,12 +87,3 @@ def command(
     if failed:
         # What was answered is not the whole answer.
         raise typer.Exit(max(error.exit_code for error in failed))
-
-
-def _vary(answer: Prediction, lengths: str) -> Prediction:
-    from memcalc.estimation.lengths import varied
-    from memcalc.records.trace import EQUAL_LENGTHS
-
-    with progress(f"replaying batches of {lengths}"):
-        told = tuple(one for one in answer.assumptions if not one.startswith(EQUAL_LENGTHS))
-        return replace(answer, varied=varied(answer.plan, lengths), assumptions=told)

@@ -22,7 +22,6 @@ from memcalc.cli.values import METHOD, TEXT
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.estimation.estimate import answers
 from memcalc.files import artifact, shipped
-from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
 TARGET = Path("memcalc.toml")
@@ -76,7 +75,8 @@ def command(
         check_name(name)
     _free(force)
     if arguments:
-        prediction, found = _simulated([settings.pop("model"), *arguments], settings), None
+        found = None
+        prediction = _simulated([settings.pop("model"), *arguments], settings)
     elif source is None and not settings.get("model") and (scripts := _scripts()):
         _write(starter.of_scripts(scripts, settings.get("gpu"), schema=with_schema), with_schema)
         return
@@ -85,7 +85,7 @@ def command(
         if found is not None:
             settings, notes = detect.driven({**found.settings, **settings})
             found = replace(found, unread=(*found.unread, *notes))
-        prediction = _estimate(_plan(settings), method)
+        prediction = _estimate(settings, method)
     plan = prediction.plan
     usual = starter.command_name(plan.command) if plan.command else starter.run_name(plan.model)
     text = starter.text(
@@ -164,16 +164,13 @@ def _configuration(source: Path | None, settings: dict[str, Any]) -> Detected | 
     return detect.merge(main, more[0]) if more else main
 
 
-def _plan(settings: dict[str, Any]) -> Plan:
+def _estimate(settings: dict[str, Any], method: str) -> Prediction:
     if not settings.get("model"):
         raise UsageError(
             "The training configuration names no model: add it, as in memcalc init gpt2 --from "
             "FILE."
         )
-    return plan_of(settings, "memcalc init writes a run of")
-
-
-def _estimate(plan: Plan, method: str) -> Prediction:
+    plan = plan_of(settings, "memcalc init writes a run of")
     with progress(f"estimating {plan.model}"):
         answer = next(iter(answers([plan], method=method)))
     if isinstance(answer, MemcalcError):

@@ -80,7 +80,11 @@ def command(
             writer, watcher, plans if estimate else None
         )
         saved = writer.finish()
-    _report(writer.runs)
+    # Why each run failed was said when it did.
+    if any(run.measurement is not None for run in writer.runs):
+        from memcalc.report import measured
+
+        deliver("table", None, measured.blocks(writer.runs))
     if not finished:
         raise typer.Exit(130)
     if not saved or all(run.measurement is None for run in writer.runs):
@@ -120,14 +124,6 @@ def _estimate(writer: ResultsWriter, watcher: Watcher, plans: list[Plan] | None)
         finally:
             writer.write()
     return True
-
-
-def _report(runs: list[Run]) -> None:
-    # Why each run failed was said when it did.
-    if any(run.measurement is not None for run in runs):
-        from memcalc.report import measured
-
-        deliver("table", None, measured.blocks(runs))
 
 
 def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> list[Plan]:

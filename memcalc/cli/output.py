@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -57,12 +57,6 @@ def colored(output: Path | None) -> bool:
     return sys.stdout.isatty()
 
 
-def _plain(output: Path | None) -> bool:
-    """Whether what reads this knows no signs but ASCII's."""
-    encoding = sys.stdout.encoding or "ascii"
-    return output is None and not encoding.lower().startswith("utf")
-
-
 def width() -> int:
     """Columns that a table may take: those of the terminal or of ``$COLUMNS``, else 100."""
     return min(max(_NARROWEST, shutil.get_terminal_size((100, 24)).columns), _WIDEST)
@@ -79,7 +73,7 @@ def in_full(verbose: bool, output: Path | None, name: str) -> bool:
 
 
 def deliver(
-    name: str, output: Path | None, blocks: Sequence[Block], **others: Callable[[], str]
+    name: str, output: Path | None, blocks: Iterable[Block], **others: Callable[[], str]
 ) -> None:
     """Print or write an answer.
 
@@ -96,7 +90,9 @@ def deliver(
     elif name == "markdown":
         put(markdown(blocks), output)
     else:
-        put(terminal(blocks, width=width(), color=colored(output), plain=_plain(output)), output)
+        # Whoever reads this may know no signs but ASCII's.
+        plain = output is None and not (sys.stdout.encoding or "ascii").lower().startswith("utf")
+        put(terminal(blocks, width=width(), color=colored(output), plain=plain), output)
 
 
 def deliver_predictions(

@@ -72,7 +72,8 @@ def command(
     with Tracer(use_cache=not no_cache, counted=counted) as tracer, progress("drawing"):
         if other is not None:
             before, now = (_one_of(file, tracer, depth) for file in (settings["model"], other))
-            document = compared(before, now)
+            changes = difference(before, now)
+            document = Document(chapters=(before, now), difference=changes)
         elif name == "pickle":
             draw(tracer.trace(_only(settings, data)), name, output)
             return
@@ -82,11 +83,6 @@ def command(
         else:
             document = _document(data, Path(str(settings["model"])), tracer, depth)
     _write(document, name, output)
-
-
-def compared(before: Chapter, now: Chapter) -> Document:
-    """What changed, and both answers."""
-    return Document(chapters=(before, now), difference=difference(before, now))
 
 
 def _one_of(file: str, tracer: Tracer, depth: int | None) -> Chapter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from memcalc.cli.command import Top, argument, option, verb
 from memcalc.cli.output import (
@@ -20,9 +20,20 @@ from memcalc.files import artifact
 from memcalc.files.formats import chosen
 from memcalc.files.results import load, predictions
 
-if TYPE_CHECKING:
-    from memcalc.advice.explain.recorded import Recorded
-
+_AllocConf = Annotated[
+    list[str] | None,
+    option(
+        "--alloc-conf",
+        metavar="CONF",
+        help="For a snapshot: PYTORCH_ALLOC_CONF to replay it under; repeatable.",
+    ),
+]
+_Gpu = Annotated[
+    str | None, option("--gpu", value=TEXT, help="For a snapshot: GPU to replay it on.")
+]
+_Device = Annotated[
+    int, option("--device", value=counted(0), help="For a snapshot: index of the GPU.")
+]
 _SNAPSHOTS = (".pickle", ".pkl")
 
 
@@ -43,20 +54,9 @@ def command(
     output: Output = None,
     verbose: Verbose = False,
     top: Top = 12,
-    alloc_conf: Annotated[
-        list[str] | None,
-        option(
-            "--alloc-conf",
-            metavar="CONF",
-            help="For a snapshot: PYTORCH_ALLOC_CONF to replay it under; repeatable.",
-        ),
-    ] = None,
-    gpu: Annotated[
-        str | None, option("--gpu", value=TEXT, help="For a snapshot: GPU to replay it on.")
-    ] = None,
-    device: Annotated[
-        int, option("--device", value=counted(0), help="For a snapshot: index of the GPU.")
-    ] = 0,
+    alloc_conf: _AllocConf = None,
+    gpu: _Gpu = None,
+    device: _Device = 0,
 ) -> None:
     """Show a saved result again, in any format; or a memory snapshot of a real run."""
     from memcalc.report import measured
@@ -64,7 +64,12 @@ def command(
 
     if file.suffix.lower() in _SNAPSHOTS:
         name = chosen("snapshot", format, output)
-        found = _snapshot(file, tuple(alloc_conf or ()), gpu, device)
+        from memcalc.advice.explain import recorded
+        from memcalc.catalog import gpus
+        from memcalc.estimation.replays import UNLIMITED
+
+        memory = gpus.find(gpu).memory if gpu is not None else UNLIMITED
+        found = recorded.read(file, alloc_conf or (), device=device, device_bytes=memory)
         deliver_answer(found, name, output, top=top)
         return
     if alloc_conf or gpu:
@@ -79,12 +84,3 @@ def command(
     else:
         name = chosen("predictions", format, output)
         deliver_predictions(predictions(data, file), name, output, verbose=verbose)
-
-
-def _snapshot(file: Path, confs: tuple[str, ...], gpu: str | None, device: int) -> Recorded:
-    from memcalc.advice.explain import recorded
-    from memcalc.catalog import gpus
-    from memcalc.estimation.replays import UNLIMITED
-
-    memory = gpus.find(gpu).memory if gpu is not None else UNLIMITED
-    return recorded.read(file, confs, device=device, device_bytes=memory)

@@ -40,8 +40,19 @@ def go_on_without_lines() -> None:
 
 
 def stop_history() -> dict[str, Any]:
-    """The history so far, and the segments that there are; it is not continued."""
-    snapshot: dict[str, Any] = _snapshot()
+    """The history so far, and the segments that there are; it is not continued.
+
+    For lines of code PyTorch asks the compiler for those of code that it generated, and so imports
+    it, which takes half a second; where it is not imported it has generated none.
+    """
+    compiled = "torch._inductor" in sys.modules
+    if not compiled:
+        vars(torch)["_inductor"] = None
+    try:
+        snapshot: dict[str, Any] = _snapshot()
+    finally:
+        if not compiled:
+            del vars(torch)["_inductor"]
     _record_history(None)
     return snapshot
 

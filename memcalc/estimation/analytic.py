@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Sequence
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from memcalc import registry
 from memcalc.catalog.gpus import Gpu
@@ -27,13 +27,18 @@ from memcalc.estimation.fits import device_of, hopeless
 from memcalc.estimation.state import is_whole
 from memcalc.records.model import Inventory, OptimizerState, Parameter, Place
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, PhasePeak, Prediction
+from memcalc.records.prediction import PhasePeak, Prediction
 from memcalc.records.trace import Component, Phase
 from memcalc.registry import Choice
 from memcalc.workload import layouts, loops, tasks
 
 _DIVIDED = ("fsdp1", "fsdp2", "hsdp", "zero3")
 """Layouts that divide weights, gradients and state alike."""
+_UNCOUNTED = (
+    *("kernels' workspaces", "allocator rounding and fragmentation", "CUDA context"),
+    "evaluation and the logits it keeps",
+)
+"""The last one only where there is an evaluation."""
 _LIST_TEMPORARIES = {"adadelta": 1, "adagrad": 2}
 """Whole lists of temporaries that a foreach step holds; one for the rest (torch/optim, 2.13)."""
 
@@ -68,17 +73,24 @@ def estimate(
     )
     live = _live(plan, source, inventory)
     levels, parts = _phases(plan, live, kept=kept, scratch=_step_temporaries(choice, updated))
-    top = max(levels, key=lambda phase: levels[phase])
-    fit = _hopeless(kept.weights + kept.buffers + kept.states + kept.gradients, gpu)
+    top = max(levels, key=levels.__getitem__)
+    # The one verdict that needs no replay: what is held for certain is more than the GPU has.
+    fit = hopeless(sum(astuple(kept)), device_of(gpu)) if gpu is not None else None
+    assumptions: tuple[str, ...] = (
+        f"{plan.batch} x {live.seq} tokens",
+        "activations by the closed form of Korthikanti et al. 2022, adapted",
+    )
+    if live.unknown:
+        assumptions = (f"activations are left out of every figure: {live.unknown}",)
     phases = [PhasePeak(phase=phase, requested=level) for phase, level in levels.items()]
     return replace(
         described(plan, inventory, choice, state, phases, parts[top], "analytic"),
         config=source.digest,
         seq=live.seq,
         gradients=kept.gradients,
-        fit=fit,
-        assumptions=_assumptions(plan, live),
-        uncounted=(*_uncounted(plan), *plan.unread),
+        fit=replace(fit, metric="requested") if fit is not None else None,
+        assumptions=assumptions,
+        uncounted=(*_UNCOUNTED[: None if plan.eval else -1], *plan.unread),
         unknown=_unknown(live, fits=gpu is None or fit is not None),
     )
 
@@ -92,14 +104,6 @@ def _unknown(live: Live, *, fits: bool) -> dict[str, str]:
     if live.unknown:
         unknown["activations"] = live.unknown
     return unknown
-
-
-def _hopeless(least: int, gpu: Gpu | None) -> Fit | None:
-    """The one verdict that needs no replay: what is held for certain is more than the GPU has."""
-    if gpu is None:
-        return None
-    fit = hopeless(least, device_of(gpu))
-    return replace(fit, metric="requested") if fit is not None else None
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,22 +176,17 @@ def _live(plan: Plan, source: ModelSource, inventory: Inventory) -> Live:
         checkpointing=plan.checkpointing,
         logits=tasks.find(inventory.task).vocabulary,
     )
-    copies = _half_copies(inventory) if plan.precision.startswith("amp") else 0
+    # Autocast's 16-bit copies of the weights and biases that matrix products read: leaves that
+    # train are cast once and kept, and backward reads the same copies (aten/src/ATen/
+    # autocast_mode.cpp, ``cached_cast``, 2.13).
+    read = [p for p in inventory.trainable if p.module in ("Linear", "Conv1D")]
+    copies = sum(2 * p.numel for p in read) if plan.precision.startswith("amp") else 0
     return Live(
         seq=seq,
         activations=saved(blocks, setting) + copies,
         loss_gradient=loss_gradient(blocks, setting),
         outputs=outputs(blocks, setting),
     )
-
-
-def _half_copies(inventory: Inventory) -> int:
-    """Autocast's 16-bit copies of the weights and biases that matrix products read.
-
-    Source: aten/src/ATen/autocast_mode.cpp, ``cached_cast`` (2.13): leaves that train are cast
-    once and kept; backward reads the same copies.
-    """
-    return sum(2 * p.numel for p in inventory.trainable if p.module in ("Linear", "Conv1D"))
 
 
 def _step_temporaries(choice: Choice, updated: Sequence[Parameter]) -> int:
@@ -200,25 +199,6 @@ def _step_temporaries(choice: Choice, updated: Sequence[Parameter]) -> int:
     if choice.kind == "for-loop":
         return sum(sorted(sizes)[-3:])
     return 0
-
-
-def _uncounted(plan: Plan) -> tuple[str, ...]:
-    evaluation = ("evaluation and the logits it keeps",) if plan.eval else ()
-    return (
-        "kernels' workspaces",
-        "allocator rounding and fragmentation",
-        "CUDA context",
-        *evaluation,
-    )
-
-
-def _assumptions(plan: Plan, live: Live) -> tuple[str, ...]:
-    if live.unknown:
-        return (f"activations are left out of every figure: {live.unknown}",)
-    return (
-        f"{plan.batch} x {live.seq} tokens",
-        "activations by the closed form of Korthikanti et al. 2022, adapted",
-    )
 
 
 def least(plan: Plan, inventory: Inventory) -> int:
@@ -266,18 +246,16 @@ def as_planned(inventory: Inventory, plan: Plan) -> Inventory:
     for pattern in plan.freeze:
         if not any(fnmatch.fnmatch(p.name, pattern) for p in inventory.parameters):
             raise UsageError(f"--freeze {pattern!r} matches no parameter: try '*embeddings*'.")
-    planned = replace(
-        inventory, tensors=tuple(_planned(tensor, dtype, plan) for tensor in inventory.tensors)
-    )
+
+    def as_it_is_planned(tensor: Parameter) -> Parameter:
+        frozen = any(fnmatch.fnmatch(tensor.name, pattern) for pattern in plan.freeze)
+        floating = tensor.dtype in ("float32", "float16", "bfloat16")
+        wanted = dtype if dtype is not None and floating else tensor.dtype
+        if wanted == tensor.dtype and not frozen:
+            return tensor
+        return replace(tensor, dtype=wanted, trainable=tensor.trainable and not frozen)
+
+    planned = replace(inventory, tensors=tuple(map(as_it_is_planned, inventory.tensors)))
     if not planned.trainable:
         raise UsageError("Nothing is left to train: freeze fewer parameters.")
     return planned
-
-
-def _planned(tensor: Parameter, dtype: str | None, plan: Plan) -> Parameter:
-    frozen = any(fnmatch.fnmatch(tensor.name, pattern) for pattern in plan.freeze)
-    floating = tensor.dtype in ("float32", "float16", "bfloat16")
-    wanted = dtype if dtype is not None and floating else tensor.dtype
-    if wanted == tensor.dtype and not frozen:
-        return tensor
-    return replace(tensor, dtype=wanted, trainable=tensor.trainable and not frozen)

@@ -35,16 +35,15 @@ def answers(plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
 
 def _answer(plan: Plan, inventories: Inventories) -> Prediction:
     checked = check(plan)
-    if layouts.spread(plan).world > 1:
-        raise UsageError("--method analytic does not cover several GPUs: leave it out.")
-    if plan.inference or plan.generate is not None:
-        raise UsageError("--method analytic does not cover inference: leave it out.")
-    if plan.scheme is not None:
-        raise UsageError(f"--method analytic does not cover a base in {plan.scheme}: leave it out.")
-    if plan.liger:
-        raise UsageError("--method analytic does not cover Liger's kernels: leave it out.")
-    if plan.compile:
-        raise UsageError("--method analytic does not cover compiled models: leave it out.")
+    uncovered = {
+        "several GPUs": layouts.spread(plan).world > 1,
+        "inference": plan.infers,
+        f"a base in {plan.scheme}": plan.scheme is not None,
+        "Liger's kernels": plan.liger,
+        "compiled models": plan.compile is not None,
+    }
+    if what := next((what for what, asked in uncovered.items() if asked), None):
+        raise UsageError(f"--method analytic does not cover {what}: leave it out.")
     source, choice = checked.source, checked.choice
     tensors = as_planned(inventories.of(checked), plan)
     state = registry.state_of(choice, tensors.parameters, plan)

@@ -8,7 +8,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,6 +24,8 @@ from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, Prediction
 from memcalc.records.trace import Trace
+
+T = TypeVar("T")
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +141,10 @@ os.register_at_fork(after_in_child=warm_engines.forget)
 def _parent(torch: str | None, transformers: str | None) -> Parent:
     found = environment.find(torch, transformers)
     told = {driver.ENVIRONMENT: msgspec.json.encode(found).decode()} if found.path else {}
-    variables = {**os.environ, **_ENVIRONMENT, **_no_inductor_folder(), **told}
+    # Nothing is compiled here: as it is imported, Inductor shall make no folder.
+    inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()
+    told["TORCHINDUCTOR_CACHE_DIR"] = inductor
+    variables = {**os.environ, **_ENVIRONMENT, **told}
     return Parent(EstimateError, variables, kind=ENGINE, first=found.path)
 
 
@@ -172,11 +177,7 @@ class Client:
 
     def ask(self, plan: Plan, *, counted: bool = False) -> Prediction | MemcalcError:
         """Run one plan; ``counted``: and one step more, for its floating-point operations."""
-        answer = self._answer(plan, counted=counted)
-        if isinstance(answer, MemcalcError):
-            return answer
-        prediction: Prediction = decode(Prediction, answer["prediction"])
-        return prediction
+        return self._decoded(Prediction, "prediction", plan, counted=counted)
 
     def trace(self, plan: Plan) -> tuple[Prediction, Trace] | MemcalcError:
         """Trace one plan, and keep the events."""
@@ -200,16 +201,15 @@ class Client:
             lengths: of batches to train on, one a step; empty: those of the plan.
         """
         told = [encode(device) for device in devices]
-        answer = self._answer(plan, devices=told, lengths=list(lengths))
-        return answer if isinstance(answer, MemcalcError) else decode(Judged, answer["judged"])
+        return self._decoded(Judged, "judged", plan, devices=told, lengths=list(lengths))
 
     def inventory(self, plan: Plan) -> Inventory | MemcalcError:
         """The tensors of a plan's model, and of its adapters where it has some."""
-        answer = self._answer(plan, inventory=True)
-        if isinstance(answer, MemcalcError):
-            return answer
-        inventory: Inventory = decode(Inventory, answer["inventory"])
-        return inventory
+        return self._decoded(Inventory, "inventory", plan, inventory=True)
+
+    def _decoded(self, kind: type[T], key: str, plan: Plan, **more: Any) -> T | MemcalcError:
+        answer = self._answer(plan, **more)
+        return answer if isinstance(answer, MemcalcError) else decode(kind, answer[key])
 
     def _answer(self, plan: Plan, **more: Any) -> dict[str, Any] | MemcalcError:
         try:
@@ -226,9 +226,3 @@ class Client:
             return self._child.ask({"plan": encode(plan), **more})
         except MemcalcError as error:
             return error
-
-
-def _no_inductor_folder() -> dict[str, str]:
-    """Keeps Inductor from making a folder as it is imported: nothing is compiled here."""
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    return {name: os.environ.get(name) or tempfile.gettempdir()}

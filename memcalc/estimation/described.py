@@ -54,13 +54,7 @@ def described(
         trainable=inventory.trainable_numel,
         components=components,
         phases=tuple(phases),
-        peak=Peak(
-            phase=top.phase,
-            requested=top.requested,
-            allocated=None,
-            reserved=None,
-            process_used=None,
-        ),
+        peak=Peak(phase=top.phase, requested=top.requested),
         optimizer_state=state,
         # The rules are for models; a script may train anything.
         rules_of_thumb=()

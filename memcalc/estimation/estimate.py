@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -22,9 +21,11 @@ from memcalc.records.trace import Trace
 from memcalc.records.values import checked
 
 if TYPE_CHECKING:
+    from memcalc.estimation.client import Client
     from memcalc.estimation.pool import Pool
 
 Answer = Prediction | MemcalcError
+T = TypeVar("T")
 
 
 def estimate(
@@ -122,31 +123,13 @@ class Tracer:
 
     def answers(self, plans: Sequence[Plan]) -> Iterator[Answer]:
         """Answer plans in order; a plan that fails yields its error and the rest go on."""
-        known: dict[int, Answer] = {}
-        names: dict[int, str] = {}
-        for index, plan in enumerate(plans):
-            checked = self._check(plan)
-            if isinstance(checked, MemcalcError):
-                known[index] = checked
-                continue
-            name = self._name(checked)
-            if name is not None:
-                names[index] = name
-                found = _from_cache(name, plan)
-                if found is not None and not (self._counted and found.flops is None):
-                    known[index] = found
-        missing = [plan for index, plan in enumerate(plans) if index not in known]
-        traced: Iterator[Answer] = iter(())
-        if missing:
-            from memcalc.estimation.client import Client
 
-            ask = functools.partial(Client.ask, counted=self._counted)
-            traced = self.pool().each(missing, ask)
-        for index in range(len(plans)):
-            answer = known[index] if index in known else next(traced)
-            if index not in known and isinstance(answer, Prediction) and index in names:
-                cache.store(names[index], answer)
-            yield _noted(answer, self._check(plans[index]))
+        def ask(client: Client, plan: Plan) -> Answer:
+            return client.ask(plan, counted=self._counted)
+
+        found = self._each(plans, self._answered, ask, self._keep)
+        for plan, answer in zip(plans, found, strict=True):
+            yield _noted(answer, self._check(plan))
 
     def trace(self, plan: Plan) -> Traced:
         """Trace one plan and keep its events, or find them in the cache.
@@ -161,45 +144,53 @@ class Tracer:
 
     def traces(self, plans: Sequence[Plan]) -> Iterator[Traced | MemcalcError]:
         """The same of several plans, in order, side by side; what fails yields its error."""
-        from memcalc.estimation.client import Client
 
-        known = {plan: self._kept(plan) for plan in plans}
+        def ask(client: Client, plan: Plan) -> Traced | MemcalcError:
+            found = client.trace(plan)
+            if isinstance(found, MemcalcError):
+                return found
+            return Traced(prediction=found[0], trace=found[1])
+
+        return self._each(plans, self._traced, ask, self._keep)
+
+    def _each(
+        self,
+        plans: Sequence[Plan],
+        kept: Callable[[Plan], T | MemcalcError | None],
+        ask: Callable[[Client, Plan], T | MemcalcError],
+        keep: Callable[[Plan, Prediction | Traced], None],
+    ) -> Iterator[T | MemcalcError]:
+        """What is kept of each plan, or else the answer of a child, which is kept from then on."""
+        known = {plan: kept(plan) for plan in plans}
         missing = [plan for plan, found in known.items() if found is None]
-        answers = self.pool().each(missing, Client.trace) if missing else iter(())
-        fresh = iter(missing)
+        fresh = zip(missing, self.pool().each(missing, ask) if missing else (), strict=True)
         for plan in plans:
             while (found := known[plan]) is None:
-                traced = next(fresh)
-                known[traced] = self._keep(traced, next(answers))
+                asked, answer = next(fresh)
+                known[asked] = answer
+                if isinstance(answer, Prediction | Traced):
+                    keep(asked, answer)
             yield found
 
-    def _kept(self, plan: Plan) -> Traced | MemcalcError | None:
-        """What the cache holds of a plan, or what is wrong with it."""
-        if plan.command:
-            return _simulated(plan)
+    def _answered(self, plan: Plan) -> Answer | None:
+        """The answer that the cache holds of a plan, or what is wrong with it."""
         checked = self._check(plan)
         if isinstance(checked, MemcalcError):
             return checked
-        name = self._name(checked)
-        if name is None:
-            return None
-        known, events = _from_cache(name, plan), cache.load_trace(name)
-        if known is None or events is None:
-            return None
-        return Traced(prediction=known, trace=events)
+        found = _from_cache(self._name(plan), plan)
+        return None if self._counted and found is not None and found.flops is None else found
 
-    def _keep(
-        self, plan: Plan, answer: tuple[Prediction, Trace] | MemcalcError
-    ) -> Traced | MemcalcError:
-        if isinstance(answer, MemcalcError):
-            return answer
-        prediction, trace = answer
+    def _traced(self, plan: Plan) -> Traced | MemcalcError | None:
+        """The same with the events; of a command, those of when it last ran."""
+        if plan.command:
+            return _simulated(plan)
         checked = self._check(plan)
-        name = None if isinstance(checked, MemcalcError) else self._name(checked)
+        return checked if isinstance(checked, MemcalcError) else _kept(self._name(plan), plan)
+
+    def _keep(self, plan: Plan, answer: Prediction | Traced) -> None:
+        name = self._name(plan)
         if name is not None:
-            cache.store(name, prediction)
-            cache.store_trace(name, trace)
-        return Traced(prediction=prediction, trace=trace)
+            _store(name, answer)
 
     def _check(self, plan: Plan) -> Checked | MemcalcError:
         """What a plan names, or why it is refused; found once."""
@@ -210,10 +201,13 @@ class Tracer:
                 self._checked[plan] = error
         return self._checked[plan]
 
-    def _name(self, checked: Checked) -> str | None:
+    def _name(self, plan: Plan) -> str | None:
         """Of a plan's answer in the cache; ``None``: it is not kept there."""
-        plan, config = checked.plan, checked.source.config
-        if not self._use_cache or config is None or code_in(plan) is not None:
+        checked = self._check(plan)
+        if isinstance(checked, MemcalcError) or not self._use_cache:
+            return None
+        config = checked.source.config
+        if config is None or code_in(plan) is not None:
             return None
         return cache.key(canonical(plan), config, "trace")
 
@@ -239,23 +233,33 @@ def _noted(answer: Answer, checked: Checked | MemcalcError) -> Answer:
 
 def _simulated(plan: Plan) -> Traced | MemcalcError:
     """What a command did when it last ran; it is never run again without being asked for."""
-    name = cache.key(plan, {}, "simulated")
-    known, events = _from_cache(name, plan), cache.load_trace(name)
-    if known is None or events is None:
-        return EstimateError(
-            f"the command's trace is no longer kept: type {to_simulate(plan, '-o run.json ')}"
-        )
-    return Traced(prediction=known, trace=events)
+    return _kept(cache.key(plan, {}, "simulated"), plan) or EstimateError(
+        f"the command's trace is no longer kept: type {to_simulate(plan, '-o run.json ')}"
+    )
 
 
 def keep(traced: Traced) -> None:
     """Keep what a command did for those who ask again."""
-    name = cache.key(traced.prediction.plan, {}, "simulated")
-    cache.store(name, traced.prediction)
-    cache.store_trace(name, traced.trace)
+    _store(cache.key(traced.prediction.plan, {}, "simulated"), traced)
 
 
-def _from_cache(name: str, plan: Plan) -> Prediction | None:
+def _store(name: str, answer: Prediction | Traced) -> None:
+    if isinstance(answer, Traced):
+        cache.store_trace(name, answer.trace)
+        answer = answer.prediction
+    cache.store(name, answer)
+
+
+def _kept(name: str | None, plan: Plan) -> Traced | None:
+    """An answer with its events, where the cache has both."""
+    known = _from_cache(name, plan)
+    events = cache.load_trace(name) if name is not None and known is not None else None
+    if known is None or events is None:
+        return None
+    return Traced(prediction=known, trace=events)
+
+
+def _from_cache(name: str | None, plan: Plan) -> Prediction | None:
     """What is kept under a name, as the answer to this spelling of the question."""
-    found = cache.load(name, Prediction)
+    found = cache.load(name, Prediction) if name is not None else None
     return replace(found, plan=plan) if found is not None else None

@@ -74,8 +74,7 @@ def with_spare(fit: Fit, context: Span | None, spare: int) -> FitVerdict:
         low += context.low - context.likely
     if fit.verdict is FitVerdict.DOES_NOT_FIT or low > room:
         return FitVerdict.DOES_NOT_FIT
-    high = fit.needed if fit.needed_high is None else fit.needed_high
-    return fit.verdict if high <= room else FitVerdict.TIGHT
+    return fit.verdict if fit.most <= room else FitVerdict.TIGHT
 
 
 def margin(capacity: int) -> int:
@@ -121,7 +120,8 @@ def judge(
     low = device.room(device.context.high)
     high = device.room(device.context.low)
     allowed = settings.allowed(device.capacity)
-    if unlimited.reserved <= low and not _depends_on_size(settings):
+    by_size = settings.gc_threshold > 0 or settings.memory_fraction < 1
+    if unlimited.reserved <= low and not by_size:
         return _fit(device, allowed, None, unlimited.reserved)
     if unlimited.allocated > high:
         return _fit(device, allowed, FitVerdict.DOES_NOT_FIT, unlimited.reserved)
@@ -151,10 +151,6 @@ def hopeless(least: int, device: Device) -> Fit | None:
         metric="allocated",
         verdict=FitVerdict.DOES_NOT_FIT,
     )
-
-
-def _depends_on_size(settings: AllocatorSettings) -> bool:
-    return settings.gc_threshold > 0 or settings.memory_fraction < 1
 
 
 def _fit(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -52,19 +52,15 @@ def samples(text: str, count: int, longest: int | None) -> list[int]:
         kind = draw.gauss if form[1] == "normal" else draw.uniform
         drawn = [round(kind(first, second)) for _ in range(count)]
     else:
-        known = _lengths_in(Path(text))
-        drawn = [draw.choice(known) for _ in range(count)]
+        if not os.path.isfile(text):
+            raise UsageError(f"--lengths {text} is neither {FORM}.")
+        lines = content(Path(text)).decode(errors="replace").split()
+        if not lines or not all(map(_LENGTH.fullmatch, lines)):
+            rule = "write one whole number of tokens a line, to 9999999."
+            raise UsageError(f"--lengths {text}: {rule}")
+        drawn = [int(draw.choice(lines)) for _ in range(count)]
     most = longest or max(drawn)
     return [min(max(length, 1), most) for length in drawn]
-
-
-def _lengths_in(path: Path) -> list[int]:
-    if not os.path.isfile(path):
-        raise UsageError(f"--lengths {path} is neither {FORM}.")
-    lines = content(path).decode(errors="replace").split()
-    if not lines or not all(map(_LENGTH.fullmatch, lines)):
-        raise UsageError(f"--lengths {path}: write one whole number of tokens a line, to 9999999.")
-    return [int(line) for line in lines]
 
 
 def varied(plan: Plan, text: str) -> Varied:
@@ -85,8 +81,7 @@ def varied(plan: Plan, text: str) -> Varied:
         )
     question = asked(plan)
     drawn = samples(text, BATCHES * plan.batch, plan.seq)
-    as_drawn = [max(part) for part in _parts(drawn, plan.batch)]
-    bucketed = [max(part) for part in _parts(sorted(drawn), plan.batch)]
+    as_drawn, bucketed = (_longest(one, plan.batch) for one in (drawn, sorted(drawn)))
     random.Random(_SEED).shuffle(bucketed)
     growing = replace(plan, alloc_conf=(f"{plan.alloc_conf},expandable_segments:True".lstrip(",")))
     runs = (
@@ -165,5 +160,6 @@ def over_batches(answer: Prediction, found: Varied) -> Prediction:
     )
 
 
-def _parts(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    return (values[start : start + size] for start in range(0, len(values), size))
+def _longest(samples: Sequence[int], size: int) -> list[int]:
+    """The longest sample of each batch."""
+    return [max(samples[start : start + size]) for start in range(0, len(samples), size)]

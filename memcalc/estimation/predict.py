@@ -25,6 +25,7 @@ from memcalc.records.walk import highest as highest_events
 
 _CONVOLVES = ("convolution", "_convolution", "cudnn_convolution")
 """How the names of PyTorch's convolutions begin."""
+_NOT_COUNTED = "memcalc explain counts them, and so does memcalc suggest"
 UNCOUNTED = (
     "other processes on the GPU",
     "data loaders, metrics and logging of the training script",
@@ -44,7 +45,8 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     phases = (crowded or reached).phases
     said = tuple(_said_of_cache(question.plan, trace))
     if question.plan.target == "cpu":
-        return _on_cpu(_described(question, trace, state, (*map(_requested_only, phases),), said))
+        bare = tuple(PhasePeak(phase=one.phase, requested=one.requested) for one in phases)
+        return _on_cpu(_described(question, trace, state, bare, said))
     answer = _on_cuda(_described(question, trace, state, phases, said), trace, question.gpu)
     reserved = answer.peak.reserved or 0
     if crowded is not None:
@@ -67,26 +69,17 @@ def _described(
     """What is known of a run wherever it is: what tensors ask for, and what is held at the peak."""
     held = components(trace, highest_events(trace)[highest(phases).phase])
     plan, inventory = question.plan, trace.inventory
+    why = next((note for note in trace.assumptions if note.startswith(UNCOUNTED_FLOPS)), None)
     return replace(
         described(plan, inventory, question.choice, state, phases, held, "trace"),
         seq=trace.seq,
         gradients=most_of(trace, Component.GRADIENTS),
         flops=trace.flops,
         sent=trace.sent,
-        unknown={"flops": _uncounted_flops(trace)} if trace.flops is None else {},
+        unknown={"flops": why or _NOT_COUNTED} if trace.flops is None else {},
         assumptions=(*said, *trace.assumptions),
         versions=trace.versions,
     )
-
-
-def _uncounted_flops(trace: Trace) -> str:
-    """Why a step's floating-point operations are unknown."""
-    said = next((note for note in trace.assumptions if note.startswith(UNCOUNTED_FLOPS)), None)
-    return said or "memcalc explain counts them, and so does memcalc suggest"
-
-
-def _requested_only(phase: PhasePeak) -> PhasePeak:
-    return replace(phase, allocated=None, reserved=None, first_step_allocated=None)
 
 
 def _on_cpu(answer: Prediction) -> Prediction:
@@ -107,13 +100,16 @@ def _on_cuda(answer: Prediction, trace: Trace, gpu: Gpu | None) -> Prediction:
     convolves = any(storage.op.startswith(_CONVOLVES) for storage in trace.storages)
     context = outside_span(gpu, answer.plan, convolves=convolves, groups=trace.groups)
     reserved = max(phase.reserved or 0 for phase in answer.phases)
+    used = None
+    if context.likely is not None:
+        used = reserved + context.likely + answer.optimizer_state.total(Place.MANAGED)
     return replace(
         answer,
         peak=replace(
             answer.peak,
             allocated=highest(answer.phases).allocated,
             reserved=reserved,
-            process_used=_process_used(reserved, context, answer.optimizer_state),
+            process_used=used,
         ),
         context=context,
         uncounted=(*trace.uncounted, *answer.plan.unread, *UNCOUNTED),
@@ -121,12 +117,6 @@ def _on_cuda(answer: Prediction, trace: Trace, gpu: Gpu | None) -> Prediction:
         if gpu is not None
         else {"process_used": "name a GPU with --gpu", **answer.unknown},
     )
-
-
-def _process_used(reserved: int, context: Span | None, state: OptimizerState) -> int | None:
-    if context is None or context.likely is None:
-        return None
-    return reserved + context.likely + state.total(Place.MANAGED)
 
 
 GIVEN_BACK = "cached blocks that the allocator frees as the GPU fills up"

@@ -47,40 +47,32 @@ def outside_span(
     if groups:
         named[NCCL] = nccl_span(gpu, groups)
         total = together(total, named[NCCL])
-    parts = tuple(_part(name, span) for name, span in named.items() if name is not None)
+    parts = tuple(
+        Part(name=name, low=span.low, likely=span.likely, high=span.high, source=span.source)
+        for name, span in named.items()
+        if name is not None
+    )
     return replace(total, parts=parts)
 
 
 def _loaded(gpu: Gpu | None, plan: Plan | None, *, convolves: bool) -> dict[str | None, Span]:
     """Context and code by name, and under ``None`` the whole, as the plan's kernels are loaded."""
-    lazy = _by_need(gpu)
+    held = outside(gpu)
+    lazy: dict[str | None, Span] = {CONTEXT: held.context, CODE: held.modules, None: held.total}
     if gpu is None or plan is None or plan.module_loading == "lazy":
         return lazy
     version = version_of(plan.torch)
     if plan.module_loading is None and version >= _SINCE_515:
         return lazy
-    whole = _whole(gpu, version if convolves else None)
+    # All kernels of a library are loaded at once.
+    bare = whole = eager_span(gpu)
+    named: dict[str | None, Span] = {EAGER: bare}
+    library = library_span(gpu, version) if convolves else None
+    if library is not None:
+        whole = together(bare, library)
+        named[CUDNN] = library
     if plan.module_loading == "eager":
-        return whole
-    more = max(whole[None].high - lazy[None].high, 0)
-    old = Span(low=0, likely=0, high=more, source=f"PyTorch 2.0 runs there; {whole[None].source}")
-    return {**lazy, OLD_DRIVER: old, None: together(lazy[None], old)}
-
-
-def _by_need(gpu: Gpu | None) -> dict[str | None, Span]:
-    """Parts by name, and under ``None`` the whole, which was read as one."""
-    held = outside(gpu)
-    return {CONTEXT: held.context, CODE: held.modules, None: held.total}
-
-
-def _whole(gpu: Gpu, torch: tuple[int, int] | None) -> dict[str | None, Span]:
-    """The same where all kernels of a library are loaded at once; ``torch``: it brings cuDNN."""
-    bare = eager_span(gpu)
-    library = library_span(gpu, torch) if torch is not None else None
-    if library is None:
-        return {EAGER: bare, None: bare}
-    return {EAGER: bare, CUDNN: library, None: together(bare, library)}
-
-
-def _part(name: str, span: Span) -> Part:
-    return Part(name=name, low=span.low, likely=span.likely, high=span.high, source=span.source)
+        return {**named, None: whole}
+    more = max(whole.high - held.total.high, 0)
+    old = Span(low=0, likely=0, high=more, source=f"PyTorch 2.0 runs there; {whole.source}")
+    return {**lazy, OLD_DRIVER: old, None: together(held.total, old)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -19,8 +19,8 @@ from memcalc.allocator.replay import Op, Replay, replay
 from memcalc.estimation.fits import Device, device_of, judge
 from memcalc.estimation.question import Asked, asked
 from memcalc.records.model import OptimizerState
-from memcalc.records.prediction import Fit, PhasePeak, Prediction
-from memcalc.records.trace import Aside, Phase, Reading, Trace
+from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, PhasePeak, Prediction
+from memcalc.records.trace import Phase, Reading, Trace
 from memcalc.records.walk import counts
 
 UNLIMITED = 1 << 50
@@ -43,11 +43,8 @@ def outcome(question: Asked, trace: Trace) -> Outcome:
     """What a run reached where nothing was in its way."""
     if not trace.readings:
         return of_replay(replay(as_it_ran(trace), question.settings, UNLIMITED), trace)
-    requested, allocated, reserved = (
-        max(getattr(reading, rung) for reading in trace.readings)
-        for rung in ("requested", "allocated", "reserved")
-    )
-    peaks = Levels(requested=requested, allocated=allocated, active=allocated, reserved=reserved)
+    highest = {r: max(getattr(one, r) for one in trace.readings) for r in ALLOCATOR_RUNGS}
+    peaks = Levels(active=highest["allocated"], **highest)
     return Outcome(peaks=peaks, phases=_phases(trace.readings, trace))
 
 
@@ -56,20 +53,12 @@ def of_replay(replayed: Replay, trace: Trace) -> Outcome:
     readings = []
     for interval in replayed.intervals:
         step, phase = cast(tuple[int, Phase], interval.name)
-        peaks = interval.peaks
-        readings.append(
-            Reading(
-                phase=phase,
-                step=step,
-                requested=peaks.requested,
-                allocated=peaks.allocated,
-                reserved=peaks.reserved,
-            )
-        )
-    return Outcome(peaks=replayed.peaks, phases=_phases(tuple(readings), trace))
+        levels = {rung: getattr(interval.peaks, rung) for rung in ALLOCATOR_RUNGS}
+        readings.append(Reading(phase=phase, step=step, **levels))
+    return Outcome(peaks=replayed.peaks, phases=_phases(readings, trace))
 
 
-def _phases(readings: tuple[Reading, ...], trace: Trace) -> tuple[PhasePeak, ...]:
+def _phases(readings: Sequence[Reading], trace: Trace) -> tuple[PhasePeak, ...]:
     """Peaks of the phases that count, rung by rung; beside them the first step's."""
     found = []
     for phase in Phase:
@@ -77,15 +66,9 @@ def _phases(readings: tuple[Reading, ...], trace: Trace) -> tuple[PhasePeak, ...
         steady = [one for one in of_phase if counts(trace, phase, one.step)]
         first = [one.allocated for one in of_phase if one.step == 0]
         if steady:
-            found.append(
-                PhasePeak(
-                    phase=phase,
-                    requested=max(one.requested for one in steady),
-                    allocated=max(one.allocated for one in steady),
-                    reserved=max(one.reserved for one in steady),
-                    first_step_allocated=max(first, default=None),
-                )
-            )
+            peaks = {r: max(getattr(one, r) for one in steady) for r in ALLOCATOR_RUNGS}
+            early = max(first, default=None)
+            found.append(PhasePeak(phase=phase, first_step_allocated=early, **peaks))
     return tuple(found)
 
 
@@ -126,7 +109,15 @@ def judged(question: Asked, trace: Trace, device: Device) -> Fit:
 def as_it_ran(trace: Trace) -> Iterator[tuple[Any, ...]]:
     """Every event once, with what else the allocator was told of."""
     marks = [(mark.index, (Op.MARK, (mark.step, mark.phase))) for mark in trace.marks]
-    told = [(aside.index, _told(aside)) for aside in trace.asides]
+    told = [
+        (
+            aside.index,
+            (Op.USED_BY, aside.storage, aside.stream)
+            if aside.what == "used_by"
+            else (Op(aside.what), aside.stream),
+        )
+        for aside in trace.asides
+    ]
     # Of those before the same event, in the order they are listed.
     between = deque(sorted([*marks, *told], key=lambda item: item[0]))
     for index, event in enumerate(trace.events):
@@ -138,9 +129,3 @@ def as_it_ran(trace: Trace) -> Iterator[tuple[Any, ...]]:
         storage = trace.storages[event]
         yield (event, storage.bytes, storage.stream) if storage.stream else (event, storage.bytes)
     yield from (item for _, item in between)
-
-
-def _told(aside: Aside) -> tuple[Any, ...]:
-    if aside.what == "used_by":
-        return Op.USED_BY, aside.storage, aside.stream
-    return Op(aside.what), aside.stream

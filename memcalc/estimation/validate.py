@@ -196,22 +196,17 @@ def _check_wrapped(plan: Plan, layout: layouts.Layout) -> None:
             f"and the plan has {plan.parallel}: leave --loop out.",
         )
     given = dict(plan.parallel_args)
-    if "device_mesh" in given:
-        raise SettingError(
-            "parallel_args",
-            f"Under --loop {plan.loop} PyTorch itself finds out how many GPUs a machine has: "
-            "HYBRID_SHARD works in the plain loop only, so leave --loop out.",
-        )
-    if "no_sync" in given:
-        raise SettingError(
-            "parallel_args",
-            f"When gradients are exchanged under --loop {plan.loop} is accelerate's to say: "
-            "no_sync is of the plain loop, so leave one of them out.",
-        )
-    if plan.loop == "trainer" and "gradient_as_bucket_view" in given:
-        raise SettingError(
-            "parallel_args", "The Trainer hands no gradient_as_bucket_view on: leave it out."
-        )
+    refused = {
+        "device_mesh": f"Under --loop {plan.loop} PyTorch itself finds out how many GPUs a machine "
+        "has: HYBRID_SHARD works in the plain loop only, so leave --loop out.",
+        "no_sync": f"Under --loop {plan.loop} accelerate decides when gradients are exchanged: "
+        "no_sync is of the plain loop, so leave one of them out.",
+    }
+    if plan.loop == "trainer":
+        view = "gradient_as_bucket_view"
+        refused[view] = f"The Trainer hands no {view} on: leave it out."
+    if told := next((told for name, told in refused.items() if name in given), None):
+        raise SettingError("parallel_args", told)
     half = {"amp-bf16": "bfloat16", "bf16+amp": "bfloat16", "amp-fp16": "float16"}.get(
         plan.precision
     )

@@ -150,16 +150,12 @@ def _put(path: Path, data: bytes) -> None:
     except OSError as error:
         if old is None or error.errno not in _IN_THE_WAY:
             raise
-        _overwrite(path, data)
+        with open(path, "r+b") as file:
+            file.write(data)
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
     finally:
         # Also when it is interrupted, no half file stays behind.
         with contextlib.suppress(OSError):
             os.unlink(beside)
-
-
-def _overwrite(path: Path, data: bytes) -> None:
-    with open(path, "r+b") as file:
-        file.write(data)
-        file.truncate()
-        file.flush()
-        os.fsync(file.fileno())

@@ -120,7 +120,9 @@ def _kept(file: str, unpacked: Callable[[bytes], T]) -> T | None:
     except (OSError, ValueError, RecursionError) as error:
         warnings.warn(f"ignoring the cached answer {path}: {reason(error)}", stacklevel=3)
         return None
-    _touch(path)
+    # An entry's time of change says when it was last of use.
+    with contextlib.suppress(OSError):
+        os.utime(path)
     return found
 
 
@@ -146,12 +148,6 @@ def _put(file: str, packed: Callable[[], bytes]) -> None:
             _evict(limit)
     except (OSError, UsageError, ValueError) as error:
         warnings.warn(f"the answer is not cached: {reason(error)}", stacklevel=3)
-
-
-def _touch(path: Path) -> None:
-    """An entry's time of change says when it was last of use."""
-    with contextlib.suppress(OSError):
-        os.utime(path)
 
 
 def _evict(limit: int) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import gzip
 import io
+import operator
 import zlib
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec.structs import astuple, replace
 
-from memcalc.files.artifact import write_bytes
 from memcalc.records.trace import Component, Phase, Storage, Trace
 
 MAGIC = b"memcalc trace 5\n"
@@ -39,6 +38,9 @@ class _Kind(msgspec.Struct, frozen=True, array_like=True):
     line: str
 
 
+_in_common = operator.attrgetter(*_Kind.__struct_fields__)
+
+
 class _Packed(msgspec.Struct, array_like=True):
     """What is written."""
 
@@ -53,30 +55,15 @@ class DamagedTraceError(ValueError):
     """The file does not hold a whole trace."""
 
 
-def write(path: Path, trace: Trace) -> None:
-    """Write a trace whole or not at all.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    write_bytes(path, pack(trace))
-
-
 def pack(trace: Trace) -> bytes:
     """What a file of this trace holds."""
     kinds: dict[_Kind, int] = {}
-    storages = [
-        (one.bytes, kinds.setdefault(_kind(one), len(kinds)), one.step) for one in trace.storages
-    ]
+    storages = []
+    for one in trace.storages:
+        kind = _Kind(*_in_common(one))
+        storages.append((one.bytes, kinds.setdefault(kind, len(kinds)), one.step))
     packed = _Packed(replace(trace, storages=()), list(kinds), storages)
     return gzip.compress(MAGIC + msgspec.msgpack.encode(packed), compresslevel=1)
-
-
-def _kind(one: Storage) -> _Kind:
-    return _Kind(
-        *(one.component, one.phase, one.module, one.op, one.dtype, one.until),
-        *(one.stream, one.used_by, one.line),
-    )
 
 
 def unpack(data: bytes) -> Trace:

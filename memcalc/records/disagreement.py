@@ -35,8 +35,8 @@ def disagreement(plan: Plan) -> str | None:
         return "compile is answered for GPUs: leave out compile, or target cpu."
     if plan.attention == FLASH_ATTN and plan.target == "cpu":
         return "flash-attn's kernels are for GPUs: leave out attention, or target cpu."
-    if plan.gpu is not None and plan.target == "cpu":
-        return f"target cpu runs on no GPU: leave out gpu {plan.gpu}, or target cpu."
+    if (wrong := _about_devices(plan)) is not None:
+        return wrong
     against = {
         "grad_accum above 1": plan.grad_accum > 1,
         "max_grad_norm": plan.max_grad_norm is not None,

@@ -101,9 +101,9 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
     phase: Phase
     requested: int
-    allocated: int | None
-    reserved: int | None
-    process_used: int | None
+    allocated: int | None = None
+    reserved: int | None = None
+    process_used: int | None = None
 
     def __post_init__(self) -> None:
         known = [r for r in (self.requested, self.allocated, self.reserved, self.process_used) if r]
@@ -146,6 +146,16 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     than the GPU has; ``None``: all of it."""
 
     @property
+    def fits(self) -> bool:
+        """For sure, with a margin to spare."""
+        return self.verdict is FitVerdict.FITS
+
+    @property
+    def most(self) -> int:
+        """``needed`` with the largest context."""
+        return self.needed if self.needed_high is None else self.needed_high
+
+    @property
     def limit(self) -> int:
         """What the process may use at most."""
         return self.capacity if self.allowed is None else min(self.allowed, self.capacity)
@@ -158,8 +168,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def least_margin(self) -> int:
         """The same with the largest context, which is outside what the allocator is allowed."""
-        high = self.needed if self.needed_high is None else self.needed_high
-        left = self.capacity - high
+        left = self.capacity - self.most
         return left if self.allowed is None else min(left, self.allowed - self.needed)
 
 

@@ -74,20 +74,6 @@ def _shared(family: str) -> object:
     return shared
 
 
-def _no_amsgrad(args: Args) -> str | None:
-    return "bitsandbytes' optimizers have no amsgrad" if truthy(args, "amsgrad") else None
-
-
-def _momentum(args: Args) -> str | None:
-    if number(args, "momentum") == 0:
-        return "bitsandbytes refuses momentum = 0: add --optim-arg momentum=0.9"
-    return None
-
-
-def _centered(args: Args) -> str | None:
-    return "bitsandbytes' RMSprop cannot be centered" if truthy(args, "centered") else None
-
-
 def _without_kernel(name: str) -> OnCuda:
     """What bitsandbytes' tables of CUDA kernels leave out: it raises at the first such tensor.
 
@@ -117,20 +103,18 @@ _BROKEN = (
     "(bitsandbytes issue 2075): use ademamix, which is right"
 )
 _UNTRACEABLE = "its update is one call of bitsandbytes' own kernel"
-_FAMILIES: tuple[tuple[str, str, int, bool, tuple[str, ...], Refusal | None, Args], ...] = (
-    # class, family, rule for 32 bit, paged exists, further arguments, refusal
-    ("Adam", _TWO, 8, True, ("amsgrad",), _no_amsgrad, {}),
-    ("AdamW", _TWO, 8, True, ("amsgrad",), _no_amsgrad, {}),
-    ("AdEMAMix", _MIX, 12, True, ("alpha", "t_alpha", "t_beta3"), None, {}),
-    ("Lion", _ONE, 4, True, (), None, {}),
-    ("LAMB", _TWO, 8, False, ("amsgrad", "bias_correction", "adam_w_mode"), _no_amsgrad,
-     {"max_unorm": 1.0}),
-    ("SGD", _ONE, 4, False, ("dampening", "nesterov"), _momentum, {"momentum": 0.9}),
-    ("RMSprop", _ONE, 4, False, ("alpha", "momentum"), _centered, {"centered": False}),
-    ("Adagrad", _ONE, 4, False, ("lr_decay", "initial_accumulator_value"), None, {}),
-    ("LARS", _ONE, 4, False, ("dampening", "nesterov"), _momentum,
-     {"momentum": 0.9, "max_unorm": 0.02}),
-)  # fmt: skip
+_FAMILIES: tuple[tuple[str, str, int, bool, tuple[str, ...], Args], ...] = (
+    # class, family, rule for 32 bit, paged exists, further arguments, defaults
+    ("Adam", _TWO, 8, True, ("amsgrad",), {}),
+    ("AdamW", _TWO, 8, True, ("amsgrad",), {}),
+    ("AdEMAMix", _MIX, 12, True, ("alpha", "t_alpha", "t_beta3"), {}),
+    ("Lion", _ONE, 4, True, (), {}),
+    ("LAMB", _TWO, 8, False, ("amsgrad", "bias_correction", "adam_w_mode"), {"max_unorm": 1.0}),
+    ("SGD", _ONE, 4, False, ("dampening", "nesterov"), {"momentum": 0.9}),
+    ("RMSprop", _ONE, 4, False, ("alpha", "momentum"), {"centered": False}),
+    ("Adagrad", _ONE, 4, False, ("lr_decay", "initial_accumulator_value"), {}),
+    ("LARS", _ONE, 4, False, ("dampening", "nesterov"), {"momentum": 0.9, "max_unorm": 0.02}),
+)
 _HF = {
     "AdamW8bit": ("adamw_8bit", "adamw_bnb_8bit"),
     "Lion32bit": ("lion_32bit",),
@@ -151,15 +135,6 @@ _NAME = {"RMSprop", "SGD", "Adam", "AdamW", "Adagrad"}
 """Names that torch.optim has too: bitsandbytes' 32-bit ones are named with their package."""
 
 
-def _rows() -> tuple[Row, ...]:
-    rows = []
-    for name, family, rule, pages, takes, refuse, more in _FAMILIES:
-        for paged in (False, True) if pages else (False,):
-            for bits in (None, 8, 32):
-                rows.append(_row(name, family, rule, paged, bits, takes, refuse, more))
-    return tuple(rows)
-
-
 def _row(
     name: str,
     family: str,
@@ -167,11 +142,9 @@ def _row(
     paged: bool,
     bits: int | None,
     takes: tuple[str, ...],
-    refuse: Refusal | None,
     more: Args,
 ) -> Row:
     class_name = f"{'Paged' if paged else ''}{name}{f'{bits}bit' if bits else ''}"
-    broken = name == "AdEMAMix" and bits == 32
     defaults: Args = {
         "optim_bits": bits or 32,
         "min_8bit_size": MIN_8BIT_SIZE,
@@ -181,10 +154,11 @@ def _row(
         **more,
     }
     short = class_name.lower()
+    width = "8-bit states, scale per 256" if bits == 8 else "32-bit states"
     return Row(
         name=f"bitsandbytes.{short}" if class_name in _NAME else short,
         implementation=f"bitsandbytes.optim.{class_name}",
-        summary=_summary(bits, paged),
+        summary=f"{width}, large ones in managed memory" if paged else width,
         layout=_layout(family, norm=name in ("LAMB", "LARS")),
         aliases=_HF.get(class_name, ()),
         defaults=defaults,
@@ -196,55 +170,47 @@ def _row(
         package="bitsandbytes",
         untraceable=_UNTRACEABLE,
         refuse_on_cuda=_without_kernel(name),
-        refuse=(lambda args: _BROKEN) if broken else _refusing(_fixed(name, paged, bits), refuse),
+        refuse=_refusal(name, paged, bits),
     )
 
 
-def _fixed(name: str, paged: bool, bits: int | None) -> Refusal:
-    """Refuse what a class's name has settled: its constructor refuses, ignores or lacks it.
+def _refusal(name: str, paged: bool, bits: int | None) -> Refusal:
+    """Refuse what bitsandbytes does not have, and what a class's name has settled.
 
-    Source: the constructors of bitsandbytes 0.50.2, each tried.
+    Source: the constructors of bitsandbytes 0.50.2, each tried: they refuse it, ignore it or lack
+    it.
     """
     wide = f"bitsandbytes.{name.lower()}" if name in _NAME else name.lower()
-    prefix = "paged" if paged else ""
+    other = f"{'paged' if paged else ''}{name.lower()}{8 if bits == 32 else 32}bit"
 
     def refuse(args: Args) -> str | None:
-        if bits and args["optim_bits"] != bits:
-            other = f"{prefix}{name.lower()}8bit" if bits == 32 else f"{prefix}{name.lower()}32bit"
-            return f"its states have {bits} bits, whatever optim_bits says: use {other}"
-        if paged and not truthy(args, "is_paged"):
-            return f"it is paged, whatever is_paged says: use {wide}"
-        if truthy(args, "is_paged") and name not in ("Adam", "AdamW", "AdEMAMix", "Lion"):
-            return "bitsandbytes cannot page its states: leave is_paged out"
-        return None
+        clips = number(args, "percentile_clipping", _NO_CLIPPING) < _NO_CLIPPING
+        version = (installed("bitsandbytes") or "").split(".")
+        rules = {
+            _BROKEN: name == "AdEMAMix" and bits == 32,
+            "percentile_clipping was removed in bitsandbytes 0.50: leave it out": clips
+            and all(part.isdigit() for part in version[:2])
+            and [*map(int, version[:2])] >= [0, 50],
+            f"its states have {bits} bits, whatever optim_bits says: use {other}": bits
+            and args["optim_bits"] != bits,
+            f"it is paged, whatever is_paged says: use {wide}": paged
+            and not truthy(args, "is_paged"),
+            "bitsandbytes cannot page its states: leave is_paged out": truthy(args, "is_paged")
+            and name not in ("Adam", "AdamW", "AdEMAMix", "Lion"),
+            "bitsandbytes' optimizers have no amsgrad": truthy(args, "amsgrad"),
+            "bitsandbytes refuses momentum = 0: add --optim-arg momentum=0.9": name
+            in ("SGD", "LARS")
+            and number(args, "momentum") == 0,
+            "bitsandbytes' RMSprop cannot be centered": truthy(args, "centered"),
+        }
+        return next((why for why, refused in rules.items() if refused), None)
 
     return refuse
 
 
-def _refusing(*refusals: Refusal | None) -> Refusal:
-    """Refuse percentile clipping where bitsandbytes has it no longer, then what others do."""
-
-    def refuse(args: Args) -> str | None:
-        if number(args, "percentile_clipping", _NO_CLIPPING) < _NO_CLIPPING:
-            ours = _version()
-            if ours is not None and ours >= (0, 50):
-                return "percentile_clipping was removed in bitsandbytes 0.50: leave it out"
-        return next((said for more in refusals if more and (said := more(args))), None)
-
-    return refuse
-
-
-def _version() -> tuple[int, int] | None:
-    try:
-        major, minor, *_ = (installed("bitsandbytes") or "").split(".")
-        return int(major), int(minor)
-    except ValueError:
-        return None
-
-
-def _summary(bits: int | None, paged: bool) -> str:
-    width = "8-bit states, scale per 256" if bits == 8 else "32-bit states"
-    return f"{width}, large ones in managed memory" if paged else width
-
-
-ROWS = _rows()
+ROWS = tuple(
+    _row(name, family, rule, paged, bits, takes, more)
+    for name, family, rule, pages, takes, more in _FAMILIES
+    for paged in ((False, True) if pages else (False,))
+    for bits in (None, 8, 32)
+)

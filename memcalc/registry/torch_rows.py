@@ -8,52 +8,37 @@ from __future__ import annotations
 from math import prod
 
 from memcalc.records.model import Parameter, Place
-from memcalc.registry.row import COMMON, Args, Layout, Piece, Row, keeps, like, number, truthy
+from memcalc.registry.row import COMMON, Args, Layout, Piece, Row, keeps, like, truthy
 
 _FLAGS = ("foreach", "differentiable")
 
 
-def _step(args: Args, *, fused: bool = True) -> Piece:
-    """A float32 scalar: beside the parameter when the step must not leave the GPU."""
-    on_device = truthy(args, "capturable") or (fused and truthy(args, "fused"))
-    return "step", "float32", 1, Place.DEVICE if on_device else Place.HOST
+def _states(*names: str, steps: tuple[str, ...] = ("step",), **asked: str) -> Layout:
+    """State like the parameter, by these names, behind counters of steps.
+
+    Args:
+        *names: what is always kept.
+        steps: float32 scalars, beside the parameter when the step must not leave the GPU.
+        **asked: what is kept as well, by the argument that asks for it.
+    """
+
+    def layout(parameter: Parameter, args: Args) -> list[Piece]:
+        on_device = truthy(args, "capturable") or truthy(args, "fused")
+        place = Place.DEVICE if on_device else Place.HOST
+        more = (name for argument, name in asked.items() if truthy(args, argument))
+        counters: list[Piece] = [(name, "float32", 1, place) for name in steps]
+        return [*counters, *like(parameter, *names, *more)]
+
+    return layout
 
 
 _HOST_STEP: Piece = ("step", "float32", 1, Place.HOST)
-
-
-def _adam(parameter: Parameter, args: Args) -> list[Piece]:
-    maximum = ("max_exp_avg_sq",) if truthy(args, "amsgrad") else ()
-    return [_step(args), *like(parameter, "exp_avg", "exp_avg_sq", *maximum)]
-
-
-def _sgd(parameter: Parameter, args: Args) -> list[Piece]:
-    return like(parameter, "momentum_buffer") if number(args, "momentum") else []
-
-
-def _rmsprop(parameter: Parameter, args: Args) -> list[Piece]:
-    names = ["square_avg"]
-    names += ["momentum_buffer"] if number(args, "momentum") > 0 else []
-    names += ["grad_avg"] if truthy(args, "centered") else []
-    return [_step(args, fused=False), *like(parameter, *names)]
-
-
-def _adagrad(parameter: Parameter, args: Args) -> list[Piece]:
-    return [_step(args), *like(parameter, "sum")]
+_adam = _states("exp_avg", "exp_avg_sq", amsgrad="max_exp_avg_sq")
 
 
 def _asgd(parameter: Parameter, args: Args) -> list[Piece]:
     scalars: list[Piece] = [(n, "float32", 1, Place.DEVICE) for n in ("step", "eta", "mu")]
     return [*scalars, *like(parameter, "ax")]
-
-
-def _nadam(parameter: Parameter, args: Args) -> list[Piece]:
-    _, dtype, size, place = _step(args, fused=False)
-    return [
-        ("step", dtype, size, place),
-        ("mu_product", dtype, size, place),
-        *like(parameter, "exp_avg", "exp_avg_sq"),
-    ]
 
 
 def _adafactor(parameter: Parameter, args: Args) -> list[Piece]:
@@ -65,13 +50,6 @@ def _adafactor(parameter: Parameter, args: Args) -> list[Piece]:
         ("row_var", parameter.dtype, rows, Place.DEVICE),
         ("col_var", parameter.dtype, columns, Place.DEVICE),
     ]
-
-
-def _with_step(*names: str) -> Layout:
-    def layout(parameter: Parameter, args: Args) -> list[Piece]:
-        return [_step(args, fused=False), *like(parameter, *names)]
-
-    return layout
 
 
 def _row(
@@ -119,7 +97,7 @@ ROWS = (
     ),
     _row(
         "SGD",
-        _sgd,
+        _states(steps=(), momentum="momentum_buffer"),
         "momentum if asked for",
         4,
         defaults={"momentum": 0, "nesterov": False, "fused": None},
@@ -135,7 +113,7 @@ ROWS = (
     ),
     _row(
         "Adagrad",
-        _adagrad,
+        _states("sum"),
         "sum of squares, made at construction",
         4,
         defaults={"fused": None},
@@ -144,7 +122,7 @@ ROWS = (
     ),
     _row(
         "Adadelta",
-        _with_step("square_avg", "acc_delta"),
+        _states("square_avg", "acc_delta"),
         "two averages",
         8,
         defaults=_CAPTURABLE,
@@ -152,14 +130,14 @@ ROWS = (
     ),
     _row(
         "Adamax",
-        _with_step("exp_avg", "exp_inf"),
+        _states("exp_avg", "exp_inf"),
         "first moment and infinity norm",
         8,
         defaults=_CAPTURABLE,
     ),
     _row(
         "NAdam",
-        _nadam,
+        _states("exp_avg", "exp_avg_sq", steps=("step", "mu_product")),
         "Adam with Nesterov momentum",
         8,
         defaults=_CAPTURABLE,
@@ -167,7 +145,7 @@ ROWS = (
     ),
     _row(
         "RAdam",
-        _with_step("exp_avg", "exp_avg_sq"),
+        _states("exp_avg", "exp_avg_sq"),
         "rectified Adam",
         8,
         defaults=_CAPTURABLE,
@@ -175,7 +153,7 @@ ROWS = (
     ),
     _row(
         "RMSprop",
-        _rmsprop,
+        _states("square_avg", momentum="momentum_buffer", centered="grad_avg"),
         "average of squares; momentum if asked for",
         4,
         defaults={"momentum": 0, "centered": False, "capturable": False},
@@ -184,7 +162,7 @@ ROWS = (
     ),
     _row(
         "Rprop",
-        _with_step("prev", "step_size"),
+        _states("prev", "step_size"),
         "sign and step size",
         8,
         defaults=_CAPTURABLE,

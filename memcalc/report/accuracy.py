@@ -16,20 +16,18 @@ _EXACT = ("weights", "gradients", "optimizer state", "optimizer state (device)")
 
 def blocks(runs: Sequence[Run]) -> list[Block]:
     """Errors of the peaks by rung, model, optimizer and precision; the largest run by run."""
-    judged = [run for run in runs if _judged(run)]
+    judged = [
+        run
+        for run in runs
+        if run.measurement is not None and run.measurement.out_of_memory is None
+        if run.prediction is not None and run.prediction.method == "trace"
+    ]
     left = len(runs) - len(judged)
     lines = [f"{len(judged)} runs with a traced estimate and a measurement"]
     if left:
         lines.append(f"{left} runs left out: failed, out of memory, or without such an estimate")
     tables = [_peaks(judged), _parts(judged), _worst(judged)] if judged else []
     return [*map(Line, lines), *tables]
-
-
-def _judged(run: Run) -> bool:
-    measured, predicted = run.measurement, run.prediction
-    if measured is None or predicted is None or measured.out_of_memory is not None:
-        return False
-    return predicted.method == "trace"
 
 
 def _groups(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:

@@ -8,26 +8,14 @@ from memcalc.catalog.models import TAKEN
 from memcalc.catalog.plan import to_simulate
 from memcalc.records.fields import options
 from memcalc.records.model import Place
-from memcalc.records.prediction import RUNGS, Fit, FitVerdict, OnGpu, Prediction, Varied
+from memcalc.records.prediction import RUNGS, OnGpu, Prediction, Varied
 from memcalc.records.trace import NO_GRADIENT, Component
 from memcalc.report import rows, serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
+from memcalc.report.palette import STYLES
 from memcalc.units import Unit, format_bytes, unit_for
 from memcalc.workload import layouts
 
-_NOTES = {
-    Component.ACTIVATIONS: "saved for backward",
-    Component.HELD: "lists and copies in variables",
-    Component.TEMPORARIES: "short-lived results",
-    Component.INPUTS: "the batch",
-    Component.BUFFERS: "constants of the model",
-    Component.UNSHARDED: "layers gathered while used",
-    Component.COMMUNICATION: "buffers of collectives",
-    Component.KV_CACHE: "keys and values of past tokens",
-    Component.QUANTISED_WEIGHTS: "linear layers in few bits",
-    Component.QUANTISATION_CONSTANTS: "quantization scales",
-    Component.WORKSPACES: "kernel scratch space",
-}
 _PER_PARAMETER = (Component.WEIGHTS, Component.MASTER_WEIGHTS)
 _OF_TRAINED = (Component.GRADIENTS, Component.OPTIMIZER_STATE)
 _LARGE = 1_000_000_000
@@ -38,11 +26,21 @@ def blocks(prediction: Prediction) -> list[Block]:
     """The verdict, the figures that lead to it, and the next command: ``LINES`` of a terminal."""
     if prediction.serving is not None:
         return [*serving.blocks(prediction, prediction.serving), *notes(prediction, brief=True)]
+    plan, heading = prediction.plan, f"  {rows.heading(prediction)}"
+    # A large model whose precision and optimizer are those of the defaults.
+    plain = plan.precision in ("fp32", "tf32") and not plan.command
+    whole = plain and prediction.trainable > _LARGE
+    most, fit, bar = 2 * (_COLUMNS - 6), prediction.fit, []
+    if fit is not None:
+        part = fit.needed / max(fit.limit, 1)
+        full = min(round(part * _BAR), _BAR)
+        drawn = "█" * full + "░" * (_BAR - full)
+        bar.append(Line(f"  {drawn} {part:.0%} of the {fit.gpu}"))
     above: list[Block] = [
         headline(prediction),
-        *_card(prediction.fit),
-        *([Line(_UNUSUAL)] if _is_unusual(prediction) else []),
-        Line(_clipped(f"  {rows.heading(prediction)}"), Kind.TEXT),
+        *bar,
+        *([Line(_UNUSUAL)] if whole and not plan.infers and "adam" in plan.optim else []),
+        Line(heading if len(heading) <= most else f"{heading[: most - 4]} ...", Kind.TEXT),
         *(Line(f"  {words}", Kind.TEXT) for words in rows.outcome_words(prediction)),
         Line(""),
     ]
@@ -52,6 +50,8 @@ def blocks(prediction: Prediction) -> list[Block]:
     return [*above, _table(prediction, LINES - taken), *below, *varied]
 
 
+_BAR = 40
+"""Columns of the share of the card that is needed."""
 LINES, _COLUMNS = 24, 80
 """Of a default terminal."""
 _LEAST = 2
@@ -61,13 +61,6 @@ _LEAST = 2
 _UNUSUAL = "  fp32 with AdamW is unusual at this size: try --preset full, lora or qlora"
 
 
-def _is_unusual(prediction: Prediction) -> bool:
-    """A large model whose precision and optimizer are those of the defaults."""
-    plan = prediction.plan
-    whole = prediction.trainable > _LARGE and plan.precision in ("fp32", "tf32")
-    return whole and not plan.command and not plan.infers and "adam" in plan.optim
-
-
 def _height(block: Block) -> int:
     """Lines of a terminal that a block takes."""
     if isinstance(block, Table):
@@ -75,12 +68,6 @@ def _height(block: Block) -> int:
     # A line is broken between words, so not all columns of it are filled.
     text = block.text if isinstance(block, Line) else ""
     return max(1, -(-len(text) // (_COLUMNS - 6))) if len(text) > _COLUMNS else 1
-
-
-def _clipped(text: str) -> str:
-    """Two lines of a long command."""
-    most = 2 * (_COLUMNS - 6)
-    return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
 def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
@@ -99,34 +86,22 @@ def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
 def _weightiest(assumed: list[str]) -> tuple[list[str], int]:
     """Those that an option changes, then the others, on two lines; and how many are left out."""
     room = 2 * (_COLUMNS - 6) - len("assumed: ; 9 more (-v)")
+
+    def weight(text: str) -> int:
+        """Lowest first: another model than the one typed, what an option changes, all else."""
+        if TAKEN in text or NO_GRADIENT in text:
+            return 0
+        return 1 if "--" in text or ENDED in text else 2
+
     kept: list[str] = []
-    for text in sorted(assumed, key=_weight):
+    for text in sorted(assumed, key=weight):
         if sum(len(one) + 2 for one in (*kept, text)) <= room:
             kept.append(text)
     return kept, len(assumed) - len(kept)
 
 
-def _weight(text: str) -> int:
-    """Lowest first: another model than the one typed, what an option changes, all else."""
-    if TAKEN in text or NO_GRADIENT in text:
-        return 0
-    return 1 if "--" in text or ENDED in text else 2
-
-
 ENDED = "the script ended"
 """Begins what is assumed of a script that failed."""
-
-
-def _card(fit: Fit | None) -> Iterator[Line]:
-    """The share of the card that is needed, as a bar."""
-    if fit is not None:
-        part = fit.needed / max(fit.limit, 1)
-        full = min(round(part * _BAR), _BAR)
-        drawn = "█" * full + "░" * (_BAR - full)
-        yield Line(f"  {drawn} {part:.0%} of the {fit.gpu}")
-
-
-_BAR = 40
 
 
 def headline(prediction: Prediction) -> Line:
@@ -135,13 +110,9 @@ def headline(prediction: Prediction) -> Line:
     if words is not None:
         return Line(words, Kind.VERDICT if prediction.fit is not None else Kind.HEADING)
     peak = prediction.peak
-    name, size = next(
-        (rung, value)
-        for rung in ("process_used", "reserved", "allocated", "requested")
-        if (value := getattr(peak, rung)) is not None
-    )
-    where = f"in {peak.phase.value}"
-    return Line(f"{format_bytes(size)} {_RUNG_WORDS[name]}, at the peak {where}", Kind.HEADING)
+    name = next(name for name in _RUNG_WORDS if getattr(peak, name) is not None)
+    size = format_bytes(getattr(peak, name))
+    return Line(f"{size} {_RUNG_WORDS[name]}, at the peak in {peak.phase.value}", Kind.HEADING)
 
 
 _RUNG_WORDS = {
@@ -174,7 +145,7 @@ def _table(prediction: Prediction, lines: int) -> Table:
     numbers = [*map(unit.number, sizes), others] if rest else unit.numbers(sizes)
     body: list[tuple[Cell, ...]] = [
         (
-            rows.COMPONENT_WORDS[component],
+            STYLES[component].words,
             number,
             Share(size / max(peak.requested, 1)),
             _note(prediction, component, size),
@@ -182,18 +153,15 @@ def _table(prediction: Prediction, lines: int) -> Table:
         for (component, size), number in zip(shown, numbers, strict=False)
     ]
     if rest:
-        body.append(("other", numbers[-1], "", _names([component for component, _ in rest])))
+        words = [STYLES[component].words for component, _ in rest]
+        named = words[0] if len(words) == 1 else f"{words[0]} and {len(words) - 1} more"
+        body.append(("other", numbers[-1], "", ", ".join(words) if len(words) < 3 else named))
     return Table(
         head=(f"peak, in {peak.phase.value}", unit.name, "", ""),
         rows=[*body, *rungs],
         words=(0, 2, 3),
         strong=tuple(range(len(body), len(body) + len(rungs))),
     )
-
-
-def _names(components: list[Component]) -> str:
-    words = [rows.COMPONENT_WORDS[component] for component in components]
-    return ", ".join(words) if len(words) < 3 else f"{words[0]} and {len(words) - 1} more"
 
 
 def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
@@ -266,7 +234,7 @@ def _note(prediction: Prediction, component: Component, size: int) -> str:
         return f"{size / prediction.trainable:.2f} B/param{alone}{rule}"
     if component in _PER_PARAMETER and prediction.parameters:
         return f"{size / prediction.parameters:.2f} B/param"
-    return _NOTES.get(component, "")
+    return STYLES[component].note
 
 
 def _rule(prediction: Prediction) -> str:
@@ -318,7 +286,7 @@ def _next(prediction: Prediction) -> Iterator[Line]:
     """What to type next."""
     plan, fit = prediction.plan, prediction.fit
     if plan.command:
-        if fit is not None and fit.verdict is not FitVerdict.FITS:
+        if fit is not None and not fit.fits:
             yield Line("next: what is alive at the peak, and at which lines of the script")
             run = to_simulate(plan, "-o run.json ")
             yield Line(f"  {run} ; memcalc explain run.json", Kind.COMMAND)
@@ -327,17 +295,12 @@ def _next(prediction: Prediction) -> Iterator[Line]:
         yield Line(f"next: which GPUs are large enough {_MORE}")
         yield Line(f"  memcalc fit {options(plan)} --gpus", Kind.COMMAND)
         return
-    yield Line(f"next: {_why(fit)} {_MORE}")
+    why = "would need less" if fit is None or fit.fits else "would make it fit"
+    yield Line(f"next: what is alive at the peak and what {why} {_MORE}")
     yield Line(f"  memcalc explain {options(plan)}", Kind.COMMAND)
 
 
 _MORE = "(-v: every figure)"
-
-
-def _why(fit: Fit | None) -> str:
-    if fit is not None and fit.verdict is not FitVerdict.FITS:
-        return "what is alive at the peak and what would make it fit"
-    return "what is alive at the peak and what would need less"
 
 
 def of_lengths(varied: Varied) -> Iterator[Block]:

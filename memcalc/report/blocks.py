@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import repeat
 
@@ -103,7 +103,7 @@ Block = Line | Table | Picture
 
 
 def terminal(
-    blocks: Sequence[Block], *, width: int = WIDTH, color: bool = False, plain: bool = False
+    blocks: Iterable[Block], *, width: int = WIDTH, color: bool = False, plain: bool = False
 ) -> str:
     """For a person at a terminal, or a log.
 
@@ -147,12 +147,8 @@ def _line(line: Line, width: int) -> Text:
         return _text(f"{sign} {line.text}", style)
     text = _text(line.text, _STYLES.get(line.kind, ""))
     indent = len(line.text) - len(line.text.lstrip())
-    return text if not indent else _hanging(text, indent, width)
-
-
-def _hanging(text: Text, indent: int, width: int) -> Text:
-    """Lines after the first begin below it."""
-    return Text("\n".join(fold(text.plain, width, indent)), text.style)
+    # Lines after the first begin below it.
+    return Text("\n".join(fold(text.plain, width, indent)), text.style) if indent else text
 
 
 def command(text: str, width: int) -> str:
@@ -212,7 +208,7 @@ def bar(part: float) -> str:
     return "█" * (halves // 2) + "▌" * (halves % 2) or ("▌" if part > 0 else "")
 
 
-def markdown(blocks: Sequence[Block]) -> str:
+def markdown(blocks: Iterable[Block]) -> str:
     """For an issue, a pull request or a notebook; sizes are in the unit that their column names."""
     parts: list[str] = []
     listed = False

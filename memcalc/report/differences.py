@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from memcalc.advice.explain.difference import Change, Difference
 from memcalc.report import rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
-from memcalc.units import Unit, format_bytes, unit_for
+from memcalc.units import Unit, signed_bytes, unit_for
 
 
 def blocks(found: Difference, top: int) -> Iterator[Block]:
@@ -42,16 +42,9 @@ def _headline(found: Difference) -> str:
     rung = next(c for c in reversed(found.rungs) if c.by is not None)
     name = rung.name.replace("_", " ")
     largest = found.components[0]
-    why = f"; most of it {_words(largest.name)} ({_signed(largest.by or 0)})" if largest.by else ""
-    return f"{name} {_signed(rung.by or 0)}{why}"
-
-
-def _signed(size: int) -> str:
-    return f"{'+' if size > 0 else '-'}{format_bytes(abs(size))}" if size else "unchanged"
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+    name_of_it = largest.name.replace("_", " ")
+    why = f"; most of it {name_of_it} ({signed_bytes(largest.by)})" if largest.by else ""
+    return f"{name} {signed_bytes(rung.by) if rung.by else 'unchanged'}{why}"
 
 
 def _table(title: str, changes: Sequence[Change], unit: Unit) -> Table:
@@ -59,17 +52,14 @@ def _table(title: str, changes: Sequence[Change], unit: Unit) -> Table:
     for change in changes:
         if change.before == change.now and not change.before:
             continue
-        name = change.name if ":" in change.name else _words(change.name)
-        body.append((name, _size(change.before, unit), _size(change.now, unit), _by(change)))
+        name = change.name if ":" in change.name else change.name.replace("_", " ")
+        share = f" ({change.by / change.before:+.1%})" if change.before and change.by else ""
+        by = "n/a" if change.by is None else "same"
+        if change.by:
+            by = f"{signed_bytes(change.by)}{share}"
+        body.append((name, _size(change.before, unit), _size(change.now, unit), by))
     return Table(head=(title, f"before {unit.name}", f"now {unit.name}", "change"), rows=body)
 
 
 def _size(size: int | None, unit: Unit) -> Cell:
     return Size(size, unit) if size is not None else "n/a"
-
-
-def _by(change: Change) -> str:
-    if change.by is None:
-        return "n/a"
-    share = f" ({change.by / change.before:+.1%})" if change.before and change.by else ""
-    return f"{_signed(change.by)}{share}" if change.by else "same"

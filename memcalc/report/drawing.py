@@ -5,13 +5,13 @@ The drawing is stretched to the page's width; texts lie over it, so that they ke
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from memcalc.advice.explain.timeline import Stretch, Timeline, thin
-from memcalc.report.palette import STYLES
-from memcalc.report.rows import COMPONENT_WORDS
+from memcalc.report.palette import stacked
 from memcalc.units import format_bytes, unit_for
 
 WIDTH, HEIGHT = 1000, 400
@@ -84,16 +84,12 @@ def whole(line: Timeline, limit: int | None, gpu: str) -> Drawing:
 def close_up(line: Timeline, limit: int | None, gpu: str) -> Drawing:
     """The moments around the peak."""
     begin, end = max(line.peak - _AROUND, 0), min(line.peak + _AROUND, len(line.requested))
-    return _drawn(_cut(line, begin, end), "around the peak", limit, gpu)
-
-
-def _cut(line: Timeline, begin: int, end: int) -> Timeline:
     phases = (
         Stretch(phase=one.phase, begin=max(one.begin, begin) - begin, end=min(one.end, end) - begin)
         for one in line.phases
         if one.begin < end and one.end > begin
     )
-    return line.at(range(begin, end), phases)
+    return _drawn(line.at(range(begin, end), phases), "around the peak", limit, gpu)
 
 
 def _drawn(line: Timeline, title: str, limit: int | None, gpu: str) -> Drawing:
@@ -149,17 +145,12 @@ def _levels(line: Timeline, scale: _Scale) -> Iterator[Level]:
 
 def _bands(line: Timeline, scale: _Scale) -> Iterator[Band]:
     """From the lowest to the highest, each with what lies under it."""
-    floor = [0] * len(line.requested)
-    for component, style in STYLES.items():
-        sizes = line.components.get(component)
-        if sizes is None:
-            continue
-        floor = [low + size for low, size in zip(floor, sizes, strict=True)]
+    for style, floor, top in stacked(line):
         yield Band(
-            name=COMPONENT_WORDS[component],
+            name=style.words,
             color=style.color,
-            path=f"{scale.steps(floor)}V{HEIGHT}H0Z",
-            highest=format_bytes(max(sizes)),
+            path=f"{scale.steps(top)}V{HEIGHT}H0Z",
+            highest=format_bytes(max(map(operator.sub, top, floor))),
         )
 
 

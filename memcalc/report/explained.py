@@ -13,7 +13,7 @@ from memcalc.records.fields import options
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, sizes
-from memcalc.report.rows import COMPONENT_WORDS
+from memcalc.report.palette import STYLES
 from memcalc.units import Unit, format_bytes, format_mib, unit_for
 
 
@@ -55,8 +55,8 @@ def contents(moment: PeakContents, top: int) -> Table:
     body: list[tuple[Cell, ...]] = [
         (
             *(*figure, str(group.count)),
-            COMPONENT_WORDS[group.component],
-            (_group(group), group.kept),
+            STYLES[group.component].words,
+            (_words(group), group.kept),
         )
         for group, figure in zip(moment.groups[:top], figures, strict=False)
     ]
@@ -103,7 +103,15 @@ def remedies(explanation: Explanation, *, verbose: bool = True) -> Iterator[Bloc
         unit = unit_for(max(getattr(before, rung) or 0 for rung in compared))
         yield Table(
             head=("remedy", *(f"{rung} {unit.name}" for rung in compared), "FLOPs", "cost"),
-            rows=[_option(explanation, option, compared, unit) for option in tried],
+            rows=[
+                (
+                    option.remedy.title,
+                    *(_change(option.trial.saved(explanation.figures, r), unit) for r in compared),
+                    _flops(option.trial.more_flops(explanation.figures)),
+                    option.remedy.cost,
+                )
+                for option in tried
+            ],
             words=(0, len(compared) + 2),
         )
     for option in explanation.options:
@@ -112,18 +120,13 @@ def remedies(explanation: Explanation, *, verbose: bool = True) -> Iterator[Bloc
     if explanation.in_the_code:
         yield Line("Changes of the script, not estimated", Kind.SECTION)
         yield from (Line(f" {words}", Kind.ITEM) for words in explanation.in_the_code)
-    if verbose:
-        yield from _sources(tried)
-    if explanation.search is not None:
-        yield from search_lines(explanation.search, explanation.figures)
-
-
-def _sources(options: Sequence[Option]) -> Iterator[Line]:
     sources: dict[str, list[str]] = {}
-    for option in options:
+    for option in tried if verbose else ():
         sources.setdefault(option.remedy.source, []).append(option.remedy.key)
     for source, keys in sources.items():
         yield Line(f"source, {', '.join(keys)}: {source}", Kind.NOTE)
+    if explanation.search is not None:
+        yield from search_lines(explanation.search, explanation.figures)
 
 
 def option_words(option: Option, explanation: Explanation) -> str:
@@ -157,16 +160,15 @@ def body(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _group(group: Group) -> str:
-    """What a group is: where it was made, by what, of which dtype."""
-    at = f"at {group.line}" if group.line else ""
-    parts = [group.module, group.op, group.dtype, at]
-    return " ".join(part for part in parts if part) or "the loss"
+def _words(group: Group) -> str:
+    """Where a group was made, by what, of which dtype."""
+    parts = (group.module, group.op, group.dtype, f"at {group.line}" if group.line else "")
+    return " ".join(filter(None, parts)) or "the loss"
 
 
 def _moment(moment: PeakContents, name: str = "") -> str:
     largest = sorted(moment.components.items(), key=lambda item: -item[1])[:3]
-    parts = [f"{COMPONENT_WORDS[name]} {format_bytes(size)}" for name, size in largest]
+    parts = [f"{STYLES[name].words} {format_bytes(size)}" for name, size in largest]
     return f" {name or moment.phase.value:9} {format_mib(moment.requested):>12}  {', '.join(parts)}"
 
 
@@ -174,15 +176,6 @@ def _compared(explanation: Explanation) -> tuple[str, ...]:
     """The rungs that remedies are compared on: without an allocator there is only one."""
     has_allocator = explanation.prediction.peak.allocated is not None
     return ("allocated", "reserved") if has_allocator else ("requested",)
-
-
-def _option(
-    explanation: Explanation, option: Option, compared: tuple[str, ...], unit: Unit
-) -> tuple[str, ...]:
-    """A remedy: title, savings, operations, cost."""
-    before, trial = explanation.figures, option.trial
-    saved = (_change(trial.saved(before, rung), unit) for rung in compared)
-    return option.remedy.title, *saved, _flops(trial.more_flops(before)), option.remedy.cost
 
 
 def search_lines(search: Search, before: Figures) -> list[Line]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from memcalc.advice.fit.records import DevicesFit, FitAnswer, GpuFit, Limit, Probe
 from memcalc.advice.remedies.records import Option
 from memcalc.records.fields import options
-from memcalc.records.prediction import Fit, FitVerdict
+from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import SENT_SOURCE
 from memcalc.report.blocks import Block, Kind, Line, Table
 from memcalc.report.explained import search_lines
@@ -37,7 +37,7 @@ def blocks(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
         *([Line(found[0], kind), Line(f"  {asked}")] if found else [Line(asked, Kind.HEADING)]),
         *map(Line, found[1:]),
         *tables(answer, verbose=verbose),
-        *_search(answer),
+        *(search_lines(answer.search, answer.before) if answer.search and answer.before else ()),
         *(Line(note, Kind.NOTE) for note in notes(answer)),
         *_next(answer),
     ]
@@ -71,7 +71,10 @@ def sentences(answer: FitAnswer) -> list[str]:
 
 def _limit(limit: Limit, answer: FitAnswer) -> list[str]:
     what = "batch" if limit.axis == "batch" else "sequence"
-    other = _other(limit, answer)
+    seq = answer.here.seq if answer.here is not None else None
+    other = f" at {seq} tokens" if seq is not None else ""
+    if limit.axis == "seq":
+        other = f" at batch {answer.plan.batch}"
     best = limit.value(limit.best)
     if limit.best is None or best is None:
         return [f"largest {what}{other}: none, not even {limit.step} fits"]
@@ -82,13 +85,6 @@ def _limit(limit: Limit, answer: FitAnswer) -> list[str]:
         size = "" if limit.suggested == best else f"take {limit.suggested}: "
         lines.append(f"  {size}{limit.advice}")
     return lines
-
-
-def _other(limit: Limit, answer: FitAnswer) -> str:
-    here = answer.here
-    if limit.axis == "seq":
-        return f" at batch {answer.plan.batch}"
-    return f" at {here.seq} tokens" if here is not None and here.seq is not None else ""
 
 
 def _beyond(limit: Limit) -> str:
@@ -108,13 +104,6 @@ def _does(probe: Probe) -> str:
     return "is tight" if verdict is FitVerdict.TIGHT else verdict.value
 
 
-def _search(answer: FitAnswer) -> list[Line]:
-    """The cheapest changes together that fit."""
-    if answer.search is None or answer.before is None:
-        return []
-    return search_lines(answer.search, answer.before)
-
-
 def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
     """Grid, GPUs and settings, as far as they were asked."""
     found: list[Block] = []
@@ -123,7 +112,15 @@ def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
     if answer.gpus:
         head = ("GPU", "offers", "needs at most", "to spare", "verdict")
         shown = answer.gpus if verbose else _around(answer.gpus)
-        body = [_gpu(row, row.fit) for row in shown if row.fit is not None]
+        body = [
+            (
+                row.name,
+                *map(format_bytes, (row.capacity, row.fit.most, row.fit.least_margin)),
+                row.fit.verdict.value,
+            )
+            for row in shown
+            if row.fit is not None
+        ]
         found.append(Table(title="GPUs, smallest first", head=head, rows=body, words=(0, 4)))
         failed: dict[str, list[str]] = {}
         for row in shown:
@@ -161,39 +158,24 @@ def _grid(answer: FitAnswer) -> Table:
 
 def _cell(probe: Probe) -> str:
     fit = probe.fit
-    size = (fit.needed_high or fit.needed) / GIB
+    size = fit.most / GIB
     text = f"{size:,.{1 if size < 100 else 0}f}"
     return f">{text}" if fit.metric == "allocated" else f"{text}{_MARKS[fit.verdict]}"
 
 
-def _spare(fit: Fit) -> str:
-    return format_bytes(fit.least_margin)
-
-
 def _around(rows: Sequence[GpuFit]) -> Sequence[GpuFit]:
     """The largest that are too small, and the smallest that fit."""
-    fitting = [row.fit is not None and row.fit.verdict is FitVerdict.FITS for row in rows]
+    fitting = [row.fit is not None and row.fit.fits for row in rows]
     first = fitting.index(True) if any(fitting) else len(rows)
     return rows[max(first - _TOO_SMALL, 0) : first + _LARGE_ENOUGH]
 
 
-def _gpu(row: GpuFit, fit: Fit) -> tuple[str, ...]:
-    used = format_bytes(fit.needed_high or fit.needed)
-    return row.name, format_bytes(row.capacity), used, _spare(fit), fit.verdict.value
-
-
 def _devices(row: DevicesFit) -> tuple[str, ...]:
-    name = row.parallel or "alone"
-    if row.fit is None:
+    name, fit = row.parallel or "alone", row.fit
+    if fit is None:
         return str(row.devices), name, "n/a", "n/a", "n/a", row.reason
-    return (
-        str(row.devices),
-        name,
-        format_bytes(row.fit.needed_high or row.fit.needed),
-        _spare(row.fit),
-        format_bytes(row.sent),
-        row.fit.verdict.value,
-    )
+    sizes = map(format_bytes, (fit.most, fit.least_margin, row.sent))
+    return str(row.devices), name, *sizes, fit.verdict.value
 
 
 def _setting(row: Option, answer: FitAnswer) -> tuple[str, ...]:
@@ -204,7 +186,7 @@ def _setting(row: Option, answer: FitAnswer) -> tuple[str, ...]:
     return (
         remedy.title,
         format_bytes(saved) if saved is not None else "n/a",
-        _spare(figures.fit),
+        format_bytes(figures.fit.least_margin),
         figures.fit.verdict.value,
         remedy.cost,
     )

@@ -16,7 +16,14 @@ from memcalc.units import format_bytes, unit_for
 
 def blocks(found: Cards, work: Work, *, verbose: bool = True) -> Iterator[Block]:
     """The smallest card for each way, how much it needs there, and what to type next."""
-    plan, shown = found.plan, list(_shown(found))
+    plan = found.plan
+    as_it_is = {one.way.key: _total(one) for one in found.fitting if not one.lean}
+    # The lean form of a way only where it needs a smaller card.
+    shown = [
+        one
+        for one in found.fitting
+        if not one.lean or _total(one) < as_it_is.get(one.way.key, 1 << 62)
+    ]
     smallest = min(shown, key=_total, default=None)
     whole = next((one for one in shown if not one.lean), None)
     if smallest is None:
@@ -50,14 +57,6 @@ def blocks(found: Cards, work: Work, *, verbose: bool = True) -> Iterator[Block]
     gpu = f"{_devices(smallest)}x{smallest.gpu}" if _devices(smallest) > 1 else smallest.gpu
     yield Line(f"  memcalc suggest {options(plan)} --gpu {shlex.quote(gpu)}", Kind.COMMAND)
     yield Line(f"  memcalc estimate {options(smallest.figures.plan)}", Kind.COMMAND)
-
-
-def _shown(found: Cards) -> Iterator[Card]:
-    """All that fit some card; the lean form of a way only where it needs a smaller one."""
-    as_it_is = {one.way.key: _total(one) for one in found.fitting if not one.lean}
-    for one in found.fitting:
-        if not one.lean or _total(one) < as_it_is.get(one.way.key, 1 << 62):
-            yield one
 
 
 def _devices(one: Card) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from memcalc import untrusted_text
 from memcalc.accuracy.compare import Difference, compare, peak
@@ -50,7 +50,7 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
         for text in run.measurement.gpu.warnings
     )
     return [
-        _table(runs),
+        _table("Sizes in MiB", "run", name, runs),
         *(Line(f"{name(run.plan)}: {line(run)}") for run in runs if _failed(run)),
         *(Line(f"warning: {w} (in {n} of {len(runs)} runs)") for w, n in warnings.items()),
     ]
@@ -104,13 +104,13 @@ def _out_of_memory(failed: OutOfMemory, run: Run) -> str:
     return text
 
 
-def _table(runs: Sequence[Run]) -> Table:
+def _table(title: str, what: str, named: Callable[[Plan], str], runs: Sequence[Run]) -> Table:
     on_cpu = all(run.plan.target == "cpu" for run in runs)
     occupied = "resident" if on_cpu else "occupied"
     return Table(
-        title="Sizes in MiB",
-        head=("run", "time/step", "samples/s", occupied, "peak", "estimate", "error"),
-        rows=[(name(run.plan), *_figures(run)) for run in runs],
+        title=title,
+        head=(what, "time/step", "samples/s", occupied, "peak", "estimate", "error"),
+        rows=[(named(run.plan), *_figures(run)) for run in runs],
     )
 
 
@@ -123,11 +123,13 @@ def _figures(run: Run) -> list[str]:
         top = run.prediction.peak if run.prediction is not None else None
         estimate = top.allocated or top.requested if top is not None else None
         return ["no memory", "", _bare(_occupied(measured)), "", _bare(estimate), ""]
+    level = steady_peak(measured, "allocated")
+    level = steady_peak(measured, "requested") if level is None else level
     return [
         _time(measured),
         _rate(measured),
         _bare(_occupied(measured)),
-        _bare(found.measured if found is not None else _level(measured)),
+        _bare(found.measured if found is not None else level),
         _bare(found.predicted if found is not None else None),
         _percent(found),
     ]
@@ -135,24 +137,17 @@ def _figures(run: Run) -> list[str]:
 
 def _ranks(run: Run) -> Iterator[Block]:
     """A line for each process, and which of them is shown below."""
-    occupied = "resident" if run.plan.target == "cpu" else "occupied"
-    yield Table(
-        title=f"Sizes in MiB, of {len(run.ranks)} processes",
-        head=("rank", "time/step", "samples/s", occupied, "peak", "estimate", "error"),
-        rows=[(str(one.plan.rank), *_figures(one)) for one in run.ranks],
-    )
-    yield from (Line(f"rank {one.plan.rank}: {_said(one)}") for one in run.ranks if _failed(one))
+    title = f"Sizes in MiB, of {len(run.ranks)} processes"
+    yield _table(title, "rank", lambda plan: str(plan.rank), run.ranks)
+    for one in filter(_failed, run.ranks):
+        said = line(one)
+        if one.measurement is None and one.reached:
+            peak = max(reading.requested for reading in one.reached)
+            said = f"{said} It had reached a peak of {format_mib(peak)} requested."
+        yield Line(f"rank {one.plan.rank}: {said}")
     shown = [one.plan.rank for one in run.ranks if one.measurement == run.measurement]
     if shown:
         yield Line(f"Below is rank {shown[0]}, which needs most.")
-
-
-def _said(run: Run) -> str:
-    """Why there is no measurement, and how far it came."""
-    if run.measurement is None and run.reached:
-        peak = max(reading.requested for reading in run.reached)
-        return f"{line(run)} It had reached a peak of {format_mib(peak)} requested."
-    return line(run)
 
 
 def _single(run: Run, measured: Measurement) -> Iterator[Block]:
@@ -182,7 +177,14 @@ def _single(run: Run, measured: Measurement) -> Iterator[Block]:
     if run.prediction is not None:
         found = compare(run.prediction, measured)
         if found:
-            yield _differences(found)
+            yield Table(
+                title="Estimate against measurement, worst first",
+                head=("figure", "estimate", "measured", "error (bytes)", "error"),
+                rows=[
+                    (d.name, f"{d.predicted:,}", f"{d.measured:,}", f"{d.error:+,}", _percent(d, 3))
+                    for d in found
+                ],
+            )
         if run.prediction.uncounted:
             yield Line("not in the estimate: " + "; ".join(run.prediction.uncounted))
 
@@ -205,18 +207,6 @@ def _phases(measured: Measurement) -> Table:
 def _highest(readings: Sequence[PhaseReading], rung: str) -> str:
     levels = [level for r in readings if (level := getattr(r, rung)) is not None]
     return format_mib(max(levels)) if levels else ""
-
-
-def _differences(found: Sequence[Difference]) -> Table:
-    """Estimate and measurement, figure by figure."""
-    return Table(
-        title="Estimate against measurement, worst first",
-        head=("figure", "estimate", "measured", "error (bytes)", "error"),
-        rows=[
-            (d.name, f"{d.predicted:,}", f"{d.measured:,}", f"{d.error:+,}", _percent(d, 3))
-            for d in found
-        ],
-    )
 
 
 def _holdings(measured: Measurement) -> Iterator[Line]:
@@ -247,11 +237,6 @@ def _gpu(gpu: GpuReading) -> Iterator[Line]:
     if gpu.outside_allocator is not None:
         yield Line(f"outside PyTorch's allocator: {format_mib(gpu.outside_allocator)}")
     yield from (Line(f"warning: {warning}") for warning in gpu.warnings)
-
-
-def _level(measured: Measurement) -> int | None:
-    allocated = steady_peak(measured, "allocated")
-    return allocated if allocated is not None else steady_peak(measured, "requested")
 
 
 def _peak(run: Run) -> Difference | None:

@@ -15,14 +15,12 @@ from memcalc.files.results import Run
 from memcalc.records.prediction import Prediction
 from memcalc.report import rows
 from memcalc.report.measured import percent
-from memcalc.report.palette import STYLES
-from memcalc.report.rows import COMPONENT_WORDS
+from memcalc.report.palette import STYLES, stacked
 from memcalc.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FORMATS = ("svg", "png", "pdf")
 _MOMENTS = 800
 """More than a picture has columns of pixels; each that is drawn is one that happened."""
 _SETTINGS: dict[Any, Any] = {"svg.hashsalt": "memcalc", "hatch.linewidth": 0.5, "font.size": 9}
@@ -34,17 +32,12 @@ def timeline(line: Timeline, title: str) -> Figure:
     shown = thin(line, _MOMENTS)
     unit, name = _unit(max(shown.reserved or shown.requested))
     moments = range(len(shown.requested) + 1)
-    bands = {name: shown.components[name] for name in STYLES if name in shown.components}
-    floor = [0.0] * len(shown.requested)
-    for component, band in bands.items():
-        style = STYLES[component]
-        top = [low + size / unit for low, size in zip(floor, band, strict=True)]
+    for style, *edges in stacked(shown):
+        low, high = ([level / unit for level in (*edge, edge[-1])] for edge in edges)
         axes.fill_between(
-            moments, [*floor, floor[-1]], [*top, top[-1]], step="post",
-            label=COMPONENT_WORDS[component], facecolor=style.color, hatch=style.hatch,
-            edgecolor="#00000066", linewidth=0.2,
+            moments, low, high, step="post", label=style.words, facecolor=style.color,
+            hatch=style.hatch, edgecolor="#00000066", linewidth=0.2,
         )  # fmt: skip
-        floor = top
     for label, levels, dashes in (
         ("allocated", shown.allocated, "-"),
         ("reserved", shown.reserved, "--"),
@@ -81,7 +74,7 @@ def optimizers(predictions: Sequence[Prediction]) -> Figure:
         if any(sizes):
             axes.barh(
                 places, sizes, left=floor, color=style.color, hatch=style.hatch,
-                edgecolor="#00000088", linewidth=0.3, label=COMPONENT_WORDS[component],
+                edgecolor="#00000088", linewidth=0.3, label=style.words,
             )  # fmt: skip
             floor = [low + size for low, size in zip(floor, sizes, strict=True)]
     for row, prediction in enumerate(ordered):

@@ -9,6 +9,7 @@ from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import SENT_SOURCE
 from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, sizes
+from memcalc.report.palette import STYLES
 from memcalc.units import Unit, format_mib, unit_for
 
 
@@ -90,7 +91,7 @@ def components(prediction: Prediction) -> Table:
         head=("component", unit.name, "share", "bytes/param"),
         rows=[
             *(
-                (rows.COMPONENT_WORDS[name], size, share, f"{size.bytes / count:.2f}")
+                (STYLES[name].words, size, share, f"{size.bytes / count:.2f}")
                 for name, size, share in columns
             ),
             ("total", Size(whole, unit), "100.0%", f"{whole / count:.2f}"),
@@ -136,7 +137,7 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
         rows=[
             (
                 p.plan.optim,
-                Size(_state(p), unit),
+                Size(sum(map(p.optimizer_state.total, (Place.DEVICE, Place.MANAGED))), unit),
                 *(_size(getattr(p.peak, rung), unit) for rung in rungs),
                 p.peak.phase.value,
                 *([rows.fit_word(p.fit)] if column else []),
@@ -148,8 +149,3 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
 
 def _size(value: int | None, unit: Unit, unknown: str = "n/a") -> Cell:
     return Size(value, unit) if value is not None else unknown
-
-
-def _state(prediction: Prediction) -> int:
-    state = prediction.optimizer_state
-    return state.total(Place.DEVICE) + state.total(Place.MANAGED)

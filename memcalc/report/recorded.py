@@ -7,8 +7,6 @@ from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.units import MIB, Unit, format_mib
 
-_COLUMNS = tuple(f"{rung} MiB" for rung in RUNGS)
-
 
 def blocks(found: Recorded, top: int) -> list[Block]:
     """What is alive at the end, by line of code; then the peaks under other settings."""

@@ -8,27 +8,9 @@ from memcalc.estimation.fits import growth_words, why_tight
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak, Prediction, Span
-from memcalc.records.trace import Component, Sent
+from memcalc.records.trace import Sent
 from memcalc.units import GIB, MIB, Unit, format_bytes, format_mib
 from memcalc.workload import loops
-
-COMPONENT_WORDS = {
-    Component.WEIGHTS: "weights",
-    Component.QUANTISED_WEIGHTS: "quantized weights",
-    Component.QUANTISATION_CONSTANTS: "quantization scales",
-    Component.MASTER_WEIGHTS: "master weights",
-    Component.GRADIENTS: "gradients",
-    Component.OPTIMIZER_STATE: "optimizer state",
-    Component.ACTIVATIONS: "activations",
-    Component.TEMPORARIES: "temporaries",
-    Component.INPUTS: "inputs",
-    Component.BUFFERS: "buffers",
-    Component.UNSHARDED: "unsharded weights",
-    Component.COMMUNICATION: "communication",
-    Component.KV_CACHE: "KV cache",
-    Component.HELD: "held by script",
-    Component.WORKSPACES: "workspaces",
-}
 
 
 def heading(prediction: Prediction) -> str:
@@ -186,11 +168,8 @@ def ladder_words(prediction: Prediction) -> list[tuple[str, str]]:
 def state_words(prediction: Prediction) -> str:
     """Where the optimizer's state lives, in exact bytes."""
     state = prediction.optimizer_state
-    places = [f"{state.total(place):,} B on the {place.value}" for place in Place]
-    return (
-        ", ".join(text for text, place in zip(places, Place, strict=True) if state.total(place))
-        or "no state"
-    )
+    held = {place: size for place in Place if (size := state.total(place))}
+    return ", ".join(f"{size:,} B on the {at.value}" for at, size in held.items()) or "no state"
 
 
 def sent_words(sent: Sequence[Sent]) -> str:
@@ -239,19 +218,13 @@ def fit_word(fit: Fit | None) -> str:
 
 def fit_words(fit: Fit) -> str:
     """A verdict and its margin in one sentence."""
-    found = fit.verdict
+    found, offered = fit.verdict, format_bytes(fit.capacity)
+    if fit.limit != fit.capacity:
+        allowed = f"{format_bytes(fit.limit)} that per_process_memory_fraction allows"
+        offered = f"the {allowed} (of {offered})"
     does = "needs" if found is FitVerdict.DOES_NOT_FIT else fit.metric.replace("_", " ")
     if found is FitVerdict.TIGHT:
         rest = why_tight(fit)
     else:
         rest = f"{format_bytes(abs(fit.margin))} {'to spare' if fit.margin >= 0 else 'too much'}"
-    return (
-        f"{found.value} on {fit.gpu}: {does} {format_bytes(fit.needed)} of {_offered(fit)}, {rest}"
-    )
-
-
-def _offered(fit: Fit) -> str:
-    offered = format_bytes(fit.capacity)
-    if fit.limit == fit.capacity:
-        return offered
-    return f"the {format_bytes(fit.limit)} that per_process_memory_fraction allows (of {offered})"
+    return f"{found.value} on {fit.gpu}: {does} {format_bytes(fit.needed)} of {offered}, {rest}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.records.prediction import Prediction
-from memcalc.records.serving import TITLES, Capacity, Serving
+from memcalc.records.serving import TITLES, Serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Table
 from memcalc.units import GIB, format_bytes
 
@@ -13,9 +13,11 @@ from memcalc.units import GIB, format_bytes
 def blocks(prediction: Prediction, serving: Serving) -> Iterator[Block]:
     """How many sequences fit, and the figures that lead there."""
     yield headline(prediction, serving)
-    yield Line(f"  {_heading(prediction, serving)}")
+    plan, engine = prediction.plan, f"{TITLES[serving.engine]} {serving.version}"
+    head = f"  {plan.model} ({prediction.head}): {plan.precision}"
+    yield Line(f"{head}, by the rules of {engine}, which was not run")
     yield Line("")
-    yield _budget(serving, prediction.plan.devices)
+    yield _budget(serving, plan.devices)
     yield Line("")
     yield _cache(serving)
     yield Line("")
@@ -32,14 +34,6 @@ def headline(prediction: Prediction, serving: Serving) -> Line:
     plural = "sequence" if found == "1" else "sequences"
     words = f"{found} {plural} of {serving.length:,} tokens at once"
     return Line(f"{word}: {TITLES[serving.engine]} on {gpu}, {words}", Kind.VERDICT)
-
-
-def _heading(prediction: Prediction, serving: Serving) -> str:
-    plan = prediction.plan
-    return (
-        f"{plan.model} ({prediction.head}): {plan.precision}, by the rules of "
-        f"{TITLES[serving.engine]} {serving.version}, which was not run"
-    )
 
 
 def _budget(serving: Serving, devices: int) -> Table:
@@ -74,13 +68,8 @@ def _cache(serving: Serving) -> Table:
 
 
 def _range(serving: Serving, field: str) -> str:
-    low, high = (_of(end, field) for end in (serving.least, serving.most))
+    low, high = (getattr(end, field) for end in (serving.least, serving.most))
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def _of(capacity: Capacity, field: str) -> int:
-    value: int = getattr(capacity, field)
-    return value
 
 
 def _gib(low: int, high: int) -> str:

@@ -75,8 +75,10 @@ def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[
     if best is None or best.figures is None:
         yield Line("next: a larger GPU, or fewer tokens a sample (--seq)")
         return
-    if verbose:
-        yield from _sources(found)
+    for one in found.fitting if verbose else ():
+        yield Line(f"source, {one.way.title}: {one.way.source}", Kind.NOTE)
+        for remedy in one.remedies:
+            yield Line(f"  {remedy.key}: {remedy.cost} ({remedy.source})", Kind.NOTE)
     yield from _speed_note(found, verbose=verbose)
     yield from work.note()
     more = "" if verbose else " (-v: costs, sources)"
@@ -93,10 +95,12 @@ def _table(found: Suggestions, work: Work, *, verbose: bool) -> Table:
         figures = one.figures
         assert figures is not None
         at = figures.plan
+        # Micro-batches have a column of their own.
+        keys = (r.key for r in one.remedies if "grad_accum" not in dict(r.changes))
         rows.append(
             (
                 str(number),
-                (one.way.title, _changes(one)) if verbose else _in_a_line(one),
+                (one.way.title, _changes(one)) if verbose else ", ".join([one.way.title, *keys]),
                 f"{at.batch} x {at.grad_accum}",
                 Size(needed_within(figures, found.capacity), unit),
                 *(work.cells(one.speed, found.gpu, at.devices) if times else ()),
@@ -115,12 +119,6 @@ def _changes(one: Suggestion) -> str:
     return (
         f"with {', '.join(r.name or r.key for r in one.remedies)}" if one.remedies else "as it is"
     )
-
-
-def _in_a_line(one: Suggestion) -> str:
-    """A way and its changes; micro-batches have a column of their own."""
-    changes = (r.key for r in one.remedies if "grad_accum" not in dict(r.changes))
-    return ", ".join([one.way.title, *changes])
 
 
 def _round(value: float) -> str:
@@ -169,13 +167,6 @@ def untried(one: Tried) -> str | None:
         return None
     floor = format_bytes(one.floor)
     return f"{one.way.title}: weights, gradients and optimizer state alone take {floor}"
-
-
-def _sources(found: Suggestions) -> Iterator[Line]:
-    for one in found.fitting:
-        yield Line(f"source, {one.way.title}: {one.way.source}", Kind.NOTE)
-        for remedy in one.remedies:
-            yield Line(f"  {remedy.key}: {remedy.cost} ({remedy.source})", Kind.NOTE)
 
 
 def words(one: Suggestion) -> str:

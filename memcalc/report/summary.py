@@ -114,7 +114,7 @@ def _components(prediction: Prediction, whole: int) -> Iterator[Part]:
     for name in STYLES:
         size = prediction.components.get(name)
         if size:
-            text = f"{rows.COMPONENT_WORDS[name]} {format_bytes(size)}"
+            text = f"{STYLES[name].words} {format_bytes(size)}"
             yield Part(width=100 * size / whole, color=STYLES[name].color, text=text)
 
 

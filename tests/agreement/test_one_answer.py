@@ -109,7 +109,7 @@ def test_what_fits_is_decided_as_the_estimate_decides_it(traced):
         pytest.skip("a CPU run has no GPU to fit")
     found = answer(prediction.plan, ())
     assert found.here.fit == prediction.fit
-    assert found.here.fits is (prediction.fit.verdict is FitVerdict.FITS)
+    assert found.here.fit.fits is (prediction.fit.verdict is FitVerdict.FITS)
 
 
 def test_a_run_that_is_what_was_estimated_shows_no_error_anywhere(traced):

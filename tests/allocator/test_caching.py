@@ -173,7 +173,7 @@ def test_expandable_segments_give_back_pages_in_the_middle_and_map_them_again():
     tried.free(blocks[1])
     tried.empty_cache()
     assert tried.levels().reserved == 80 * MIB
-    assert [segment.size for segment in segments(tried)] == [40 * MIB, 40 * MIB]
+    assert [segment.total_size for segment in segments(tried)] == [40 * MIB, 40 * MIB]
     assert tried.allocate(30 * MIB).address == address
     assert tried.levels().reserved == 120 * MIB
 

@@ -94,11 +94,9 @@ class Lives(RuleBasedStateMachine):
     def the_totals_are_what_the_segments_say(self):
         held = segments(self.allocator)
         levels = self.allocator.levels()
-        assert levels.reserved == sum(segment.size for segment in held)
-        assert levels.allocated == sum(segment.held(BlockState.ALLOCATED) for segment in held)
-        assert levels.active == sum(
-            segment.held(BlockState.ALLOCATED, BlockState.PENDING) for segment in held
-        )
+        assert levels.reserved == sum(segment.total_size for segment in held)
+        assert levels.allocated == sum(segment.allocated_size for segment in held)
+        assert levels.active == sum(segment.active_size for segment in held)
         assert self.allocator.device.used == levels.reserved
 
     @invariant()
@@ -116,7 +114,7 @@ class Lives(RuleBasedStateMachine):
             levels = self.allocator.levels()
             assert (levels.requested, levels.active, levels.reserved) == (0, 0, 0)
             assert self.allocator.device.used == 0
-            assert segments(self.allocator) == ()
+            assert segments(self.allocator) == []
 
 
 class BesideNaive(RuleBasedStateMachine):

@@ -60,10 +60,10 @@ class Player:
             (
                 segment.address,
                 segment.stream,
-                "small" if segment.is_small else "large",
+                segment.segment_type,
                 segment.is_expandable,
                 [
-                    (block.address, block.size, block.requested, str(block.state))
+                    (block.address, block.size, block.requested_size, block.state)
                     for block in segment.blocks
                 ],
             )

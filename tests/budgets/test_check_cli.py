@@ -42,9 +42,11 @@ def test_1_when_a_budget_is_exceeded_with_the_reason(memcalc, repository):
     done = memcalc("check", COLUMNS="120")
     assert done.returncode == 1
     first = done.stdout.splitlines()[1]
-    assert first.startswith("over")
-    for words in ("small", "weights", "250.9 > 200.0 MiB", "+50.9", "of the peak"):
+    assert first.startswith(" over")
+    for words in ("small", "weights", "250.9 > 200.0 MiB", "+50.9"):
         assert words in first
+    assert " small weights: " in done.stdout
+    assert "of the peak" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_3_when_a_run_fails_and_1_when_another_is_over_as_well(memcalc, failing)
     done = memcalc("check", "--exit-zero")
     assert done.returncode == 3
     first = done.stdout.splitlines()[1]
-    assert first.startswith("unknown  broken")
+    assert first.startswith(" unknown  broken")
     assert "no such data" in done.stdout
     failing("1 MiB")
     assert memcalc("check").returncode == 1
@@ -137,7 +139,7 @@ def test_3_when_the_models_code_ends_its_process(memcalc, tmp_path, ending, plac
     )
     done = memcalc("check")
     assert done.returncode == 3, done.stdout
-    assert done.stdout.splitlines()[1].startswith("unknown")
+    assert done.stdout.splitlines()[1].startswith(" unknown")
     assert "exit" in done.stdout
 
 
@@ -145,7 +147,7 @@ def test_exit_zero_reports_what_is_over_and_passes(memcalc, repository):
     repository('weights = "1 MiB"')
     done = memcalc("check", "--exit-zero")
     assert done.returncode == 0
-    assert done.stdout.splitlines()[1].startswith("over")
+    assert done.stdout.splitlines()[1].startswith(" over")
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -170,7 +172,7 @@ def test_files_are_written_beside_what_is_printed(memcalc, repository):
     folder = repository('weights = "200 MiB"')
     done = memcalc("check", "-o", "a.md", "-o", "b.xml", "-o", "c.sarif", "-o", "d.json")
     assert done.returncode == 1
-    assert done.stdout.splitlines()[1].startswith("over")
+    assert done.stdout.splitlines()[1].startswith(" over")
     starts = {"a.md": "<!-- mem", "b.xml": "<?xml", "c.sarif": "{", "d.json": "{"}
     assert all((folder / name).read_text().startswith(text) for name, text in starts.items())
 
@@ -255,7 +257,7 @@ def test_a_measurement_without_a_gpu_cannot_be_told(memcalc, repository):
     repository()
     done = memcalc("check", "--measure", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 3
-    assert done.stdout.splitlines()[1].startswith("unknown")
+    assert done.stdout.splitlines()[1].startswith(" unknown")
 
 
 @pytest.fixture

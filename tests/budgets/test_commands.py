@@ -38,7 +38,7 @@ limits.peak = "1 TiB"
 """
 
 
-def test_scripts_are_run_where_their_budgets_are_and_judged(tmp_path, capfd):
+def test_scripts_are_run_where_their_budgets_are_and_judged(tmp_path, capfd, forked_scripts):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "memcalc.toml").write_text(BUDGETS)
     runs = read(tmp_path / "memcalc.toml").runs

@@ -295,7 +295,7 @@ def test_init_finds_the_scripts_of_a_repository_and_runs_none(memcalc, tmp_path)
     assert runs["train"]["limits"] == {"fits": "t4", "max_growth": "2%"}
 
 
-def test_init_of_a_command_writes_what_it_needs_today(memcalc, tmp_path):
+def test_init_of_a_command_writes_what_it_needs_today(memcalc, tmp_path, forked_scripts):
     (tmp_path / "train.py").write_text(LOOP)
     done = memcalc("init", "--gpu", "t4", "--", "python", "train.py")
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,7 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.budgets.source import line_of, locate
+from memcalc.budgets.source import Source, locate
 
 VALUES = [
     "1", "-2.5e3", "true", "inf", "1979-05-27T07:32:00Z", '"a # no comment"', "'lit\\'",
@@ -56,10 +56,9 @@ def test_a_key_stands_on_the_line_that_is_said(text):
 
 
 def test_an_unknown_key_has_the_line_of_what_is_around_it():
-    lines = locate("a = 1\n[t]\nb = 2\n")
-    assert line_of(lines, ("t", "b", "c")) == 3
-    assert line_of(lines, ("t", "z")) == 2
-    assert line_of(lines, ("nothing",)) == 1
+    source = Source(path="x", data={}, lines=locate("a = 1\n[t]\nb = 2\n"))
+    found = [source.where(key).line for key in (("t", "b", "c"), ("t", "z"), ("nothing",))]
+    assert found == [3, 2, 1]
 
 
 def test_a_table_keeps_the_line_it_was_first_named_on():

@@ -56,6 +56,7 @@ RECURRENT = """
             y.sum().backward()
             assert layer.weight_hh_l1.grad.shape == layer.weight_hh_l1.shape
 """
+OTHERS = ("7.5", "8.0", "10.0")
 PLANNED = (
     ((32, 64, 56, 56), (64, 64, 3, 3), 1),
     ((16, 128, 28, 28), (256, 128, 3, 3), 1),
@@ -79,7 +80,9 @@ def test_convolutions_train_by_the_real_cudnn(over_cudnn, capability):
     assert len(answer) == 25
 
 
-@pytest.mark.parametrize("capability", ["7.5", "8.0", "9.0", "10.0"])
+@pytest.mark.parametrize(
+    "capability", ["9.0", *(pytest.param(one, marks=pytest.mark.nightly) for one in OTHERS)]
+)
 def test_workspaces_are_those_of_the_librarys_own_plans(over_cudnn, capability):
     device = CAPABILITIES[capability]
     words = {
@@ -240,7 +243,7 @@ def test_trials_of_engines_end_with_the_first(over_cudnn):
     assert answer["timed"] >= 0
 
 
-def test_the_library_may_be_loaded_before_a_fork():
+def test_the_library_may_be_loaded_before_a_fork(over_cudnn):
     process = CudnnProcess(loaded=True)
     code = """
     x, w = torch.empty(8, 64, 28, 28, device="cuda"), torch.empty(64, 64, 3, 3, device="cuda")
@@ -250,11 +253,7 @@ def test_the_library_may_be_loaded_before_a_fork():
         sizes = {name: process.run(code, name) for name in ("7.5", "8.0")}
     finally:
         process.close()
-    fresh = CudnnProcess()
-    try:
-        assert sizes == {name: fresh.run(code, name) for name in sizes}
-    finally:
-        fresh.close()
+    assert sizes == {name: over_cudnn(code, name) for name in sizes}
 
 
 def test_a_library_that_cannot_be_loaded_ends_in_pytorchs_error(over_cudnn, tmp_path):

@@ -80,17 +80,10 @@ def test_a_fresh_process_runs_over_it_by_its_environment(stub_cache):
     assert (found["name"], found["sum"], found["nvidia"]) == ("simulated GPU", 4950, [])
 
 
-def test_children_that_a_process_starts_run_over_it_too(stub_cache, tmp_path):
+def test_a_driver_of_nvidias_in_the_machine_is_not_touched_nor_by_children(stub_cache, tmp_path):
     _, root, cuda = needs_cuda_torch()
     child = tmp_path / "child.py"
     child.write_text("import json\n" + LOOK)
-    code = "import subprocess\nsubprocess.run([sys.executable, sys.argv[3]], check=True)"
-    found = json.loads(python_of_tests(OPEN + code, root, cuda, child))
-    assert (found["name"], found["sum"], found["nvidia"]) == ("simulated GPU", 4950, [])
-
-
-def test_a_driver_of_nvidias_in_the_machine_is_not_touched(stub_cache, tmp_path):
-    _, root, cuda = needs_cuda_torch()
     machine = shells.machine()
     for soname in ("libcuda.so.1", "libnvidia-ml.so.1"):
         # Whoever asks it for a GPU hears that all went well, and gets none.
@@ -104,10 +97,11 @@ for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
     assert ctypes.CDLL(name).memcalc_stub_maps() == 1
 mapped = open("/proc/self/maps").read()
 """
-    look = f"assert {str(tmp_path)!r} not in mapped\n"
+    code += f"assert {str(tmp_path)!r} not in mapped\n"
+    code += "import subprocess\nsubprocess.run([sys.executable, sys.argv[3]], check=True)"
     place = {"LD_LIBRARY_PATH": str(tmp_path)}
-    found = json.loads(python_of_tests(OPEN + code + look + LOOK, root, cuda, env=place))
-    assert found["sum"] == 4950
+    found = json.loads(python_of_tests(OPEN + code, root, cuda, child, env=place))
+    assert (found["name"], found["sum"], found["nvidia"]) == ("simulated GPU", 4950, [])
 
 
 def test_what_the_library_lacks_is_made_to_do_nothing(tmp_path):
@@ -155,9 +149,8 @@ def test_pytorch_has_all_that_it_asks_for_without_help(stub_cache):
     assert load.prepare(root, cuda).missing == ()
 
 
-def test_each_soname_gets_a_shell_and_the_second_question_writes_nothing(tmp_path, monkeypatch):
+def test_each_soname_gets_a_shell_and_the_second_question_writes_nothing(tmp_path, stub_cache):
     needs_the_machine()
-    monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path / "cache"))
     root = fake_torch(tmp_path, "libcudart.so.99", "libcunew.so.1", "libc.so.6", "libc10.so")
     stub = load.prepare(root, "99.1")
     assert stub.cuda == 99010
@@ -169,9 +162,8 @@ def test_each_soname_gets_a_shell_and_the_second_question_writes_nothing(tmp_pat
     assert {path: path.stat().st_mtime_ns for path in stub.folder.iterdir()} == before
 
 
-def test_a_changed_pytorch_is_looked_at_again(tmp_path, monkeypatch):
+def test_a_changed_pytorch_is_looked_at_again(tmp_path, stub_cache):
     needs_the_machine()
-    monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path / "cache"))
     root = fake_torch(tmp_path, "libcudart.so.99")
     first = load.prepare(root, "99.0")
     library = root / "lib/libtorch_cuda.so"
@@ -181,9 +173,8 @@ def test_a_changed_pytorch_is_looked_at_again(tmp_path, monkeypatch):
     assert (second.folder / "libcublas.so.99").exists()
 
 
-def test_compiled_packages_beside_pytorch_count_where_their_cuda_is_pytorchs(tmp_path, monkeypatch):
+def test_compiled_packages_beside_pytorch_count_where_their_cuda_is_pytorchs(tmp_path, stub_cache):
     needs_the_machine()
-    monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path / "cache"))
     root = fake_torch(tmp_path, "libcudart.so.13")
     package = root.parent / "bitsandbytes"
     package.mkdir()

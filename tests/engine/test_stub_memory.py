@@ -271,3 +271,18 @@ answer["loader"] = [(batch.is_pinned(), batch.cuda().tolist()) for batch in load
     )
     assert (found["plain"], found["pinned"], found["sum"]) == (False, True, 1000)
     assert found["loader"] == [[True, [0, 1, 2, 3]], [True, [4, 5, 6, 7]]]
+
+
+def test_a_history_with_lines_does_not_import_the_compiler(over_stub):
+    answer = over_stub(
+        """
+        from memcalc.engine import torch_internals as internals
+        internals.start_history(with_lines=True)
+        kept = torch.ones(8, device="cuda")
+        (traced,) = internals.stop_history()["device_traces"]
+        answer["lines"] = [bool(entry["frames"]) for entry in traced]
+        answer["imported"] = "torch._inductor" in sys.modules or "_inductor" in vars(torch)
+        """
+    )
+    assert all(answer["lines"])
+    assert not answer["imported"]

@@ -32,20 +32,3 @@ def test_ranks_of_small_models_are_met(forked):
 @pytest.mark.nightly
 def test_all_ranks_are_equal_in_every_phase_on_every_rung():
     all_of(RECORDING)
-
-
-def test_recordings_of_ranks_cover_what_they_claim():
-    assert len(PLANS) >= 40
-    spreads = [layouts.spread(plan) for plan in PLANS]
-    ours = {name for name in layouts.names() if not layouts.find(name).package}
-    assert {spread.layout for spread in spreads} == ours - {layouts.SINGLE}
-    assert {2, 4, 8, 64} <= {spread.world for spread in spreads}
-    assert {0, 1} <= {
-        (plan.rank or 0) // (s.world - 1) for plan, s in zip(PLANS, spreads, strict=True)
-    }
-    for layout in ("ddp", "fsdp2"):
-        plans = [p for p, s in zip(PLANS, spreads, strict=True) if s.layout == layout]
-        assert {"fp32", "amp-bf16"} <= {plan.precision for plan in plans}
-        assert any(plan.grad_accum > 1 for plan in plans), layout
-        assert any(plan.checkpointing for plan in plans), layout
-        assert any(plan.lora for plan in plans), layout

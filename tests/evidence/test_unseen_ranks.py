@@ -6,7 +6,6 @@ import memcalc
 from memcalc.errors import UsageError
 from memcalc.files.artifact import decode
 from memcalc.records.plan import Plan
-from memcalc.workload import layouts
 from tests.evidence.judged import STANDIN, all_of, runs, sample
 
 (RECORDING,) = STANDIN.glob("unseen-ranks-torch*.json")
@@ -32,28 +31,6 @@ def test_layers_of_odd_sizes_are_met(forked):
     plans = plans_of(THIRD)
     odd = [i for i, p in enumerate(plans) if "odd-llama" in p.model and p.parallel == "fsdp2"]
     sample(forked, THIRD, odd[:1])
-
-
-def test_more_recordings_cover_what_they_claim():
-    plans = plans_of(MORE)
-    assert len(plans) >= 25
-    assert sum("mixtral" in plan.model or "moe" in plan.model for plan in plans) == 4
-    assert any(plan.lora for plan in plans if layouts.spread(plan).layout == "tp")
-    assert {"zero2", "zero3"} <= {plan.parallel for plan in plans if plan.optim == "adamw_8bit"}
-    named = {value for plan in plans for name, value in plan.parallel_args if "wrap" in name}
-    assert {"SIZE_BASED_WRAP", "NO_WRAP"} <= named
-
-
-def test_recordings_cover_what_they_claim():
-    worlds = {layouts.spread(plan).world for plan in PLANS}
-    assert {3, 5, 15, 16} <= worlds
-    assert len({plan.model for plan in PLANS}) >= 9
-    assert {"ddp", "zero1", "fsdp1", "fsdp2", "hsdp", "tp"} == {
-        layouts.spread(plan).layout for plan in PLANS
-    }
-    evaluated = {layouts.spread(plan).layout for plan in PLANS if plan.eval}
-    assert {"ddp", "zero1", "fsdp1", "fsdp2", "hsdp", "tp"} == evaluated
-    assert any(plan.resume for plan in PLANS)
 
 
 @pytest.mark.parametrize(

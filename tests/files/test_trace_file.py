@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from memcalc.catalog.plan import make
 from memcalc.estimation.estimate import Traced, Tracer
-from memcalc.files.trace_file import DamagedTraceError, unpack, write
+from memcalc.files.trace_file import DamagedTraceError, pack, unpack
 from memcalc.records.model import Inventory, Parameter
 from memcalc.records.trace import Component, Mark, Phase, Storage, Trace
 
@@ -39,20 +39,15 @@ def _trace(found, events=()):
 
 
 @given(found=storages)
-def test_a_trace_is_read_as_it_was_written(found, tmp_path_factory):
-    path = tmp_path_factory.mktemp("trace") / "x.trace"
+def test_a_trace_is_read_as_it_was_written(found):
     trace = _trace(found, [*range(len(found)), *(~n for n in range(len(found)))])
-    write(path, trace)
-    assert unpack(path.read_bytes()) == trace
+    assert unpack(pack(trace)) == trace
 
 
 @pytest.mark.parametrize("keep", [0, 5, 40, -3])
-def test_a_file_cut_short_is_damaged(tmp_path, keep):
-    path = tmp_path / "x.trace"
-    write(path, _trace(()))
-    path.write_bytes(path.read_bytes()[:keep])
+def test_a_file_cut_short_is_damaged(keep):
     with pytest.raises(DamagedTraceError):
-        unpack(path.read_bytes())
+        unpack(pack(_trace(()))[:keep])
 
 
 def test_a_kept_trace_says_what_its_prediction_says(tmp_path, monkeypatch):

@@ -91,7 +91,3 @@ FAULTS = {fault.name: fault for fault in rank_faults.FAULTS}
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_rank_that_fails_is_named_and_nothing_is_lost(name):
     assert rank_faults.inject(FAULTS[name], 2)["broken"] == []
-
-
-def test_the_campaign_has_as_many_faults_as_are_claimed():
-    assert len(FAULTS) == len(rank_faults.FAULTS) >= 20

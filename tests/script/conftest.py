@@ -7,6 +7,11 @@ import pytest
 from memcalc.script.simulate import plan_of, simulate
 
 
+@pytest.fixture(autouse=True)
+def _forked(forked_scripts):
+    """Each of these tests runs scripts."""
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Simulate a script that is given as text."""

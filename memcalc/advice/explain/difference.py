@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
 
-from memcalc.advice.explain.records import Group, PeakContents
+from memcalc.advice.explain.records import PeakContents
 from memcalc.advice.explain.sections import Chapter
 from memcalc.records.display import Answer
 from memcalc.records.fields import changed_settings, plan_changes, version_changes
@@ -57,6 +58,10 @@ class Difference(Answer, msgspec.Struct, frozen=True, kw_only=True):
 def difference(before: Chapter, now: Chapter) -> Difference:
     """Compare two answers."""
     old, new = before.prediction, now.prediction
+    kinds: tuple[Change, ...] = ()
+    if before.peak is not None and now.peak is not None:
+        changes = _changes(_by_name(before.peak), _by_name(now.peak))
+        kinds = tuple(change for change in changes if change.by)
     return Difference(
         before=old,
         now=new,
@@ -71,7 +76,7 @@ def difference(before: Chapter, now: Chapter) -> Difference:
             {name.value: size for name, size in new.components.items()},
         ),
         phases=_phases(old, new),
-        kinds=_kinds(before.peak, now.peak),
+        kinds=kinds,
     )
 
 
@@ -96,22 +101,11 @@ def _phases(old: Prediction, new: Prediction) -> tuple[Change, ...]:
     )
 
 
-def _kinds(before: PeakContents | None, now: PeakContents | None) -> tuple[Change, ...]:
-    if before is None or now is None:
-        return ()
-    changes = _changes(_by_name(before), _by_name(now))
-    return tuple(change for change in changes if change.by)
-
-
 def _by_name(peak: PeakContents) -> dict[str, int]:
-    found: dict[str, int] = {}
+    found = Counter[str]()
     for group in peak.groups:
-        found[_name(group)] = found.get(_name(group), 0) + group.bytes
+        # peft wraps a model in two modules of these names: the same layer is the same.
+        module = group.module.removeprefix("base_model.model.")
+        made = " ".join(part for part in (module, group.op) if part) or "the loss"
+        found[f"{group.component.value.replace('_', ' ')}: {made}"] += group.bytes
     return found
-
-
-def _name(group: Group) -> str:
-    # peft wraps a model in two modules of these names: the same layer is the same.
-    module = group.module.removeprefix("base_model.model.")
-    made = " ".join(part for part in (module, group.op) if part) or "the loss"
-    return f"{group.component.value.replace('_', ' ')}: {made}"

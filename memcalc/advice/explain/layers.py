@@ -54,7 +54,9 @@ def layers(inventory: Inventory) -> tuple[LayerKind, ...]:
     found: dict[Hashable, list[tuple[int, ...]]] = {}
     kinds: dict[Hashable, tuple[Pattern, tuple[Held, ...], Parameter]] = {}
     for weight, constants in _weights(inventory):
-        pattern, indices = cut(_module(weight.name), None)
+        # peft's own names around the model's are left out.
+        path = weight.name.removeprefix("base_model.model.").removesuffix(".weight")
+        pattern, indices = cut(path.removesuffix(".base_layer"), None)
         tensors = (
             Held(name="weight", dtype=weight.dtype, bytes=weight.bytes),
             *(
@@ -94,9 +96,3 @@ def _weights(inventory: Inventory) -> Iterator[tuple[Parameter, list[Parameter]]
     for tensor in base:
         if not tensor.constant:
             yield tensor, constants[tensor.name]
-
-
-def _module(name: str) -> str:
-    """Of a weight; peft's own names around the model's are left out."""
-    path = name.removeprefix("base_model.model.").removesuffix(".weight")
-    return path.removesuffix(".base_layer")

@@ -72,7 +72,9 @@ def read(
         hint = f"type 0 to {devices - 1}" if devices else "it has none at all"
         raise UsageError(f"{path} has no device {device}: {hint}.")
     conf = _conf(snapshot)
-    tried = dict.fromkeys((conf, *(confs or _others(conf))))
+    grows = "expandable_segments:True"
+    usual = (grows if grows not in conf else "", "max_split_size_mb:128")
+    tried = dict.fromkeys((conf, *(confs or usual)))
     replayed, parted = _follow(snapshot, conf, device)
     try:
         what_ifs = tuple(
@@ -107,11 +109,6 @@ def _conf(snapshot: Snapshot) -> str:
         listed = ",".join(f"{size}:{count}" for size, count in steps.items())
         parts.append(f"roundup_power2_divisions:[{listed}]")
     return ",".join(parts)
-
-
-def _others(conf: str) -> tuple[str, ...]:
-    expandable = "expandable_segments:True"
-    return (expandable if expandable not in conf else "", "max_split_size_mb:128")
 
 
 def _follow(snapshot: Snapshot, conf: str, device: int) -> tuple[Levels | None, str | None]:

@@ -21,13 +21,12 @@ from memcalc.estimation.question import asked
 from memcalc.estimation.replays import UNLIMITED, as_it_ran, judged, of_replay, room_of
 from memcalc.records.plan import Plan
 from memcalc.units import format_bytes
-from memcalc.workload.tasks import CALLABLE
 
 
 def remedies(traced: Traced) -> Iterator[Option]:
     """The allocator's settings, by replaying what the script asked for."""
     before, trace = traced.prediction, traced.trace
-    for remedy in free.expandable(before.plan, CALLABLE):
+    for remedy in free.expandable(before.plan):
         question = asked(replace(before.plan, **dict(remedy.changes)))
         found = of_replay(replay(as_it_ran(trace), question.settings, UNLIMITED), trace)
         saved = (before.peak.reserved or 0) - found.peaks.reserved
@@ -83,21 +82,19 @@ def in_the_code(peak: PeakContents, plan: Plan) -> Iterator[str]:
                 f"{format_bytes(size)} from {line} outlive backward: a variable holds them, so "
                 "del it once the loss is known"
             )
+    beside = next((Path(word).parent for word in words if word.endswith(".py")), Path())
     for line, size in lines.most_common():
-        code = _code(line, words) if size > _WORTH * peak.requested else ""
+        if size <= _WORTH * peak.requested:
+            break
+        # Of the script, or of a file beside it; empty: it is not there any more.
+        file, _, number = line.rpartition(":")
+        code = linecache.getline(str(beside / file), int(number)) if number.isdecimal() else ""
         said = next((less for pattern, less in _SAID if pattern.search(code)), None)
         if said is not None:
             yield f"{format_bytes(size)} from {line}: {said}"
     smaller = _half(words)
     if smaller:
         yield f"half the batch: {to_simulate(plan, command=shlex.join(smaller))}"
-
-
-def _code(line: str, words: list[str]) -> str:
-    """A line of the script, or of a file beside it; empty: it is not there any more."""
-    file, _, number = line.rpartition(":")
-    beside = next((Path(word).parent for word in words if word.endswith(".py")), Path())
-    return linecache.getline(str(beside / file), int(number)) if number.isdecimal() else ""
 
 
 def _half(words: list[str]) -> list[str]:

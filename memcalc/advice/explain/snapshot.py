@@ -35,7 +35,11 @@ def predicted(traced: Traced, path: Path) -> None:
         assert isinstance(key, int)
         storage = trace.storages[key % len(trace.storages)]
         if storage not in shown:
-            shown[storage] = _frames(storage)
+            made, dtype = f"made in {storage.phase.value} of step {storage.step}", storage.dtype
+            shown[storage] = (
+                (storage.module or f"({storage.phase.value})", 0, f"{storage.op} {dtype}".rstrip()),
+                (storage.component.value, 0, made),
+            )
         return shown[storage]
 
     snapshot = predicted_snapshot(
@@ -55,12 +59,3 @@ def _events(traced: Traced) -> Iterator[tuple[Any, ...]]:
             yield Op.MARK, f"step {step} {phase.value}"
         else:
             yield event
-
-
-def _frames(storage: Storage) -> tuple[Frame, ...]:
-    dtype = f" {storage.dtype}" if storage.dtype else ""
-    where = storage.module or f"({storage.phase.value})"
-    return (
-        (where, 0, f"{storage.op}{dtype}"),
-        (storage.component.value, 0, f"made in {storage.phase.value} of step {storage.step}"),
-    )

@@ -9,17 +9,16 @@ from itertools import pairwise
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.levels import Levels
-from memcalc.allocator.replay import Op, to_pools
+from memcalc.allocator.replay import Op, Player
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 from memcalc.estimation.replays import UNLIMITED, as_it_ran
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase, Storage, Trace
 from memcalc.records.walk import program_end
-from memcalc.units import format_bytes
+from memcalc.units import signed_bytes
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,8 +75,7 @@ def timeline(trace: Trace, plan: Plan) -> Timeline:
     made: list[str] = []
     steady = trace.steps - 1
     for step, phase, storage, size, held in _played(trace, plan):
-        component = storage.component
-        levels[component] += size
+        levels[storage.component] += size
         if step != steady and not trace.whole:
             continue
         here = len(rungs)
@@ -86,9 +84,11 @@ def timeline(trace: Trace, plan: Plan) -> Timeline:
         else:
             stretches.append(Stretch(phase=phase, begin=here, end=here + 1))
         rungs.append(held)
-        made.append(_words(storage, size))
-        for name, band in bands.items():
-            band.append(levels[name])
+        name = storage.component.value.replace("_", " ")
+        maker = " ".join(part for part in (storage.module, storage.op) if part) or name
+        made.append(f"{maker} {signed_bytes(size)}")
+        for component, band in bands.items():
+            band.append(levels[component])
     device = plan.target != "cpu"
     return Timeline(
         components={name: tuple(band) for name, band in bands.items() if any(band)},
@@ -103,33 +103,18 @@ def timeline(trace: Trace, plan: Plan) -> Timeline:
 
 def _played(trace: Trace, plan: Plan) -> Iterator[tuple[int, Phase, Storage, int, Levels]]:
     """Each event as the allocator serves it: when, of what, bytes more or less, and the levels."""
-    allocator = CachingAllocator(settings_of(plan, trace), DeviceMemory(UNLIMITED))
-    live: dict[int, Block] = {}
+    player = Player(CachingAllocator(settings_of(plan, trace), DeviceMemory(UNLIMITED)))
     step, phase = 0, Phase.LOAD
     whole = replace(trace, events=trace.events[: program_end(trace)])
-    for key, what, *stream in as_it_ran(whole):
+    for event in as_it_ran(whole):
+        player.play((event,))
+        key, what, *_ = event
         if key is Op.MARK:
             step, phase = what
-        elif key is Op.USED_BY:
-            allocator.record_stream(live[what], *stream)
-        elif isinstance(key, Op) and key is not Op.PASSED:
-            to_pools(allocator, key, what, *stream)
-        if isinstance(key, Op):
-            continue
-        storage = trace.storages[key % len(trace.storages)]
-        if what:
-            live[key] = allocator.allocate(what, *stream)
-        else:
-            allocator.free(live.pop(key))
-        change = storage.bytes if what else -storage.bytes
-        yield step, phase, storage, change, allocator.levels()
-
-
-def _words(storage: Storage, change: int) -> str:
-    """What an event was, in a few words."""
-    name = storage.component.value.replace("_", " ")
-    made = " ".join(part for part in (storage.module, storage.op) if part) or name
-    return f"{made} {'+' if change > 0 else '-'}{format_bytes(abs(change))}"
+        elif not isinstance(key, Op):
+            storage = trace.storages[key % len(trace.storages)]
+            change = storage.bytes if what else -storage.bytes
+            yield step, phase, storage, change, player.allocator.levels()
 
 
 def thin(line: Timeline, moments: int) -> Timeline:

@@ -9,20 +9,13 @@ from __future__ import annotations
 
 import math
 
-import msgspec
+from msgspec.structs import replace
 
 from memcalc.advice.fit.records import Limit
 from memcalc.catalog.capabilities import Architecture
 from memcalc.records.plan import Plan
 
 _GUIDE = "NVIDIA, Matrix Multiplication Background User's Guide"
-
-
-class Advice(msgspec.Struct, frozen=True):
-    """A size, and why."""
-
-    size: int
-    reason: str
 
 
 def multiple(precision: str, architecture: Architecture) -> int:
@@ -33,8 +26,8 @@ def multiple(precision: str, architecture: Architecture) -> int:
     return architecture.tile_bytes // element or 1
 
 
-def advise(limit: Limit, plan: Plan, seq: int | None, architecture: Architecture) -> Advice | None:
-    """The largest size up to the limit that makes whole tiles; ``None``: nothing fits.
+def advised(limit: Limit, plan: Plan, seq: int | None, architecture: Architecture) -> Limit:
+    """The limit with the largest size up to it that makes whole tiles, and why; if anything fits.
 
     Args:
         limit: what fits.
@@ -44,16 +37,18 @@ def advise(limit: Limit, plan: Plan, seq: int | None, architecture: Architecture
     """
     most = limit.value(limit.best)
     if most is None:
-        return None
+        return limit
     wanted = multiple(plan.precision, architecture)
-    if wanted == 1:
-        return Advice(most, "matrix products here do not use Tensor Cores, so any size is fine")
     guide = f"Tensor Cores like multiples of {wanted} in {plan.precision} ({_GUIDE})"
-    if limit.axis == "seq":
-        return Advice(most - most % wanted or most, guide)
-    step = wanted // math.gcd(wanted, seq or 1)
-    if step == 1:
-        return Advice(most, f"any batch of {seq} tokens makes multiples of {wanted}; {guide}")
-    if most < step:
-        return Advice(most, f"too few for multiples of {wanted} tokens; {guide}")
-    return Advice(most - most % step, guide)
+    size, step = most, wanted // math.gcd(wanted, seq or 1)
+    if wanted == 1:
+        guide = "matrix products here do not use Tensor Cores, so any size is fine"
+    elif limit.axis == "seq":
+        size = most - most % wanted or most
+    elif step == 1:
+        guide = f"any batch of {seq} tokens makes multiples of {wanted}; {guide}"
+    elif most < step:
+        guide = f"too few for multiples of {wanted} tokens; {guide}"
+    else:
+        size = most - most % step
+    return replace(limit, suggested=size, advice=guide)

@@ -14,7 +14,6 @@ from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import device_of
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import FitVerdict
 from memcalc.units import format_bytes
 from memcalc.workload import layouts
 
@@ -95,7 +94,7 @@ def _over(plan: Plan, count: int, tracer: Tracer, excluded: str) -> Iterator[Dev
 
 
 def _fits(row: DevicesFit) -> bool:
-    return row.fit is not None and row.fit.verdict is FitVerdict.FITS
+    return row.fit is not None and row.fit.fits
 
 
 def gpus_that_fit(plan: Plan, oracle: Oracle) -> tuple[GpuFit, ...]:

@@ -179,8 +179,7 @@ def _order(option: Option) -> tuple[int, int, int]:
     figures = option.trial.figures
     if figures is None or figures.fit is None:
         return 2, option.remedy.rank, 0
-    unsure = figures.fit.verdict is not FitVerdict.FITS
-    return int(unsure), option.remedy.rank, figures.fit.needed
+    return int(not figures.fit.fits), option.remedy.rank, figures.fit.needed
 
 
 def _limit_or_reason(
@@ -225,27 +224,17 @@ def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -
     else:
         perhaps = ask(search.largest(ask, search.may_fit, start=1, limit=most) or 1)
     above = ask(best + 1) if best < most else None
+    tight = perhaps is not None and perhaps.fit.verdict is FitVerdict.TIGHT
     limit = Limit(
         axis=axis,
         step=step,
         best=ask(best) if best else None,
         above=above,
-        perhaps=perhaps if _tight(perhaps) else None,
+        perhaps=perhaps if tight else None,
         gap=gap if best > plain else None,
     )
-    return _advised(limit, plan, here)
-
-
-def _advised(limit: Limit, plan: Plan, here: Probe) -> Limit:
     capability = catalog.find(plan.gpu).capability if plan.gpu else ASSUMED.capability
-    advised = alignment.advise(limit, plan, here.seq, ARCHITECTURES[capability])
-    if advised is None:
-        return limit
-    return replace(limit, suggested=advised.size, advice=advised.reason)
-
-
-def _tight(probe: Probe | None) -> bool:
-    return probe is not None and probe.fit.verdict is FitVerdict.TIGHT
+    return alignment.advised(limit, plan, here.seq, ARCHITECTURES[capability])
 
 
 def _grid(plan: Plan, seq: int | None, device: Device, oracle: Oracle) -> Grid:

@@ -7,7 +7,7 @@ import msgspec
 from memcalc.advice.remedies.records import Figures, Option, Search
 from memcalc.records.display import Answer
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, FitVerdict, Span
+from memcalc.records.prediction import Fit, Span
 from memcalc.records.trace import Sent
 
 
@@ -17,11 +17,6 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     seq: int | None
     fit: Fit
-
-    @property
-    def fits(self) -> bool:
-        """With the largest context that is likely, and a margin to spare."""
-        return self.fit.verdict is FitVerdict.FITS
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ _ISLANDS = 8
 
 def fits(probe: Probe | None) -> bool:
     """It fits."""
-    return probe is not None and probe.fits
+    return probe is not None and probe.fit.fits
 
 
 def may_fit(probe: Probe | None) -> bool:
@@ -46,7 +46,9 @@ def largest(ask: Ask, accept: Accept, *, start: int, limit: int) -> int:
     low, high = _enclose(ask, accept, min(start, limit), limit)
     gap, accepted = 1, None
     while high - low > 1:
-        if low == 0 or high > limit or 2 * gap >= high - low or _gives_back(ask(low)):
+        # Where the GPU is full, what is reserved says nothing of how much more fits.
+        full = low > 0 and (there := ask(low)) is not None and there.fit.retries > 0
+        if low == 0 or high > limit or 2 * gap >= high - low or full:
             guess = (low + high) // 2
         else:
             guess = min(max(_line(ask, low, high), low + gap), high - gap)
@@ -86,11 +88,6 @@ def islands(ask: Ask, best: int, limit: int) -> int:
     return best
 
 
-def _gives_back(probe: Probe | None) -> bool:
-    """The GPU is full: what is reserved says nothing of how much more fits."""
-    return probe is not None and probe.fit.retries > 0
-
-
 def _enclose(ask: Ask, accept: Accept, start: int, limit: int) -> tuple[int, int]:
     """A size that is accepted (or 0), and a larger one that is not (or lies beyond the limit)."""
     if not accept(ask(start)):
@@ -111,7 +108,7 @@ def _reach(ask: Ask, start: int, low: int) -> int:
     first, second = ask(start), ask(low)
     assert first is not None
     assert second is not None
-    slope = (_high(second.fit) - _high(first.fit)) / (low - start)
+    slope = (second.fit.most - first.fit.most) / (low - start)
     room = _room(second.fit)
     return low + int(room / slope * 1.02) + 1 if slope > 0 else 0
 
@@ -120,7 +117,7 @@ def _line(ask: Ask, low: int, high: int) -> int:
     lower, upper = ask(low), ask(high)
     share = 0.5
     if lower is not None and upper is not None:
-        rise = _high(upper.fit) - _high(lower.fit)
+        rise = upper.fit.most - lower.fit.most
         share = _room(lower.fit) / rise if rise > 0 else share
     return min(max(low + round(share * (high - low)), low + 1), high - 1)
 
@@ -128,7 +125,3 @@ def _line(ask: Ask, low: int, high: int) -> int:
 def _room(fit: Fit) -> int:
     """Bytes that may be added until it is tight."""
     return fit.least_margin - margin(fit.capacity)
-
-
-def _high(fit: Fit) -> int:
-    return fit.needed_high if fit.needed_high is not None else fit.needed

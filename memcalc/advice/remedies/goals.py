@@ -7,7 +7,6 @@ from collections.abc import Callable
 import msgspec
 
 from memcalc.advice.remedies.records import Figures
-from memcalc.records.prediction import FitVerdict
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,9 +43,9 @@ def needed(figures: Figures) -> int:
 def needed_within(figures: Figures, limit: int) -> int:
     """Bytes that a plan needs under a limit; on its GPU as it runs there, its cache given back."""
     fit = figures.fit
-    if fit is None or fit.limit != limit or fit.verdict is not FitVerdict.FITS:
+    if fit is None or fit.limit != limit or not fit.fits:
         return needed(figures)
-    return fit.needed if fit.needed_high is None else fit.needed_high
+    return fit.most
 
 
 def under(limit: int, before: Figures) -> Goal:
@@ -74,4 +73,4 @@ def fitting(before: Figures) -> Goal | None:
 
 
 def _fits(figures: Figures) -> bool:
-    return figures.fit is not None and figures.fit.verdict is FitVerdict.FITS
+    return figures.fit is not None and figures.fit.fits

@@ -27,7 +27,7 @@ from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import device_of, hopeless
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import FitVerdict, Prediction
+from memcalc.records.prediction import Prediction
 
 PIECES = 8
 """Micro-batches that a batch is cut into at most."""
@@ -135,7 +135,17 @@ def _on_one_of(
     fitting = {number: one for number, one in known.items() if one is not None and _fits(one)}
     if fitting:
         smallest = min(fitting)
-        return _card(plan, way, lean, sizes[smallest], fitting[smallest])
+        gpu, found = sizes[smallest], fitting[smallest]
+        rate = speed(found, gpu)
+        return Card(
+            way=way_of(replace(plan, gpu=gpu.name), way.key) or way,
+            lean=lean,
+            gpu=gpu.name,
+            sold_as=gpu.sold_as,
+            capacity=gpu.memory,
+            figures=figures(found),
+            speed=None if isinstance(rate, str) else rate,
+        )
     if isinstance(answer, Prediction):
         return Card(way=way, lean=lean, closest=figures(answer))
     if isinstance(answer, int):
@@ -182,19 +192,6 @@ def _following(known: dict[int, Prediction | None], at: int, sizes: Sequence[Gpu
     return min(_holding(sizes, size, too_small + 1), best - 1)
 
 
-def _card(plan: Plan, way: Way, lean: bool, gpu: Gpu, known: Prediction) -> Card:
-    rate = speed(known, gpu)
-    return Card(
-        way=way_of(replace(plan, gpu=gpu.name), way.key) or way,
-        lean=lean,
-        gpu=gpu.name,
-        sold_as=gpu.sold_as,
-        capacity=gpu.memory,
-        figures=figures(known),
-        speed=None if isinstance(rate, str) else rate,
-    )
-
-
 def _lean(plan: Plan, count: int) -> tuple[Change, ...]:
     """Checkpointing, and as many samples a step in up to so many micro-batches, over GPUs."""
     share = plan.batch * plan.grad_accum // count if count > 1 else plan.batch
@@ -210,7 +207,7 @@ def _lean(plan: Plan, count: int) -> tuple[Change, ...]:
 
 
 def _fits(known: Prediction) -> bool:
-    return known.fit is not None and known.fit.verdict is FitVerdict.FITS
+    return known.fit is not None and known.fit.fits
 
 
 def _one_of_each_size(among: Iterable[Gpu]) -> Iterator[Gpu]:

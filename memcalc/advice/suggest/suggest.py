@@ -94,7 +94,9 @@ def suggest_plan(
         floor = Floor(plan)
         # All of them first: who is asked cannot be asked something else in between.
         bases = list(_bases(_divided(plan), tried, tracer, floor))
-        several = plan.devices == 1 and _misses(bases[0])
+        first = bases[0]
+        fits = isinstance(first, Prediction) and fitting(figures(first)) is None
+        several = plan.devices == 1 and not (fits or isinstance(first, MemcalcError))
         for way, base in zip(tried, bases, strict=True):
             one = _suggestion(way, base, tracer, floor, _undivided(plan, way))
             found.append(one)
@@ -152,12 +154,6 @@ def _bases(plan: Plan, tried: list[Way], tracer: Tracer, floor: Floor) -> Iterat
     answers = tracer.answers([one for one in plans if isinstance(one, Plan)])
     for one in plans:
         yield next(answers) if isinstance(one, Plan) else one
-
-
-def _misses(base: Base) -> bool:
-    if isinstance(base, Prediction):
-        return fitting(figures(base)) is not None
-    return isinstance(base, int)
 
 
 def _over_several(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Iterator[Suggestion]:
@@ -224,13 +220,13 @@ def _suggestion(
     if found.best is not None and found.best.figures is not None:
         return _fits(way, trials, found.best.figures, (*shards, *found.remedies))
     every = [trials.before, *(t.figures for t in found.trials if t.figures is not None)]
-    return Suggestion(way=way, closest=min(every, key=_distance))
 
+    def distance(figures: Figures) -> tuple[bool, int]:
+        """How far from fitting: what is tight is nearer than all that does not fit."""
+        tight = figures.fit is not None and figures.fit.verdict is FitVerdict.TIGHT
+        return not tight, needed(figures)
 
-def _distance(figures: Figures) -> tuple[bool, int]:
-    """How far from fitting: what is tight is nearer than all that does not fit."""
-    tight = figures.fit is not None and figures.fit.verdict is FitVerdict.TIGHT
-    return not tight, needed(figures)
+    return Suggestion(way=way, closest=min(every, key=distance))
 
 
 def _divided(plan: Plan) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -135,7 +136,12 @@ def _from_mapping(data: Mapping[str, Any], path: Path) -> Detected | None:
     if axolotl.is_one(data):
         kind, (settings, unread) = "axolotl", axolotl.settings(data, path.parent)
     elif accelerate.is_one(data):
-        kind, (settings, unread) = "accelerate", _launched(data, path)
+        kind, settings, unread = "accelerate", {}, ()
+        try:
+            said = accelerate.said(data, str(path), {})
+            settings, unread = said.settings, said.unread
+        except UsageError as error:
+            unread = (str(error).rstrip("."),)
     elif sum(key in data for key in trainer.STRONG) >= 2:
         kind, (settings, unread) = "TrainingArguments", trainer.settings(data, path.parent)
     else:
@@ -143,27 +149,16 @@ def _from_mapping(data: Mapping[str, Any], path: Path) -> Detected | None:
     return Detected(file=path.name, kind=kind, settings=settings, unread=unread)
 
 
-def _launched(data: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What a file of accelerate says, or why it cannot be answered."""
-    try:
-        said = accelerate.said(data, str(path), {})
-    except UsageError as error:
-        return {}, (str(error).rstrip("."),)
-    return said.settings, said.unread
-
-
 def _only_plain(found: Detected) -> Detected:
     """Without values of a kind that no plan has: they are named instead."""
     kept: dict[str, Any] = {}
     left: list[str] = []
     for key, value in found.settings.items():
-        try:
-            untrusted_values = FIELDS[key].check(value)
-        except SettingError:
-            untrusted_values = None
-        # A model with a colon is code that an estimate would run: a file cannot ask for that.
-        if untrusted_values is None or (key in ("model", "optim") and ":" in untrusted_values):
+        with contextlib.suppress(SettingError):
+            checked = FIELDS[key].check(value)
+            # A model with a colon is code that an estimate would run: a file cannot ask for that.
+            if checked is not None and (key not in ("model", "optim") or ":" not in checked):
+                kept[key] = checked
+        if key not in kept:
             left.append(f"{key} = {str(value)[:40]!r} is not read")
-        else:
-            kept[key] = untrusted_values
     return replace(found, settings=kept, unread=(*found.unread, *left))

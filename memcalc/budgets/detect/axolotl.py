@@ -24,6 +24,8 @@ def is_one(data: Mapping[str, Any]) -> bool:
     return "base_model" in data and ("micro_batch_size" in data or "datasets" in data)
 
 
+_REPLACED = ("rope", "rms_norm", "glu_activation", "fused_linear_cross_entropy")
+"""What Liger replaces by default, by the names of axolotl's plugin."""
 _QUANT = {"load_in_4bit": "nf4-dq", "load_in_8bit": "int8"}
 """What its switches mean for bitsandbytes (axolotl 002a637, ``loaders/model.py``)."""
 
@@ -59,35 +61,22 @@ def settings(data: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], tup
     if attention is not None:
         found["attention"] = attention
     if data.get("adapter") in ("lora", "qlora"):
-        found["lora"] = _lora(data)
+        targets = data.get("lora_target_modules")
+        named = isinstance(targets, list) and targets and not data.get("lora_target_linear")
+        target = "+".join(map(str, targets or ())) if named else "all-linear"
+        found["lora"] = f"r={data.get('lora_r') or 8},target={target}"
     quant = next((ours for key, ours in _QUANT.items() if data.get(key)), None)
     if quant is not None:
         found["quant"] = quant
-    kernels, unlike = _liger(data)
-    if kernels:
+    kernels = [name for name in _REPLACED if data.get(f"liger_{name}")]
+    unlike: tuple[str, ...] = ()
+    if len(kernels) == len(_REPLACED):
         found["liger"] = True
+    elif kernels:
+        unlike = (f"liger_{kernels[0]} is not counted (some of Liger's kernels, and not all)",)
     notes = trainer.unread({key: one for key, one in data.items() if key not in _QUANT})
     more, left = trainer.spread_over(data, folder)
     found, notes = {**more, **found}, (*notes, *unlike, *left)
     if data.get("sample_packing") or data.get("pad_to_sequence_len"):
         found["padding"] = False
     return found, notes
-
-
-_REPLACED = ("rope", "rms_norm", "glu_activation", "fused_linear_cross_entropy")
-"""What Liger replaces by default, by the names of axolotl's plugin."""
-
-
-def _liger(data: Mapping[str, Any]) -> tuple[bool, tuple[str, ...]]:
-    """Whether all that Liger replaces by itself is, and what is not counted where some is."""
-    asked = [name for name in _REPLACED if data.get(f"liger_{name}")]
-    if not asked or len(asked) == len(_REPLACED):
-        return bool(asked), ()
-    return False, (f"liger_{asked[0]} is not counted (some of Liger's kernels, and not all)",)
-
-
-def _lora(data: Mapping[str, Any]) -> str:
-    targets = data.get("lora_target_modules")
-    named = isinstance(targets, list) and targets and not data.get("lora_target_linear")
-    target = "+".join(str(name) for name in targets or ()) if named else "all-linear"
-    return f"r={data.get('lora_r') or 8},target={target}"

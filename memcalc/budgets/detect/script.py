@@ -22,15 +22,19 @@ def read(text: str, file: str, folder: Path) -> Detected | None:
         file: its name.
         folder: where files that it names are looked for.
     """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = _parsed(text)
+    if tree is None:
         return None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     asked = next((call for call in calls if _name(call.func) in _CALLS), None)
     if asked is None:
         return None
-    names = _constants(tree)
+    names, plain = _constants(tree), trainer.settings({})[0]
+
+    def matters(name: str) -> bool:
+        settings, elsewhere = trainer.settings({name: 1})
+        return settings != plain or bool(elsewhere) or name == "max_grad_norm"
+
     arguments: dict[str, Any] = {}
     unread: list[str] = []
     for keyword in asked.keywords:
@@ -39,7 +43,7 @@ def read(text: str, file: str, folder: Path) -> Detected | None:
             unread.append(f"line {keyword.value.lineno}: arguments behind ** are not read")
         elif value is not None:
             arguments[keyword.arg] = value
-        elif not isinstance(keyword.value, ast.Constant) and _matters(keyword.arg):
+        elif not isinstance(keyword.value, ast.Constant) and matters(keyword.arg):
             # As it is written: taking it apart again does not end for what is deeply nested.
             shown = " ".join((ast.get_source_segment(text, keyword.value) or "").split())[:40]
             unread.append(f"line {keyword.value.lineno}: {keyword.arg} = {shown} is not read")
@@ -55,9 +59,8 @@ def read(text: str, file: str, folder: Path) -> Detected | None:
 
 def trains(text: str) -> bool:
     """Whether a script is started by itself and trains: by ``backward()`` or by some Trainer."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = _parsed(text)
+    if tree is None:
         return False
     started: list[ast.AST] = [node for node in tree.body if not isinstance(node, _DEFINITIONS)]
     if any(isinstance(node, ast.If) and "__name__" in ast.dump(node.test) for node in started):
@@ -66,10 +69,11 @@ def trains(text: str) -> bool:
     return any((name := _name(one.func)) == "backward" or name.endswith("Trainer") for one in calls)
 
 
-def _matters(name: str) -> bool:
-    settings, elsewhere = trainer.settings({name: 1})
-    plain, _ = trainer.settings({})
-    return settings != plain or bool(elsewhere) or name == "max_grad_norm"
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _name(function: ast.expr) -> str:
@@ -108,7 +112,8 @@ def _model(calls: list[ast.Call], names: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(function, ast.Attribute) or function.attr != "from_pretrained":
             continue
         owner = _name(function.value)
-        head = _head(owner)
+        every = (tasks.find(name) for name in tasks.names())
+        head = next((t.name for t in every if t.suffix and owner.endswith(t.suffix)), None)
         if head is None and "Model" not in owner:
             continue
         given = [keyword.value for keyword in call.keywords if keyword.arg in trainer.PRETRAINED]
@@ -116,9 +121,3 @@ def _model(calls: list[ast.Call], names: dict[str, Any]) -> dict[str, Any]:
         found = {"task": head} if head is not None else {}
         return {**found, "model": value} if isinstance(value, str) and value else found
     return {}
-
-
-def _head(class_name: str) -> str | None:
-    """The task that a class with this name has the head for."""
-    every = (tasks.find(name) for name in tasks.names())
-    return next((t.name for t in every if t.suffix and class_name.endswith(t.suffix)), None)

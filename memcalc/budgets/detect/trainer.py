@@ -66,8 +66,8 @@ def settings(
     length = next((arguments[key] for key in _LENGTHS if arguments.get(key)), None)
     if isinstance(length, int):
         found["seq"] = length
-    precision = _precision(arguments)
-    if precision is not None:
+    halves = {"bf16": "amp-bf16", "fp16": "amp-fp16", "tf32": "tf32"}
+    if precision := next((ours for name, ours in halves.items() if arguments.get(name)), None):
         found["precision"] = precision
     if found.get("max_grad_norm") == 1.0:
         del found["max_grad_norm"]
@@ -84,14 +84,6 @@ def unread(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(
         f"{key} is not counted ({words})" for key, words in _ELSEWHERE.items() if arguments.get(key)
     )
-
-
-def _precision(arguments: Mapping[str, Any]) -> str | None:
-    if arguments.get("bf16"):
-        return "amp-bf16"
-    if arguments.get("fp16"):
-        return "amp-fp16"
-    return "tf32" if arguments.get("tf32") else None
 
 
 _DDP = ("find_unused_parameters", "bucket_cap_mb", "broadcast_buffers", "static_graph")
@@ -117,14 +109,18 @@ def spread_over(
 
 
 def _said(arguments: Mapping[str, Any], folder: Path) -> Said:
+
+    def named(key: str) -> str:
+        return arguments[key] if isinstance(arguments.get(key), str) else key
+
     if arguments.get("deepspeed"):
         name = "deepspeed"
-        return deepspeed.said(_table(arguments[name], folder), _named(arguments[name], name), {})
+        return deepspeed.said(_table(arguments[name], folder), named(name), {})
     if arguments.get("fsdp"):
         table = _fsdp(arguments["fsdp"], _table(arguments.get("fsdp_config") or {}, folder))
         half = next((name for name in ("bf16", "fp16") if arguments.get(name)), "no")
         whole = {"distributed_type": "FSDP", "mixed_precision": half, "fsdp_config": table}
-        return accelerate.said(whole, _named(arguments.get("fsdp_config"), "fsdp_config"), {})
+        return accelerate.said(whole, named("fsdp_config"), {})
     told = {
         name: arguments[f"ddp_{name}"]
         for name in _DDP
@@ -132,10 +128,6 @@ def _said(arguments: Mapping[str, Any], folder: Path) -> Said:
     }
     settings = {"parallel": "ddp", "parallel_args": told} if told else {}
     return Said(file="", settings=settings)
-
-
-def _named(value: Any, otherwise: str) -> str:
-    return value if isinstance(value, str) else otherwise
 
 
 def _table(value: Any, folder: Path) -> Mapping[str, Any]:

@@ -1,42 +1,28 @@
-"""Reports of a check to text, one module a format."""
+"""Reports of a check to text for forges and programs, one module a format."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
 
-from memcalc.budgets.formats import github, json, junit, markdown, sarif, table
+from memcalc.budgets.formats import github, json, junit, markdown, sarif
 from memcalc.budgets.records import Report
 
 
-class Shown(NamedTuple):
-    """What a person sees of a report, and where."""
-
-    only_failures: bool = False
-    width: int = 100
-    color: bool = False
-
-
-_PLAIN = Shown()
-_RENDERERS: dict[str, Callable[[Report, int, Shown], str]] = {
-    "table": lambda report, code, how: table.render(
-        report, width=how.width, color=how.color, only_failures=how.only_failures
-    ),
-    "json": lambda report, code, how: json.render(report, code=code),
-    "markdown": lambda report, code, how: markdown.render(report, only_failures=how.only_failures),
-    "github": lambda report, code, how: github.render(report),
-    "junit": lambda report, code, how: junit.render(report),
-    "sarif": lambda report, code, how: sarif.render(report, code=code),
-}
-
-
-def render(report: Report, name: str, code: int, how: Shown = _PLAIN) -> str:
-    """Write a report in a format.
+def writers(
+    report: Report, code: int, *, only_failures: bool = False
+) -> dict[str, Callable[[], str]]:
+    """What writes a report in each format but the table.
 
     Args:
         report: what was found.
-        name: a format of checks (``memcalc.files.formats``).
         code: the exit code, which some formats hold.
-        how: for a terminal and for Markdown.
+        only_failures: leave out of Markdown what holds.
     """
-    return _RENDERERS[name](report, code, how)
+    return {
+        "json": partial(json.render, report, code=code),
+        "markdown": partial(markdown.render, report, only_failures=only_failures),
+        "github": partial(github.render, report),
+        "junit": partial(junit.render, report),
+        "sarif": partial(sarif.render, report, code=code),
+    }

@@ -109,19 +109,16 @@ def _joined(settings: dict[str, Any], said: Said) -> dict[str, Any]:
         if given is None or (given, value) == ("zero1", "deepspeed_zero1"):
             joined[name] = value
         elif FIELDS[name].is_table:
-            joined[name] = _merged(name, dict(FIELDS[name].check(given)), value, said)
+            beside = dict(FIELDS[name].check(given))
+            for key in beside.keys() & value.keys():
+                if beside[key] != value[key]:
+                    raise _disagree(name, f"{key} = {beside[key]}", value[key], said)
+            joined[name] = {**value, **beside}
         elif FIELDS[name].check(given) != FIELDS[name].check(value):
             raise _disagree(name, f"{name} = {given}", value, said)
     if said.unread:
         joined["unread"] = (*joined.get("unread", ()), *said.unread)
     return joined
-
-
-def _merged(name: str, given: dict[str, Any], value: dict[str, Any], said: Said) -> dict[str, Any]:
-    for key in given.keys() & value.keys():
-        if given[key] != value[key]:
-            raise _disagree(name, f"{key} = {given[key]}", value[key], said)
-    return {**value, **given}
 
 
 def _disagree(name: str, given: str, value: Any, said: Said) -> SettingError:

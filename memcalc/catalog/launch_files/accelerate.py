@@ -206,15 +206,24 @@ def _fsdp(
         for key, value in table(data, "fsdp_config", file).items()
         if value is not None
     }
+
+    def switch(key: str, default: bool) -> bool:
+        return flag(keys.get(key, default), f"fsdp_{key}", file)
+
     version = count(keys.get("version", 1), "fsdp_version", file)
     if version not in (1, 2):
         raise UsageError(f"{file}: fsdp_version = {version}, and there are 1 and 2.")
     arguments = _wrapping(keys, file)
     if half is not None:
         arguments |= {"param_dtype": _HALVES[half], "reduce_dtype": _HALVES[half]}
-    if "offload_params" in keys and flag(keys["offload_params"], "fsdp_offload_params", file):
+    if switch("offload_params", False):
         arguments["offload"] = "cpu"
-    arguments |= (_first if version == 1 else _second)(keys, file)
+    if version == 1:
+        arguments |= _first(keys, file)
+    elif not switch("reshard_after_forward", True):
+        arguments["reshard_after_forward"] = False
+    if version == 2 and switch("forward_prefetch", False):
+        raise UsageError(f"{file}: accelerate has no fsdp_forward_prefetch with fsdp_version 2.")
     if str(arguments.get("sharding_strategy")).startswith("HYBRID"):
         arguments["device_mesh"] = _machines(data, file, world)
     found: dict[str, Any] = {"parallel": "fsdp1" if version == 1 else _mesh(data, file)}
@@ -223,8 +232,7 @@ def _fsdp(
         arguments = {}
     if arguments:
         found["parallel_args"] = arguments
-    again = keys.get("activation_checkpointing")
-    if again is not None and flag(again, "fsdp_activation_checkpointing", file):
+    if switch("activation_checkpointing", False):
         found["checkpointing"] = True
     return found, tuple(_left(keys, found["parallel"]))
 
@@ -293,14 +301,6 @@ def _named(
     if written not in names:
         raise UsageError(f"{file}: fsdp_{key} = {written} is none of {', '.join(names)}.")
     return written
-
-
-def _second(keys: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """Arguments of the second version."""
-    again = flag(keys.get("reshard_after_forward", True), "fsdp_reshard_after_forward", file)
-    if flag(keys.get("forward_prefetch", False), "fsdp_forward_prefetch", file):
-        raise UsageError(f"{file}: accelerate has no fsdp_forward_prefetch with fsdp_version 2.")
-    return {} if again else {"reshard_after_forward": False}
 
 
 def _mesh(data: Mapping[str, Any], file: str) -> str:

@@ -82,13 +82,6 @@ _SCALING = frozenset(
 )
 
 
-def is_one(data: Mapping[str, Any]) -> bool:
-    """Does this look like DeepSpeed's?"""
-    return (
-        isinstance(data.get("zero_optimization"), dict) or "train_micro_batch_size_per_gpu" in data
-    )
-
-
 def said(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Said:
     """What the file says.
 

@@ -129,8 +129,7 @@ class Engine:
     def _taken(self, read: Read, share: float) -> Sequence[Item]:
         several = (self._plan.devices,) if self._plan.devices > 1 else ()
         parts = {part.name: part for part in outside_span(self._gpu, groups=several).parts}
-        traced = "traced"
-        found = [Item(name="weights", low=read.weights, high=read.weights, source=traced)]
+        found = [Item(name="weights", low=read.weights, high=read.weights, source="traced")]
         if self._rules is vllm:
             sampler = "traced; high end: transformers' sampler"
             found.append(
@@ -205,13 +204,7 @@ def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Predi
         seq=serving.length - (plan.generate or 0),
         components=components,
         phases=(PhasePeak(phase=Phase.PREFILL, requested=requested),),
-        peak=Peak(
-            phase=Phase.PREFILL,
-            requested=requested,
-            allocated=None,
-            reserved=None,
-            process_used=None,
-        ),
+        peak=Peak(phase=Phase.PREFILL, requested=requested),
         fit=_fit(serving, gpu),
         rules_of_thumb=(),
         flops=None,
@@ -245,10 +238,14 @@ def _fit(serving: Serving, gpu: Gpu) -> Fit:
 def _assumed(serving: Serving) -> tuple[str, ...]:
     title = TITLES[serving.engine]
     each = sum(kind.layers * kind.bytes for kind in serving.kinds)
+    layers = " and ".join(
+        f"{kind.layers} layers" + (f" with a window of {kind.window:,}" if kind.window else "")
+        for kind in serving.kinds
+    )
     said = [
         f"{title} {serving.version} was not run: the rules in its source are applied to the model "
         "in transformers",
-        f"each token takes {each:,} bytes of KV cache, in {_layers(serving.kinds)}",
+        f"each token takes {each:,} bytes of KV cache, in {layers}",
         f"a forward pass has at most {serving.batched_tokens:,} tokens",
         "weights as in transformers, in the plan's precision",
     ]
@@ -261,11 +258,3 @@ def _assumed(serving: Serving) -> tuple[str, ...]:
             f"largest pass needs {format_bytes(serving.activations)} of them in transformers"
         )
     return tuple(said)
-
-
-def _layers(kinds: Sequence[Kind]) -> str:
-    words = (
-        f"{kind.layers} layers" + (f" with a window of {kind.window:,}" if kind.window else "")
-        for kind in kinds
-    )
-    return " and ".join(words)

@@ -14,11 +14,11 @@ import pytest
 from msgspec.structs import replace
 
 import memcalc
+from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.sections import again, chapter
 from memcalc.advice.explain.snapshot import predicted
 from memcalc.advice.explain.timeline import timeline
 from memcalc.allocator.snapshot_reader import breakdown, read_snapshot
-from memcalc.cli.report import compared
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.files.results import Run
@@ -171,6 +171,7 @@ def test_every_component_has_a_style_told_apart_without_colour():
     assert all(high - low > 250 for low, high in pairwise(light))
     hatches = [style.hatch for style in STYLES.values() if style.hatch]
     assert len(set(hatches)) == len(hatches)
+    assert len({style.letter for style in STYLES.values()}) == len(STYLES)
 
 
 def _measured(prediction, more):
@@ -292,5 +293,6 @@ def test_a_browser_without_network_shows_the_pictures(html, tmp_path):
 
 
 def test_two_answers_on_one_page_begin_with_what_changed(traced):
-    html = page.render(compared(chapter(traced), chapter(traced)))
+    both = chapter(traced), chapter(traced)
+    html = page.render(Document(chapters=both, difference=difference(*both)))
     assert html.index("no figure changed") < html.index("Side by side")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memcalc.advice.fit.alignment import advise, multiple
+from memcalc.advice.fit.alignment import advised, multiple
 from memcalc.advice.fit.records import Limit, Probe
 from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.plan import make
@@ -35,11 +35,12 @@ def test_tiles_are_16_bytes_wide_and_128_from_the_a100_on(precision, capability,
 )
 def test_tokens_of_the_suggested_batch_are_a_multiple_where_that_is_possible(batch, seq, wanted):
     plan = make({"model": "gpt2", "precision": "amp-fp16"})
-    found = advise(limit(batch=batch, seq=seq), plan, seq, ARCHITECTURES[7, 5])
-    assert found.size == wanted
-    assert "multiples of 8" in found.reason
+    found = advised(limit(batch=batch, seq=seq), plan, seq, ARCHITECTURES[7, 5])
+    assert found.suggested == wanted
+    assert "multiples of 8" in found.advice
 
 
 def test_a_sequence_is_suggested_in_whole_tiles():
     plan = make({"model": "gpt2", "precision": "bf16"})
-    assert advise(limit(seq=1000, axis="seq"), plan, 512, ARCHITECTURES[8, 0]).size == 960
+    found = advised(limit(seq=1000, axis="seq"), plan, 512, ARCHITECTURES[8, 0])
+    assert found.suggested == 960

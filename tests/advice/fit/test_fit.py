@@ -74,7 +74,7 @@ def test_the_grid_agrees_with_the_limit(found):
     answer = found["distilbert-base-cased"]
     limit = answer.limits[0].best.batch
     row = answer.grid.cells[answer.grid.seqs.index(128)]
-    assert [cell.fits for cell in row] == [batch <= limit for batch in answer.grid.batches]
+    assert [cell.fit.fits for cell in row] == [batch <= limit for batch in answer.grid.batches]
 
 
 def test_every_format_holds_the_answer(found):
@@ -175,7 +175,7 @@ def test_what_generates_is_found_with_few_runs_and_agrees_with_estimates(
                 answer, trace = client.trace(plan)
             device = device_of(gpus.find("t4"), settings["memory"], plan)
             assert on_device(answer, trace, device).fit == probe.fit, plan
-            assert probe.fits is fits, plan
+            assert probe.fit.fits is fits, plan
 
 
 def test_a_saved_answer_is_shown_in_full_in_markdown(found, cli, tmp_path):

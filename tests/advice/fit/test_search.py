@@ -59,8 +59,8 @@ def test_any_growing_memory_is_searched_to_the_byte(steps, start, band):
 def test_memory_that_grows_evenly_takes_few_questions(base, slope, bend, start):
     device = Device(lambda size: base + slope * size + bend * (size % 3))
     found = largest(device, fits, start=start, limit=1 << 20)
-    assert found == 0 or device(found).fits
-    assert found == 1 << 20 or not device(found + 1).fits
+    assert found == 0 or device(found).fit.fits
+    assert found == 1 << 20 or not device(found + 1).fit.fits
     assert len(device.asked) <= 34
 
 

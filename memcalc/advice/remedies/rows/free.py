@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from memcalc import registry
 from memcalc.advice.remedies.records import Remedy
+from memcalc.advice.remedies.rows import row
 from memcalc.catalog import models
 from memcalc.records.plan import Plan
 from memcalc.workload import loops
-from memcalc.workload.tasks import Task
 
 _FUSED = "torch.optim documentation (2.13): fused is usually faster than foreach"
 _SET_TO_NONE = "torch.optim.Optimizer.zero_grad (2.13): the default since 2.0"
@@ -20,94 +20,51 @@ _SDPA = "Dao et al. 2022, arXiv:2205.14135: exact attention, and faster"
 _EXPANDABLE = "CUDA semantics in PyTorch's documentation (2.13): expandable_segments"
 _NO_GPU = "a CPU run has no CUDA allocator and no CUDA kernels"
 _SETTING = re.compile(r",?expandable_segments:\w*")
+_NONE = "none known"
 
 
-def fused(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """One kernel for the whole step."""
+def of_training(plan: Plan) -> Iterator[Remedy]:
+    """Memory that a step holds without need: the optimizer's lists, gradients, outputs, a cache."""
     choice = registry.of(plan)
-    if choice.kind not in ("foreach", "for-loop"):
-        return
-    settled = tuple(pair for pair in plan.optim_args if pair[0] not in ("fused", "foreach"))
-    none = f"{choice.row.name} has no fused step" if "fused" not in choice.row.defaults else None
-    yield Remedy(
-        key="fused",
-        title="fused optimizer (--optim-arg fused=true)",
-        changes=(("optim_args", (*settled, ("fused", True))),),
-        rank=0,
-        cost="none known",
-        source=_FUSED,
-        unfit=_NO_GPU if plan.target == "cpu" else none,
-    )
-
-
-def set_to_none(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """Gradients are freed between steps."""
+    if choice.kind in ("foreach", "for-loop"):
+        settled = tuple(one for one in plan.optim_args if one[0] not in ("fused", "foreach"))
+        none = None if "fused" in choice.row.defaults else f"{choice.row.name} has no fused step"
+        yield row(
+            *(0, "fused", "fused optimizer (--optim-arg fused=true)", _NONE, _FUSED),
+            unfit=_NO_GPU if plan.target == "cpu" else none,
+            optim_args=(*settled, ("fused", True)),
+        )
     if not plan.set_to_none:
-        yield Remedy(
-            key="set_to_none",
-            title="zero_grad(set_to_none=True)",
-            changes=(("set_to_none", True),),
-            rank=0,
-            cost="none known",
-            source=_SET_TO_NONE,
-        )
-
-
-def outputs(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """Nothing is kept of a step but its loss."""
+        title = "zero_grad(set_to_none=True)"
+        yield row(0, "set_to_none", title, _NONE, _SET_TO_NONE, set_to_none=True)
     if loops.of(plan).keep_outputs(plan):
-        yield Remedy(
-            key="outputs",
-            title="drop the outputs: loss = model(**batch).loss (--no-keep-outputs)",
-            changes=(("keep_outputs", False),),
-            rank=0,
-            cost="none, unless something reads them after the loss",
-            source=_OUTPUTS,
-        )
-
-
-def kv_cache(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """Keys and values are not returned."""
+        title = "drop the outputs: loss = model(**batch).loss (--no-keep-outputs)"
+        cost = "none, unless something reads them after the loss"
+        yield row(0, "outputs", title, cost, _OUTPUTS, keep_outputs=False)
     config = models.find(plan.model).config or {}
     off = config.get("use_cache") is False or plan.checkpointing or plan.loop == "trainer"
-    if plan.kv_cache is False or (plan.kv_cache is None and off):
-        return
-    yield Remedy(
-        key="kv cache",
-        title="return no keys and values: use_cache=False (--no-kv-cache)",
-        changes=(("kv_cache", False),),
-        rank=0,
-        cost="none: training does not read them",
-        source=_CACHE,
-    )
+    if plan.kv_cache or (plan.kv_cache is None and not off):
+        title = "return no keys and values: use_cache=False (--no-kv-cache)"
+        cost = "none: training does not read them"
+        yield row(0, "kv cache", title, cost, _CACHE, kv_cache=False)
 
 
-def attention(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """Scores of attention are not written down."""
+def of_kernels(plan: Plan) -> Iterator[Remedy]:
+    """Attention whose scores are not written down, and segments that grow."""
     if plan.attention in ("eager", "math"):
-        yield Remedy(
-            key="sdpa",
-            title="PyTorch's fused attention (--attention auto)",
-            changes=(("attention", "auto"),),
-            rank=0,
-            cost="none known",
-            source=_SDPA,
-        )
+        title = "PyTorch's fused attention (--attention auto)"
+        yield row(0, "sdpa", title, _NONE, _SDPA, attention="auto")
+    yield from expandable(plan)
 
 
-def expandable(plan: Plan, task: Task) -> Iterator[Remedy]:
+def expandable(plan: Plan) -> Iterator[Remedy]:
     """Segments grow, so free memory lies in one piece."""
     packed = "".join(plan.alloc_conf.split())
-    if "expandable_segments:true" in packed.lower():
-        return
-    kept = _SETTING.sub("", packed).strip(",")
-    setting = ",".join(filter(None, (kept, "expandable_segments:True")))
-    yield Remedy(
-        key="expandable",
-        title=f"expandable segments (--alloc-conf {setting})",
-        changes=(("alloc_conf", setting),),
-        rank=0,
-        cost="none known",
-        source=_EXPANDABLE,
-        unfit=_NO_GPU if plan.target == "cpu" else None,
-    )
+    if "expandable_segments:true" not in packed.lower():
+        kept = _SETTING.sub("", packed).strip(",")
+        setting = ",".join(filter(None, (kept, "expandable_segments:True")))
+        yield row(
+            *(0, "expandable", f"expandable segments (--alloc-conf {setting})", _NONE, _EXPANDABLE),
+            unfit=_NO_GPU if plan.target == "cpu" else None,
+            alloc_conf=setting,
+        )

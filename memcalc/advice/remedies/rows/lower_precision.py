@@ -1,20 +1,23 @@
-"""Remedies that lower the precision of products, weights or optimizer states."""
+"""Remedies that lower the precision of products, weights or states, or train adapters instead."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.advice.remedies import rows
-from memcalc.advice.remedies.records import Change, Remedy
+from memcalc.advice.remedies.records import Remedy
+from memcalc.advice.remedies.rows import row
 from memcalc.catalog import gpus, models
 from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.estimation.validate import checkpoint_refusal, quant_refusal
+from memcalc.records.compact_options import USUAL_LORA, adapter
 from memcalc.records.model import Parameter
 from memcalc.records.plan import Plan
-from memcalc.workload.tasks import Task
+from memcalc.registry import Choice
 
 _HALF = "transformers documentation, Optimizing inference: weights in half precision"
 _PURE = "Zamirai et al. 2020, arXiv:2010.06192: nearest rounding loses small updates"
@@ -32,123 +35,81 @@ def half_of(plan: Plan) -> str:
     return "bf16"
 
 
-def autocast(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """Products in half precision."""
-    if plan.precision in ("fp32", "tf32"):
-        half = half_of(plan)
-        yield Remedy(
-            key="amp",
-            title=f"autocast to {half} (--precision amp-{half})",
-            changes=(("precision", f"amp-{half}"),),
-            rank=2,
-            cost=f"matrix products in {half}; updates stay fp32",
-            source=rows.AMP,
-        )
-
-
-def eight_bit_states(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """Optimizer states in 8 bit."""
-    choice = registry.of(plan)
-    if choice.args.get("optim_bits") == 8:
-        return
-    twin = choice.row.twin_8bit
-    reason = f"no {choice.row.name} with 8-bit states is known" if twin is None else None
-    if choice.row.closed_form and not choice.state([_ONE]).tensors:
-        reason = f"{choice.row.name} keeps no state with these settings"
-    lost = _lost(plan, twin) if twin is not None else None
-    cpu = "bitsandbytes' 8-bit states are for GPUs" if plan.target == "cpu" else None
-    yield Remedy(
-        key="8-bit states",
-        title=f"8-bit optimizer states{f' (--optim {twin})' if twin else ''}",
-        changes=_optimizer(plan, twin) if twin is not None else (),
-        rank=5,
-        cost="states in 8 bit",
-        source=rows.EIGHT_BIT,
-        unfit=reason or lost or cpu,
-    )
-
-
-def all_in_bf16(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """Weights and gradients in bf16."""
-    if plan.half_weights:
-        return
-    slow = ", which this GPU computes slowly" if half_of(plan) != "bf16" else ""
-    yield Remedy(
-        key="bf16",
-        title="everything in bf16 (--precision bf16)",
-        changes=(("precision", "bf16"),),
-        rank=6,
-        cost=f"weights in bf16{slow}: small updates are lost",
-        source=_PURE,
-    )
-    if registry.of(plan).row.implementation != "torch.optim.AdamW":
-        return
-    name = "memcalc.adamw_bf16"
-    yield Remedy(
-        key="bf16, corrected",
-        title=f"bf16 with a correction term (--precision bf16 --optim {name})",
-        changes=(("precision", "bf16"), *_optimizer(plan, name)),
-        rank=6,
-        cost=f"weights in bf16{slow}; a third state carries what rounding loses",
-        source=rows.CORRECTED,
-        unfit=_lost(plan, name),
-    )
-
-
-def all_in_half(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """Where nothing trains no update is lost."""
-    if plan.half_weights:
-        return
+def of_training(plan: Plan) -> Iterator[Remedy]:
+    """Half precision in products and weights, 8 bit in states, no fp32 beside a quantized base."""
     half = half_of(plan)
-    yield Remedy(
-        key=half,
-        title=f"everything in {half} (--precision {half})",
-        changes=(("precision", half),),
-        rank=1,
-        cost=f"weights, results and cache in {half}",
-        source=_HALF,
-    )
-
-
-def unprepared(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """What is not quantized stays as it was loaded."""
-    if plan.scheme is None or plan.infers or not plan.kbit_prepare:
-        return
-    yield Remedy(
-        key="no kbit prepare",
-        title="norms, embeddings and head stay in 16 bit (--no-kbit-prepare)",
-        changes=(("kbit_prepare", False),),
-        rank=2,
-        cost="norms and logits are no longer in fp32",
-        source=_KBIT,
-    )
-
-
-def weights_in_4_bit(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """Weights that nothing trains."""
-    if plan.scheme is not None or plan.engine is not None:
-        return
-    changes = in_4_bit(plan)
-    yield Remedy(
-        key="4 bit",
-        title=f"weights in 4 bit ({typed(changes)})",
-        changes=changes,
-        rank=8,
-        cost="4-bit weights, dequantized for every product",
-        source=rows.FOUR_BIT,
-        unfit=not_in_4_bit(plan),
-    )
-
-
-def in_4_bit(plan: Plan, *others: Change) -> tuple[Change, ...]:
-    """The change to weights in 4 bit, which compute in half precision, and others beside it."""
-    changes: tuple[Change, ...] = (("quant", "nf4-dq"), *others)
     if plan.precision in ("fp32", "tf32"):
-        changes = (*changes, ("precision", half_of(plan)))
-    return changes
+        title = f"autocast to {half} (--precision amp-{half})"
+        cost = f"matrix products in {half}; updates stay fp32"
+        yield row(2, "amp", title, cost, rows.AMP, precision=f"amp-{half}")
+    choice = registry.of(plan)
+    if choice.args.get("optim_bits") != 8:
+        twin = choice.row.twin_8bit
+        title = f"8-bit optimizer states{f' (--optim {twin})' if twin else ''}"
+        yield row(
+            *(5, "8-bit states", title, "states in 8 bit", rows.EIGHT_BIT),
+            unfit=_not_in_8_bit(plan, choice),
+            **_optimizer(plan, twin),
+        )
+    if not plan.half_weights:
+        slow = "" if half == "bf16" else ", which this GPU computes slowly"
+        cost, title = f"weights in bf16{slow}", "everything in bf16 (--precision bf16)"
+        yield row(6, "bf16", title, f"{cost}: small updates are lost", _PURE, precision="bf16")
+        if choice.row.implementation == "torch.optim.AdamW":
+            name = "memcalc.adamw_bf16"
+            title = f"bf16 with a correction term (--precision bf16 --optim {name})"
+            cost = f"{cost}; a third state carries what rounding loses"
+            yield row(
+                *(6, "bf16, corrected", title, cost, rows.CORRECTED),
+                unfit=_lost(plan, name),
+                precision="bf16",
+                **_optimizer(plan, name),
+            )
+    if plan.scheme is not None and plan.kbit_prepare:
+        title = "norms, embeddings and head stay in 16 bit (--no-kbit-prepare)"
+        cost = "norms and logits are no longer in fp32"
+        yield row(2, "no kbit prepare", title, cost, _KBIT, kbit_prepare=False)
 
 
-def not_in_4_bit(plan: Plan) -> str | None:
+def of_inference(plan: Plan) -> Iterator[Remedy]:
+    """Where nothing trains no update is lost."""
+    half = half_of(plan)
+    if not plan.half_weights:
+        title, cost = f"everything in {half} (--precision {half})", "weights, results and cache in"
+        yield row(1, half, title, f"{cost} {half}", _HALF, precision=half)
+    if plan.scheme is None and plan.engine is None:
+        changes = _in_4_bit(plan)
+        title = f"weights in 4 bit ({_typed(changes)})"
+        cost = "4-bit weights, dequantized for every product"
+        yield row(8, "4 bit", title, cost, rows.FOUR_BIT, unfit=_not_in_4_bit(plan), **changes)
+
+
+def of_adapters(plan: Plan) -> Iterator[Remedy]:
+    """Adapters train instead of the model, smaller ones, or around weights in 4 bit."""
+    if plan.adapters is None:
+        title = f"LoRA (--lora {USUAL_LORA})"
+        yield row(7, "LoRA", title, "only adapters train", rows.LORA, lora=USUAL_LORA)
+    elif (rank := adapter(plan.adapters).r) > 1:
+        parts = [part.strip() for part in plan.adapters.split(",")]
+        less = ",".join([f"r={rank // 2}", *(part for part in parts if not part.startswith("r="))])
+        title = f"half the rank (--lora {less})"
+        yield row(
+            7, "lower rank", title, "adapters of half the size learn less", rows.LORA, lora=less
+        )
+    if plan.scheme is None:
+        changes = _in_4_bit(plan, lora=plan.adapters or USUAL_LORA)
+        cost = "only adapters train; 4-bit weights are dequantized for every product"
+        title = f"QLoRA ({_typed(changes)})"
+        yield row(8, "QLoRA", title, cost, rows.QLORA, unfit=_not_in_4_bit(plan), **changes)
+
+
+def _in_4_bit(plan: Plan, **others: str) -> dict[str, str]:
+    """The change to weights in 4 bit, which compute in half precision, and others beside it."""
+    wide = plan.precision in ("fp32", "tf32")
+    return {"quant": "nf4-dq", **others, **({"precision": half_of(plan)} if wide else {})}
+
+
+def _not_in_4_bit(plan: Plan) -> str | None:
     """Why a model is not loaded in 4 bit; ``None``: it can be."""
     asked, source = replace(plan, quant="nf4-dq"), models.find(plan.model)
     refused = checkpoint_refusal(asked, source) is not None
@@ -156,16 +117,29 @@ def not_in_4_bit(plan: Plan) -> str | None:
     return quant_refusal(asked, source) or quantised_already
 
 
-def typed(changes: tuple[Change, ...]) -> str:
+def _typed(changes: dict[str, str]) -> str:
     """Changes as options."""
-    return " ".join(f"--{name} {value}" for name, value in changes)
+    return " ".join(f"--{name} {value}" for name, value in changes.items())
 
 
-def _optimizer(plan: Plan, name: str) -> tuple[Change, ...]:
+def _not_in_8_bit(plan: Plan, choice: Choice) -> str | None:
+    """Why the optimizer's states are not kept in 8 bit; ``None``: they can be."""
+    twin = choice.row.twin_8bit
+    if choice.row.closed_form and not choice.state([_ONE]).tensors:
+        return f"{choice.row.name} keeps no state with these settings"
+    if twin is None:
+        return f"no {choice.row.name} with 8-bit states is known"
+    cpu = "bitsandbytes' 8-bit states are for GPUs" if plan.target == "cpu" else None
+    return _lost(plan, twin) or cpu
+
+
+def _optimizer(plan: Plan, name: str | None) -> dict[str, Any]:
     """The change to another optimizer, with the arguments that it takes too."""
+    if name is None:
+        return {}
     takes = _takes(name)
     kept = tuple(pair for pair in plan.optim_args if pair[0] in takes)
-    return ("optim", name), ("optim_args", kept)
+    return {"optim": name, "optim_args": kept}
 
 
 def _lost(plan: Plan, name: str) -> str | None:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.advice.remedies.records import Change, Remedy
+from memcalc.advice.remedies.rows import row
 from memcalc.catalog import models
 from memcalc.records.plan import Plan
 from memcalc.workload import layouts, loops
@@ -38,7 +39,7 @@ _LIGER = (
 _CHUNKED = "same loss up to rounding, held by memcalc's tests; operations counted in the trace"
 
 
-def accumulation(plan: Plan, task: Task) -> Iterator[Remedy]:
+def of_pieces(plan: Plan, task: Task) -> Iterator[Remedy]:
     """The batch in pieces."""
     pieces = pieces_of(plan)
     reason = None
@@ -57,15 +58,10 @@ def accumulation(plan: Plan, task: Task) -> Iterator[Remedy]:
 def accumulate(plan: Plan, pieces: int) -> Remedy:
     """The same batch in so many equal pieces, one after the other."""
     size, count = plan.batch // pieces, plan.grad_accum * pieces
-    return Remedy(
-        key="accumulate",
-        name=f"accumulate (micro-batches of {size})",
-        title=f"micro-batches of {size}, {count} per step (--batch {size} --grad-accum {count})",
-        changes=(("batch", size), ("grad_accum", count)),
-        rank=1,
-        cost="same gradient; smaller kernels, slower if they leave the GPU idle",
-        source=_ACCUMULATE,
-    )
+    title = f"micro-batches of {size}, {count} per step (--batch {size} --grad-accum {count})"
+    cost = "same gradient; smaller kernels, slower if they leave the GPU idle"
+    remedy = row(1, "accumulate", title, cost, _ACCUMULATE, batch=size, grad_accum=count)
+    return replace(remedy, name=f"accumulate (micro-batches of {size})")
 
 
 def two_of(plan: Plan, pieces: int) -> Remedy:
@@ -84,114 +80,80 @@ def pieces_of(plan: Plan) -> list[int]:
     return [n for n in range(2, plan.batch + 1) if plan.batch % n == 0]
 
 
-def sharded(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """What several GPUs hold alike is divided among them."""
-    spread = layouts.spread(plan)
-    if spread.world == 1 or spread.layout not in ("ddp", "zero1"):
-        return
-    for name, what in SHARDS.items():
-        if name == spread.layout:
-            continue
-        yield Remedy(
-            key=name,
-            title=f"{what} in shards (--parallel {name})",
-            changes=(("devices", spread.world), ("parallel", name), ("parallel_args", ())),
-            rank=3,
-            cost="50 % more communication per step",
-            source=_SHARDS,
-        )
-
-
-def on_the_host(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """A quantized base that never lies whole on a GPU; and shards that wait in host memory."""
-    said = dict(plan.parallel_args)
-    if layouts.spread(plan).layout not in layouts.SHARDED:
+def of_layouts(plan: Plan) -> Iterator[Remedy]:
+    """Shards of what several GPUs hold alike, and what of them waits in host memory."""
+    spread, said = layouts.spread(plan), dict(plan.parallel_args)
+    if spread.world > 1 and spread.layout in ("ddp", "zero1"):
+        for name, what in SHARDS.items():
+            if name != spread.layout:
+                yield row(
+                    *(3, name, f"{what} in shards (--parallel {name})"),
+                    *("50 % more communication per step", _SHARDS),
+                    devices=spread.world,
+                    parallel=name,
+                    parallel_args=(),
+                )
+    if spread.layout not in layouts.SHARDED:
         return
     if plan.scheme is not None and "load" not in said:
-        yield Remedy(
-            key="load on the host",
-            title="the base is loaded on the host (--parallel-arg load=cpu)",
-            changes=(("parallel_args", (*plan.parallel_args, ("load", "cpu"))),),
-            rank=1,
-            cost="each process holds the whole base in host memory, and quantizes it on the CPU",
-            source=_LOADED,
+        yield row(
+            *(1, "load on the host", "the base is loaded on the host (--parallel-arg load=cpu)"),
+            "each process holds the whole base in host memory, and quantizes it on the CPU",
+            _LOADED,
+            parallel_args=(*plan.parallel_args, ("load", "cpu")),
         )
     if "offload" not in said:
-        yield Remedy(
-            key="offload",
-            title="shards wait in host memory (--parallel-arg offload=cpu)",
-            changes=(("parallel_args", (*plan.parallel_args, ("offload", "cpu"))),),
-            rank=4,
-            cost="weights cross the bus in forward and backward, and the CPU updates them",
-            source=_OFFLOADED,
+        yield row(
+            *(4, "offload", "shards wait in host memory (--parallel-arg offload=cpu)"),
+            "weights cross the bus in forward and backward, and the CPU updates them",
+            _OFFLOADED,
+            parallel_args=(*plan.parallel_args, ("offload", "cpu")),
         )
 
 
-def chunked_loss(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """Logits of a part of the tokens at a time."""
+def of_losses(plan: Plan, task: Task) -> Iterator[Remedy]:
+    """Logits of a part of the tokens at a time, or none at all by Liger's kernels."""
     if plan.loss_chunks == 1 and not plan.liger:
-        yield Remedy(
-            key="chunked loss",
-            title=f"loss in {CHUNKS} pieces (--loss-chunks {CHUNKS})",
-            changes=(("loss_chunks", CHUNKS),),
-            rank=3,
-            cost="output head runs twice",
-            source=_CHUNKED,
+        title = f"loss in {CHUNKS} pieces (--loss-chunks {CHUNKS})"
+        yield row(
+            *(3, "chunked loss", title, "output head runs twice", _CHUNKED),
             unfit=None if task.loss_in_pieces else "only a causal language model's loss is cut",
+            loss_chunks=CHUNKS,
+        )
+    if not plan.liger and knows(models.find(plan.model).model_type):
+        cost = "another package's kernels; the model returns no logits"
+        yield row(
+            *(3, "Liger", "Liger's kernels (--liger)", cost, _LIGER),
+            unfit=None if task.loss_in_pieces else "it is for causal language models",
+            liger=True,
+            loss_chunks=1,
         )
 
 
-def liger(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """Kernels that are fused, and make no logits; where its package is, for it is run."""
-    if plan.liger or not knows(models.find(plan.model).model_type):
-        return
-    yield Remedy(
-        key="Liger",
-        title="Liger's kernels (--liger)",
-        changes=(("liger", True), ("loss_chunks", 1)),
-        rank=3,
-        cost="another package's kernels; the model returns no logits",
-        source=_LIGER,
-        unfit=None if task.loss_in_pieces else "it is for causal language models",
-    )
-
-
-def in_backward(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """Each gradient is used and freed in backward."""
-    if plan.optim_in_backward or registry.of(plan).row.in_backward:
-        return
-    # What PyTorch itself cannot run together is refused where the changed plan is made.
-    clips = plan.max_grad_norm is None and loops.of(plan).clip_to(plan) is not None
-    yield Remedy(
-        key="in backward",
-        title="update inside backward (--optim-in-backward)",
-        changes=(("optim_in_backward", True),),
-        rank=3,
-        cost="no accumulation, no clipping; one small kernel launch per parameter",
-        source=_IN_BACKWARD,
-        unfit=f"the {plan.loop} loop clips gradients, which needs all of them at once"
-        if clips
-        else None,
-    )
-
-
-def checkpointing(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """What layers save is computed again."""
+def of_backward(plan: Plan) -> Iterator[Remedy]:
+    """Gradients that are used and freed in backward, and layers that are computed again."""
+    if not plan.optim_in_backward and not registry.of(plan).row.in_backward:
+        # What PyTorch itself cannot run together is refused where the changed plan is made.
+        clips = plan.max_grad_norm is None and loops.of(plan).clip_to(plan) is not None
+        why = f"the {plan.loop} loop clips gradients, which needs all of them at once"
+        yield row(
+            *(3, "in backward", "update inside backward (--optim-in-backward)"),
+            "no accumulation, no clipping; one small kernel launch per parameter",
+            _IN_BACKWARD,
+            unfit=why if clips else None,
+            optim_in_backward=True,
+        )
     if not plan.checkpointing:
-        yield Remedy(
-            key="checkpointing/2",
-            title="checkpoint every second layer (--checkpointing --checkpoint-every 2)",
-            changes=(("checkpointing", True), ("checkpoint_every", 2)),
-            rank=3,
-            cost="half the layers run their forward twice",
-            source=_RECOMPUTE,
+        title = "checkpoint every second layer (--checkpointing --checkpoint-every 2)"
+        yield row(
+            *(3, "checkpointing/2", title, "half the layers run their forward twice", _RECOMPUTE),
+            checkpointing=True,
+            checkpoint_every=2,
         )
     if not plan.checkpointing or plan.checkpoint_every > 1:
-        yield Remedy(
-            key="checkpointing",
-            title="checkpoint every layer (--checkpointing)",
-            changes=(("checkpointing", True), ("checkpoint_every", 1)),
-            rank=4,
-            cost="layers run their forward twice",
-            source=_RECOMPUTE,
+        yield row(
+            *(4, "checkpointing", "checkpoint every layer (--checkpointing)"),
+            *("layers run their forward twice", _RECOMPUTE),
+            checkpointing=True,
+            checkpoint_every=1,
         )

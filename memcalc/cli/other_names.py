@@ -1,0 +1,56 @@
+"""Names that other tools give to an option: transformers, torchrun, DeepSpeed, unsloth, vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+_NAMES = {
+    "--accelerate-config FILE": "accelerate",
+    "--attention NAME": "attn attn-implementation flash flash-attn flash-attention sdpa",
+    "--batch N": "b bs batch-size micro-batch micro-batch-size train-batch-size "
+    "per-device-train-batch-size",
+    "--checkpointing": "activation-checkpointing grad-checkpoint grad-checkpointing "
+    "gradient-checkpointing recompute recomputation use-gradient-checkpointing",
+    "--deepspeed FILE": "ds-config deepspeed-config",
+    "--devices N": "gpus gpu-count n-gpus ngpus num-devices num-gpus nproc nproc-per-node "
+    "num-processes world-size",
+    "--format json": "json",
+    "--format csv": "csv",
+    "--format markdown": "markdown md",
+    "--generate N": "max-new-tokens new-tokens",
+    "--gpu GPU": "card device gpu-name gpu-type",
+    "--grad-accum N": "accumulate-grad-batches accumulation-steps grad-accumulation "
+    "gradient-accumulation gradient-accumulation-steps",
+    "--lora r=16,target=all-linear": "lora-r lora-rank peft r rank",
+    "--optim NAME": "opt optimizer",
+    "--parallel NAME": "ddp fsdp fsdp1 fsdp2 hsdp parallelism sharding strategy tp "
+    "tensor-parallel tensor-parallel-size zero zero-stage zero1 zero2 zero3",
+    "--precision NAME": "amp amp-bf16 amp-fp16 dtype fp32 half mixed-precision tf32 torch-dtype",
+    "--precision amp-bf16 (fp32 weights, as the Trainer's --bf16) or bf16 (bf16 weights)": "bf16 "
+    "bfloat16",
+    "--precision amp-fp16 (fp32 weights, as the Trainer's --fp16) or fp16 (fp16 weights)": "fp16 "
+    "float16",
+    "--preset qlora": "qlora",
+    "--quant int8": "8bit int8 load-in-8bit",
+    "--quant nf4": "4bit bits fp4 int4 load-in-4bit nf4 quantization quantize",
+    "--seq N": "block-size context context-length ctx len length max-len max-length "
+    "max-model-len max-seq-len max-seq-length seq-len seq-length seqlen sequence-length",
+}
+_BY_NAME = {theirs: ours for ours, names in _NAMES.items() for theirs in names.split()}
+
+
+def instead(name: str, options: Collection[str]) -> str | None:
+    """The option of this verb that means what another tool calls ``name``, as it is typed.
+
+    Args:
+        name: as it was typed, with its dashes.
+        options: what the verb has.
+
+    Returns:
+        The option with its value; ``None`` where the verb has none that is known.
+    """
+    plain = name.lstrip("-").replace("_", "-").lower()
+    if plain == "model" and "MODEL" in options:
+        return "MODEL without an option before it"
+    ours = _BY_NAME.get(plain)
+    return ours if ours is not None and ours.split()[0] in options else None

@@ -1,0 +1,128 @@
+"""Users' scripts by day: forked from a process that has imported what each of theirs would.
+
+So a run costs a tenth of the time. Runs whose variables differ from others', and all at night,
+have a fresh process, as users' have.
+"""
+
+import functools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import settings
+
+from memcalc.script import simulate
+
+_SERVE = """
+import json, os, sys
+home, sys.argv = sys.argv[1], sys.argv[:1]
+sys.path[:] = [*filter(None, sys.path), home]
+from memcalc.script.child import main
+for line in iter(sys.stdin.readline, ""):
+    asked = json.loads(line)
+    pid = os.fork()
+    if not pid:
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+        os.chdir(asked["folder"])
+        for number, name in enumerate((os.devnull, *asked["files"])):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
+        main(*asked["arguments"])
+    print(os.waitpid(pid, 0)[1], flush=True)
+"""
+_EVERY_RUN = re.compile(
+    "MEMCALC_|LD_|(TRITON_LIBCUDA_PATH|TORCH_CPP_LOG_LEVEL|PYTEST_CURRENT_TEST|COLUMNS)$"
+)
+"""Variables that a run is given, or that change nothing of it."""
+
+
+class _Forks:
+    """Takes the place of ``subprocess`` where a script is started."""
+
+    DEVNULL, PIPE = subprocess.DEVNULL, subprocess.PIPE
+
+    def __init__(self, folder):
+        self.folder = folder
+        self._before = _others({"MEMCALC_CACHE": "none", **os.environ})
+        self._loaded = self._process = None
+
+    def run(self, command, *, cwd, env, stdout, stderr, **how):
+        loaded = [env.get(f"LD_{name}") for name in ("PRELOAD", "LIBRARY_PATH")]
+        known = self._loaded in (None, loaded) and _others(env) == self._before
+        if command[0] != sys.executable or not known:
+            return subprocess.run(command, cwd=cwd, env=env, stdout=stdout, stderr=stderr, **how)
+        self._loaded = loaded
+        files = [str(self.folder / name) for name in ("out", "err")]
+        for file in files:
+            open(file, "wb").close()
+        asked = {"environment": env, "folder": str(cwd), "files": files, "arguments": command[3:]}
+        status = self._answer(json.dumps(asked), env)
+        said = [_hand_on(file, to) for file, to in zip(files, (stdout, stderr or 2), strict=True)]
+        return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(status), *said)
+
+    def _answer(self, asked, env):
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _SERVE, str(simulate._HOME)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=env,
+            )
+        print(asked, file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
+
+    def close(self):
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.communicate()
+
+
+def _others(environment):
+    cache = environment["MEMCALC_CACHE"]
+    return {
+        name: value
+        for name, value in environment.items()
+        if not _EVERY_RUN.match(name) and not value.startswith(cache)
+    }
+
+
+def _hand_on(file, to):
+    """What was written goes where the run was told to write; returned where that is a pipe."""
+    with open(file, "rb") as written:
+        said = written.read()
+    if to == subprocess.PIPE:
+        return said.decode(errors="replace")
+    if to >= 0:
+        os.write(to, said)
+    return None
+
+
+@pytest.fixture(scope="session")
+def _forks(tmp_path_factory):
+    forks = _Forks(tmp_path_factory.mktemp("forks"))
+    yield forks
+    forks.close()
+
+
+_prepare = simulate.stub.prepare
+
+
+@functools.cache
+def _prepared(kept, *asked):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMCALC_CACHE", kept)
+        return _prepare(*asked)
+
+
+@pytest.fixture
+def forked_scripts(_forks, shared, monkeypatch):
+    """By day, scripts that are simulated in this process run in forks."""
+    if settings().max_examples < 100:
+        monkeypatch.setattr(simulate, "subprocess", _forks)
+        kept = str(shared / "stub")
+        monkeypatch.setattr(simulate.stub, "prepare", functools.partial(_prepared, kept))
