@@ -29,6 +29,7 @@ for line in iter(sys.stdin.readline, ""):
         os.environ.clear()
         os.environ.update(asked["environment"])
         os.chdir(asked["folder"])
+        sys.modules["multiprocessing.process"].ORIGINAL_DIR = os.getcwd()
         for number, name in enumerate((os.devnull, *asked["files"])):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
         main(*asked["arguments"])
