@@ -93,6 +93,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     Raises:
         UsageError: the folder does not exist or cannot be written, or the disk is full.
     """
+    check_place(path)
     try:
         if is_stream(path):
             number = _opened(path)
@@ -102,6 +103,22 @@ def write_bytes(path: Path, data: bytes) -> None:
         else:
             _put(Path(os.path.realpath(path)), data)
     except (OSError, ValueError) as error:
+        raise UsageError(f"Cannot write {path}: {untrusted_values.reason(error)}.") from None
+
+
+def check_place(path: Path) -> None:
+    """See that a file can be there, before an answer is worked out for it.
+
+    Raises:
+        UsageError: there is no such folder, it cannot be written, or nobody could type the name.
+    """
+    # Of a null the system says it itself.
+    if not path.name.replace("\0", "").isprintable():
+        raise UsageError(f"Cannot write {path.name!r}: the name has characters that do not print.")
+    try:
+        if not path.exists():
+            path.parent.joinpath(".").stat()
+    except OSError as error:
         raise UsageError(f"Cannot write {path}: {untrusted_values.reason(error)}.") from None
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memcalc.errors import UsageError, unknown
+from memcalc.files import artifact
 
 
 class Format(NamedTuple):
@@ -60,8 +61,10 @@ def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
         output: where the answer goes; ``None``: to the screen, as a table.
 
     Raises:
-        UsageError: this kind of answer is not written so.
+        UsageError: this kind of answer is not written so, or no file can be there.
     """
+    if output is not None:
+        artifact.check_place(output)
     known = formats(kind)
     if name is not None:
         if name not in known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from memcalc.advice.explain import module_names
 from memcalc.advice.explain.records import Group, PeakContents
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Component, Phase, Trace
+from memcalc.records.trace import Component, Phase, Storage, Trace
 from memcalc.records.walk import alive, highest, walk
 
 
@@ -42,12 +43,17 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
     component = storage.component
     if component is Component.WEIGHTS and storage.module.startswith("copy of "):
         return "weight of a copy of the model", ""
+    if component is Component.INPUTS and _lasts(trace, storage, death):
+        by = f"held by the variable {storage.op}" if storage.op else "kept by the script"
+        return f"data on the GPU, {by}", ""
     if component in _ALWAYS:
         return _ALWAYS[component], ""
     if component is Component.GRADIENTS:
         kept = "until zero_grad" if set_to_none else "always: zero_grad fills it with zeros"
         if death is not None and death.phase is Phase.BACKWARD:
             kept = "until its update, inside backward"
+        elif trace.whole and storage.op:
+            kept = f"held by the variable {storage.op}"
         return f"gradient, {kept}", ""
     if component is Component.WORKSPACES:
         ends = death is not None and death.step == storage.step and death.phase is storage.phase
@@ -55,7 +61,8 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
     in_backward = death is not None and death.phase is Phase.BACKWARD
     outlives = component is Component.ACTIVATIONS and trace.whole and not in_backward
     if outlives or component is Component.HELD:
-        by = f"the variable {storage.op}" if storage.op else "the script"
+        unknown = "the script" if component is Component.HELD else "the script or its graph"
+        by = f"the variable {storage.op}" if storage.op else unknown
         return f"held by {by}; backward does not free it", ""
     in_whose_backward = component is Component.ACTIVATIONS and in_backward and not storage.until
     if in_whose_backward and death is not None:
@@ -72,6 +79,11 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
         again = "recomputed, " if storage.phase is Phase.BACKWARD else ""
         return f"{again}saved for backward until {node} in {{}}", death.module
     return f"temporary of backward until {node} in {{}}", death.module
+
+
+def _lasts(trace: Trace, storage: Storage, death: Death | None) -> bool:
+    """It outlives the step after its own, in a script."""
+    return trace.whole and (trace.steps if death is None else death.step) > storage.step + 2
 
 
 _ALWAYS = {
@@ -120,7 +132,7 @@ def _moment(
     deaths: dict[int, Death],
     depth: int | None,
 ) -> PeakContents:
-    groups: dict[Any, _Growing] = defaultdict(_Growing)
+    groups: dict[Any, list[tuple[int, tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
     components: dict[Component, int] = dict.fromkeys(Component, 0)
     for number in alive(trace, event):
         storage = trace.storages[number]
@@ -130,9 +142,9 @@ def _moment(
         other, others = module_names.cut(where, depth)
         variable = trace.whole and storage.component is not Component.OPTIMIZER_STATE
         op = "" if variable or storage.phase is Phase.LOAD else storage.op
-        group = groups[storage.component, module, op, storage.dtype, why, other, storage.line]
-        group.add(storage.bytes, indices, others)
-    made = [_group(key, growing) for key, growing in groups.items()]
+        key = storage.component, module, op, storage.dtype, why, other, storage.line
+        groups[key].append((storage.bytes, indices, others))
+    made = [_group(key, *zip(*alike, strict=True)) for key, alike in groups.items()]
     return PeakContents(
         phase=phase,
         event=event,
@@ -142,35 +154,18 @@ def _moment(
     )
 
 
-class _Growing:
-    """A group while storages are added to it."""
-
-    __slots__ = ("bytes", "count", "indices", "others")
-
-    def __init__(self) -> None:
-        self.bytes = self.count = 0
-        self.indices: set[tuple[int, ...]] = set()
-        self.others: set[tuple[int, ...]] = set()
-
-    def add(self, size: int, indices: tuple[int, ...], others: tuple[int, ...]) -> None:
-        self.bytes += size
-        self.count += 1
-        self.indices.add(indices)
-        self.others.add(others)
-
-
-def _group(key: Any, growing: _Growing) -> Group:
+def _group(key: Any, sizes: Sequence[int], indices: Sequence[Any], others: Sequence[Any]) -> Group:
     component, module, op, dtype, why, other, line = key
-    where = module_names.write(other, growing.others) or "the loss"
-    if other and (other, growing.others) == (module, growing.indices):
+    where = module_names.write(other, set(others)) or "the loss"
+    if other and (other, set(others)) == (module, set(indices)):
         where = "the same module"
     return Group(
         component=component,
-        module=module_names.write(module, growing.indices),
+        module=module_names.write(module, set(indices)),
         op=op,
         dtype=dtype,
-        count=growing.count,
-        bytes=growing.bytes,
+        count=len(sizes),
+        bytes=sum(sizes),
         kept=why.replace("{}", where),
         line=line,
     )
