@@ -18,9 +18,6 @@ def plans_of(recording):
     return [decode(Plan, run["plan"]) for run in runs(recording)]
 
 
-PLANS = plans_of(RECORDING)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("recording", ALL, ids=lambda path: path.stem)
 def test_all_of_them_are_equal_in_every_phase_on_every_rung(recording):
