@@ -35,7 +35,7 @@ def test_layers_of_odd_sizes_are_met(forked):
     [
         ("adamw_8bit", "fsdp2", "its kernels take no DTensors"),
         ("lion_32bit", "hsdp=2x1", "its kernels take no DTensors"),
-        ("galore_adamw", "fsdp2", "how fsdp2 divides its state is not known"),
+        ("galore_adamw", "fsdp2", "how fsdp2 divides its state is unknown"),
     ],
 )
 def test_an_optimizer_whose_code_is_not_run_is_refused_where_it_gets_no_plain_tensors(
