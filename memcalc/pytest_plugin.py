@@ -225,10 +225,6 @@ def _gpu(keywords: Mapping[str, Any]) -> str | None:
 
 
 def _watch(budget: TestBudget) -> Watch:
-    if budget.device == "cuda":
-        from memcalc.measure.recording.watch import CudaWatch
+    from memcalc.measure.recording.watch import CpuWatch, CudaWatch
 
-        return CudaWatch(budget.metric)
-    from memcalc.measure.recording.watch import CpuWatch
-
-    return CpuWatch()
+    return CudaWatch(budget.metric) if budget.device == "cuda" else CpuWatch()

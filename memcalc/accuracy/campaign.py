@@ -6,7 +6,7 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from memcalc.catalog import gpus
 from memcalc.errors import NO_GPU, MemcalcError, UsageError
@@ -78,14 +78,7 @@ def measure_all(plans: Sequence[Plan], how: How, watcher: Watcher) -> Generator[
 
 
 def _measure(runner: Runner, plan: Plan, how: How, watcher: Watcher) -> Run:
-    request = Request(
-        plan=plan,
-        device=plan.target,
-        steps=how.steps,
-        timeout=how.timeout,
-        weights=how.weights,
-        snapshot=how.snapshot,
-    )
+    request = Request(plan=plan, device=plan.target, **asdict(how))
     try:
         check(plan)
         world = layouts.spread(plan).world

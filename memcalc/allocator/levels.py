@@ -20,6 +20,12 @@ class Levels(msgspec.Struct, frozen=True, kw_only=True):
     """What the allocator holds of the device."""
 
 
+def highest(*levels: Levels) -> Levels:
+    """The highest of each rung."""
+    rungs = Levels.__struct_fields__
+    return Levels(**{rung: max(getattr(one, rung) for one in levels) for rung in rungs})
+
+
 class Tally:
     """Levels that change with every event, and their peaks; written out for speed."""
 

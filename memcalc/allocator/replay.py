@@ -26,7 +26,7 @@ import msgspec
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError, FailedRequest
 from memcalc.allocator.device import DeviceMemory
-from memcalc.allocator.levels import Levels
+from memcalc.allocator.levels import Levels, highest
 from memcalc.allocator.settings import AllocatorSettings
 
 Event = tuple[Any, ...]
@@ -147,10 +147,7 @@ class Player:
         peaks = self.allocator.stats.peaks()
         if self._name is not None:
             self.intervals.append(Interval(name=self._name, peaks=peaks))
-        rungs = Levels.__struct_fields__
-        self.peaks = Levels(
-            **{rung: max(getattr(self.peaks, rung), getattr(peaks, rung)) for rung in rungs}
-        )
+        self.peaks = highest(self.peaks, peaks)
         self.allocator.stats.reset_peaks()
 
     def _special(self, event: Event) -> None:

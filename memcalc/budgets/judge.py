@@ -103,8 +103,7 @@ def judge(
     for budget in run.budgets:
         verdict = judged(budget, evidence, before)
         if verdict.status is Status.OVER and verdict.difference is not None:
-            advice = remedy(budget, evidence, before)
-            verdict = replace(verdict, remedy=advice)
+            verdict = replace(verdict, remedy=remedy(budget, evidence, before))
         found.append(verdict)
     return found
 
@@ -123,17 +122,19 @@ def worst_first(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
 def judged(budget: Budget, evidence: Evidence, before: Known | None) -> Verdict:
     """Judge one budget of a run, without a word on what would help."""
     if evidence.error is not None:
-        return Verdict(budget=budget, status=Status.UNKNOWN, reason=evidence.error)
+        return _unknown(budget, evidence.error)
     if budget.rule is Rule.FITS:
         return _fits(budget, evidence)
     figure = metrics.figure(evidence, budget.metric)
     if figure.bytes is None:
-        return Verdict(
-            budget=budget, status=Status.UNKNOWN, source=figure.source, reason=figure.reason
-        )
+        return _unknown(budget, figure.reason, figure.source)
     if budget.rule is Rule.GROWTH:
         return _growth(budget, evidence, figure, before)
     return _max(budget, evidence, figure, before)
+
+
+def _unknown(budget: Budget, reason: str, source: str = "") -> Verdict:
+    return Verdict(budget=budget, status=Status.UNKNOWN, source=source, reason=reason)
 
 
 def _max(budget: Budget, evidence: Evidence, figure: Figure, before: Known | None) -> Verdict:
@@ -144,8 +145,7 @@ def _max(budget: Budget, evidence: Evidence, figure: Figure, before: Known | Non
     if budget.amount.per_parameter is not None:
         count = metrics.parameters(evidence)
         if not count:
-            reason = "the number of parameters is not known"
-            return Verdict(budget=budget, status=Status.UNKNOWN, reason=reason)
+            return _unknown(budget, "the number of parameters is not known")
         limit = int(budget.amount.per_parameter * count)
     limit = _less_margin(budget, limit)
     name = budget.metric.removeprefix(f"{PER_PARAMETER}.")
@@ -206,8 +206,7 @@ def _fits(budget: Budget, evidence: Evidence) -> Verdict:
             return measured
     prediction = evidence.prediction
     if prediction is None or prediction.fit is None:
-        reason = "no estimate for this GPU"
-        return Verdict(budget=budget, status=Status.UNKNOWN, reason=reason)
+        return _unknown(budget, "no estimate for this GPU")
     fit, spare = prediction.fit, _spare(budget, prediction.fit.capacity)
     found = fits.with_spare(fit, prediction.context, spare)
     reason = why(budget, evidence, None)

@@ -145,7 +145,10 @@ def refusal(
     if method not in _DEQUANTISED:
         reason = _REASONS.get(method, f"memcalc does not run {method}")
         return f"{said}, and {reason}; {_AS_BF16}."
-    if quant == NONE or _turned_back_anyway(method, capability):
+    # fp8 is turned back by itself where the GPU has none. MXFP4 is not trained as it is, and
+    # without the kernels package not run as it is.
+    without = capability is None or capability < _FP8
+    if quant == NONE or method == "mxfp4" or (method in ("fp8", "mxfp8") and without):
         return None
     why = (
         "it is decompressed in the first forward, which is not simulated"
@@ -206,16 +209,6 @@ def uncounted(config: Mapping[str, Any] | None) -> tuple[str, ...]:
         f"a higher peak of loading, where a device_map has {_method(settings)} turned back on the "
         "GPU",
     )
-
-
-def _turned_back_anyway(method: str, capability: tuple[int, int] | None) -> bool:
-    """Transformers turns this back by itself.
-
-    MXFP4 is not trained as it is, and without the kernels package not run as it is.
-    """
-    if method in ("fp8", "mxfp8"):
-        return capability is None or capability < _FP8
-    return method == "mxfp4"
 
 
 def _settings(config: Mapping[str, Any]) -> Mapping[str, Any] | None:

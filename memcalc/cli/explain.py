@@ -67,24 +67,16 @@ def command(
         found = explain_plan(plans[0], wish, _teller(steps))
     deliver_answer(found, name, output, top=top, verbose=verbose)
     if plot:
-        put(_drawn(plans[0], use_cache=not no_cache))
+        from memcalc.advice.explain.timeline import timeline
+        from memcalc.report import terminal
+
+        with Tracer(use_cache=not no_cache) as tracer:
+            answer = tracer.trace(plans[0])
+        line = timeline(answer.trace, plans[0])
+        put(terminal.timeline(line, width=width()))
     best = found.search.best if found.search is not None else None
     if under is not None and best is None:
         raise typer.Exit(1)
-
-
-def _drawn(plan: Plan, *, use_cache: bool) -> str:
-    """A plan's step on a line, in letters.
-
-    Raises:
-        MemcalcError: the plan cannot be traced.
-    """
-    from memcalc.advice.explain.timeline import timeline
-    from memcalc.report import terminal
-
-    with Tracer(use_cache=use_cache) as tracer:
-        answer = tracer.trace(plan)
-    return terminal.timeline(timeline(answer.trace, plan), width=width())
 
 
 def _saved(settings: dict[str, Any]) -> list[Plan]:

@@ -75,7 +75,11 @@ def command(
             changes = difference(before, now)
             document = Document(chapters=(before, now), difference=changes)
         elif name == "pickle":
-            draw(tracer.trace(_only(settings, data)), name, output)
+            path = Path(str(settings.get("model")))
+            asked = plans_of(settings) if data is None else plans_in(data, path, "report")
+            if len(asked) != 1:
+                raise UsageError("One plan makes one snapshot: name one optimizer.")
+            draw(tracer.trace(asked[0]), name, output)
             return
         elif data is None:
             chapters = _traced(plans_of(settings), tracer, depth)
@@ -129,14 +133,6 @@ def _document(data: dict[str, Any], path: Path, tracer: Tracer, depth: int | Non
         return Document(chapters=(first,), explanation=explanation)
     chapters = tuple(again(one, tracer, depth=depth) for one in predictions(data, path))
     return Document(chapters=chapters)
-
-
-def _only(settings: dict[str, Any], data: dict[str, Any] | None) -> Plan:
-    path = Path(str(settings.get("model")))
-    plans = plans_of(settings) if data is None else plans_in(data, path, "report")
-    if len(plans) != 1:
-        raise UsageError("One plan makes one snapshot: name one optimizer.")
-    return plans[0]
 
 
 def _write(document: Document, name: str, output: Path) -> None:

@@ -140,51 +140,31 @@ def _check_layout(plan: Plan, choice: Choice) -> None:
         raise SettingError("compile", told)
     if several and plan.loop != "plain":
         _check_wrapped(plan, layout)
-    if several:
-        _check_beside_training(plan, layout)
-    if several and not _divided(choice, layout):
-        raise SettingError("optim", _undivided(plan, choice, layout))
+    if several and plan.resume and (layout.name != "ddp" or plan.loop != "plain"):
+        told = "--resume works in the plain loop with ddp only: leave it out."
+        raise SettingError("resume", f"Over several GPUs, {told}")
+    if several and plan.eval and (layout.package or plan.loop != "plain"):
+        told = "--eval works in the plain loop with PyTorch's own layouts only: leave it out."
+        raise SettingError("eval", f"Over several GPUs, {told}")
+    # DeepSpeed's stages hand over a rank's share of all parameters as flat tensors, where states
+    # of bitsandbytes follow from lengths alone.
+    flat = layout.package == "deepspeed" and choice.row.package == "bitsandbytes"
+    known = choice.traceable or flat or layout.name in _KNOWN_BY_STATE
+    if several and not known:
+        reason = f"its kernels take no DTensors, which {layout.name} makes of parameters"
+        if layout.package or choice.row.package != "bitsandbytes":
+            reason = f"its code is not run here, so how {layout.name} divides its state is unknown"
+        raise SettingError(
+            "optim",
+            f"--optim {plan.optim} with --parallel {plan.parallel}: {reason}. Choose an optimizer "
+            "of PyTorch, or --parallel zero1.",
+        )
     if layout.package and plan.target == "cpu":
         raise SettingError("target", f"--parallel {plan.parallel} needs GPUs: leave --target out.")
 
 
-def _check_beside_training(plan: Plan, layout: layouts.Layout) -> None:
-    if plan.resume and (layout.name != "ddp" or plan.loop != "plain"):
-        raise SettingError(
-            "resume",
-            "Over several GPUs, --resume works in the plain loop with ddp only: leave it out.",
-        )
-    if plan.eval and (layout.package or plan.loop != "plain"):
-        raise SettingError(
-            "eval",
-            "Over several GPUs, --eval works in the plain loop with PyTorch's own layouts only: "
-            "leave it out.",
-        )
-
-
 _KNOWN_BY_STATE = ("ddp", "zero1", "fsdp1")
 """Layouts that hand plain tensors to an optimizer whose own code is not run here."""
-
-
-def _divided(choice: Choice, layout: layouts.Layout) -> bool:
-    """What a rank holds of the optimizer's state is known.
-
-    DeepSpeed's stages hand over a rank's share of all parameters as flat tensors, where states of
-    bitsandbytes follow from lengths alone.
-    """
-    flat = layout.package == "deepspeed" and choice.row.package == "bitsandbytes"
-    return choice.traceable or flat or layout.name in _KNOWN_BY_STATE
-
-
-def _undivided(plan: Plan, choice: Choice, layout: layouts.Layout) -> str:
-    if layout.package or choice.row.package != "bitsandbytes":
-        reason = f"how {layout.name} divides its state is not known, as its code is not run here"
-    else:
-        reason = f"its kernels take no DTensors, which {layout.name} makes of parameters"
-    return (
-        f"--optim {plan.optim} with --parallel {plan.parallel}: {reason}. Choose an optimizer of "
-        "PyTorch, or --parallel zero1."
-    )
 
 
 def _check_wrapped(plan: Plan, layout: layouts.Layout) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -279,17 +279,13 @@ def _room(question: Asked) -> int:
     )
 
 
-def _said_of_room(question: Asked, room: int) -> tuple[str, ...]:
+def _said_of_room(question: Asked, room: int) -> Iterator[str]:
     """What of reserved memory depends on the size of the device that a generation ran on."""
-    if question.plan.generate is None:
-        return ()
-    if question.gpu is None:
-        return (
-            f"reserved is from a run on a card of {format_bytes(room)} (name yours with --gpu)",
-        )
-    if room > _room(question):
-        return (f"does not fit; reserved is from a run on an imaginary {format_bytes(room)} card",)
-    return ()
+    size = format_bytes(room)
+    if question.plan.generate is not None and question.gpu is None:
+        yield f"reserved is from a run on a card of {size} (name yours with --gpu)"
+    elif question.plan.generate is not None and room > _room(question):
+        yield f"does not fit; reserved is from a run on an imaginary {size} card"
 
 
 def _said(question: Asked, traced: Trace, request: dict[str, Any]) -> dict[str, Any]:

@@ -88,7 +88,14 @@ def key(plan: Plan, config: dict[str, Any], kind: str) -> str:
 
 def load(name: str, kind: type[T]) -> T | None:
     """The record kept under this name; ``None`` where there is none or it is damaged."""
-    return _kept(f"{name}.json", lambda data: msgspec.json.decode(_unsealed(data), type=kind))
+
+    def unpacked(data: bytes) -> T:
+        body = data[:-_SEAL]
+        if _sealed(body) != data:
+            raise ValueError("it is damaged")
+        return msgspec.json.decode(body, type=kind)
+
+    return _kept(f"{name}.json", unpacked)
 
 
 def store(name: str, record: msgspec.Struct) -> None:
@@ -129,13 +136,6 @@ def _kept(file: str, unpacked: Callable[[bytes], T]) -> T | None:
 def _sealed(data: bytes) -> bytes:
     """With a digest, so that no changed byte becomes a figure."""
     return data + hashlib.sha256(data).digest()
-
-
-def _unsealed(data: bytes) -> bytes:
-    body = data[:-_SEAL]
-    if _sealed(body) != data:
-        raise ValueError("it is damaged")
-    return body
 
 
 def _put(file: str, packed: Callable[[], bytes]) -> None:

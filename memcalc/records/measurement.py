@@ -190,17 +190,17 @@ class GroupReading(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def worst(self) -> RankReading | None:
         """The process that needs most: one that ran out of memory, else the highest peak."""
-        known = [one for one in self.ranks if one.measurement is not None]
-        return max(known, key=_need, default=None)
 
+        def need(one: RankReading) -> tuple[bool, bool, tuple[int, ...], int]:
+            """What orders processes by what they need; of equal ones the first counts."""
+            if (measured := one.measurement) is None:
+                return False, False, (), -one.rank
+            peaks = (steady_peak(measured, rung) for rung in reversed(ALLOCATOR_RUNGS))
+            levels = tuple(level or 0 for level in (measured.process_used, *peaks))
+            return True, measured.out_of_memory is not None, levels, -one.rank
 
-def _need(one: RankReading) -> tuple[bool, tuple[int, ...], int]:
-    """What orders processes by what they need; of equal ones the first counts."""
-    measured = one.measurement
-    assert measured is not None
-    peaks = (steady_peak(measured, rung) for rung in reversed(ALLOCATOR_RUNGS))
-    levels = tuple(level or 0 for level in (measured.process_used, *peaks))
-    return measured.out_of_memory is not None, levels, -one.rank
+        found = max(self.ranks, key=need, default=None)
+        return found if found is not None and found.measurement is not None else None
 
 
 def last_finished(readings: Iterable[PhaseReading]) -> int | None:

@@ -60,7 +60,9 @@ def build(
         raise UsageError(f"{choice.row.implementation} refuses this: {line(error)}.") from None
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"{choice.row.implementation} is no torch.optim.Optimizer.")
-    if _has_to_be_told(optimizer.step):
+    needed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    takes = inspect.signature(optimizer.step).parameters.values()
+    if any(one.default is one.empty and one.kind in needed for one in takes):
         raise UsageError(
             f"{choice.row.implementation} needs a closure, which memcalc's loops do not pass: "
             f"simulate a script that does (memcalc simulate -- python train.py)."
@@ -68,12 +70,6 @@ def build(
     if only is None:
         _override(choice, optimizer, model, wide_embeddings)
     return optimizer
-
-
-def _has_to_be_told(step: Callable[..., Any]) -> bool:
-    needed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    arguments = inspect.signature(step).parameters.values()
-    return any(one.default is one.empty and one.kind in needed for one in arguments)
 
 
 def _rate(choice: Choice, cls: Any) -> dict[str, Any]:

@@ -138,8 +138,12 @@ def state_of(choice: Choice, parameters: Sequence[Parameter], plan: Plan) -> Opt
         EstimateError: the optimizer has no closed form.
         UsageError: it has no kernel for what it would have to update.
     """
-    if plan.target == "cuda":
-        _check_kernels(choice, parameters, plan.loop)
+    refuse = choice.row.refuse_on_cuda if plan.target == "cuda" else None
+    args = {**choice.args, "_trainer": plan.loop == "trainer"}
+    for parameter in parameters if refuse is not None else ():
+        trains = parameter.trainable and not parameter.buffer
+        if refuse is not None and trains and (reason := refuse(parameter, args)):
+            raise UsageError(f"{choice.name} cannot run on a GPU: {reason}.")
     in_backward = plan.optim_in_backward or choice.row.in_backward
     return choice.state(
         parameters,
@@ -149,14 +153,3 @@ def state_of(choice: Choice, parameters: Sequence[Parameter], plan: Plan) -> Opt
         reloaded=plan.resume,
         paged=plan.target == "cuda",
     )
-
-
-def _check_kernels(choice: Choice, parameters: Sequence[Parameter], loop: str) -> None:
-    refuse = choice.row.refuse_on_cuda
-    if refuse is None:
-        return
-    args = {**choice.args, "_trainer": loop == "trainer"}
-    for parameter in parameters:
-        reason = refuse(parameter, args) if parameter.trainable and not parameter.buffer else None
-        if reason:
-            raise UsageError(f"{choice.name} cannot run on a GPU: {reason}.")

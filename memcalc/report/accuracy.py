@@ -48,7 +48,11 @@ def _peaks(runs: Sequence[Run]) -> Table:
     rows = []
     for group, members in _groups(runs):
         for rung in ALLOCATOR_RUNGS:
-            errors = [e for run in members if (e := _error(run, rung)) is not None]
+            found = [
+                peak(run.prediction, run.measurement, rung)  # type: ignore[arg-type]
+                for run in members
+            ]
+            errors = [one.relative for one in found if one is not None and one.relative is not None]
             if errors:
                 # Signed, so that one sees on which side it lies.
                 worst = max(errors, key=abs)
@@ -56,13 +60,6 @@ def _peaks(runs: Sequence[Run]) -> Table:
                 rows.append((group, rung, str(len(errors)), f"{median:.3%}", percent(worst, 3)))
     head = ("of", "rung", "runs", "median", "worst")
     return Table(title="Error of the peak", head=head, rows=rows, words=(0, 1))
-
-
-def _error(run: Run, rung: str) -> float | None:
-    assert run.prediction is not None
-    assert run.measurement is not None
-    difference = peak(run.prediction, run.measurement, rung)
-    return difference.relative if difference is not None else None
 
 
 def _parts(runs: Sequence[Run]) -> Table:

@@ -100,6 +100,7 @@ def _drawn(line: Timeline, title: str, limit: int | None, gpu: str) -> Drawing:
     marked = None
     if near and limit is not None:
         marked = Mark(y=scale.percent(limit), text=f"{gpu}: {format_bytes(limit)}")
+    phases = [one.phase.value for one in line.phases for _ in range(one.begin, one.end)]
     # One unit, named once: what stands at the edge has no room on a phone.
     unit = unit_for(highest)
     return Drawing(
@@ -120,7 +121,10 @@ def _drawn(line: Timeline, title: str, limit: int | None, gpu: str) -> Drawing:
             for tick in round_ticks(highest, unit.bytes)
         ),
         limit=marked,
-        moments=tuple(_moments(line)),
+        moments=tuple(
+            f"{phase}: {made}; {format_bytes(size)} held"
+            for phase, made, size in zip(phases, line.made, line.requested, strict=False)
+        ),
         tops=tuple(scale.y(size) for size in line.requested),
         peak=line.peak,
     )
@@ -152,13 +156,6 @@ def _bands(line: Timeline, scale: _Scale) -> Iterator[Band]:
             path=f"{scale.steps(top)}V{HEIGHT}H0Z",
             highest=format_bytes(max(map(operator.sub, top, floor))),
         )
-
-
-def _moments(line: Timeline) -> Iterator[str]:
-    phases = [one for one in line.phases for _ in range(one.begin, one.end)]
-    for number, size in enumerate(line.requested):
-        phase = phases[number].phase.value if number < len(phases) else ""
-        yield f"{phase}: {line.made[number]}; {format_bytes(size)} held"
 
 
 class _Scale:

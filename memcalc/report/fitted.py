@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from memcalc.advice.fit.records import DevicesFit, FitAnswer, GpuFit, Limit, Probe
+from memcalc.advice.fit.records import DevicesFit, FitAnswer, Limit, Probe
 from memcalc.advice.remedies.records import Option
 from memcalc.records.fields import options
 from memcalc.records.prediction import FitVerdict
@@ -111,7 +111,11 @@ def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
         found.append(_grid(answer))
     if answer.gpus:
         head = ("GPU", "offers", "needs at most", "to spare", "verdict")
-        shown = answer.gpus if verbose else _around(answer.gpus)
+        # The largest that are too small, and the smallest that fit.
+        fitting = [row.fit is not None and row.fit.fits for row in answer.gpus]
+        first = fitting.index(True) if any(fitting) else len(fitting)
+        around = slice(max(first - _TOO_SMALL, 0), first + _LARGE_ENOUGH)
+        shown = answer.gpus if verbose else answer.gpus[around]
         body = [
             (
                 row.name,
@@ -161,13 +165,6 @@ def _cell(probe: Probe) -> str:
     size = fit.most / GIB
     text = f"{size:,.{1 if size < 100 else 0}f}"
     return f">{text}" if fit.metric == "allocated" else f"{text}{_MARKS[fit.verdict]}"
-
-
-def _around(rows: Sequence[GpuFit]) -> Sequence[GpuFit]:
-    """The largest that are too small, and the smallest that fit."""
-    fitting = [row.fit is not None and row.fit.fits for row in rows]
-    first = fitting.index(True) if any(fitting) else len(rows)
-    return rows[max(first - _TOO_SMALL, 0) : first + _LARGE_ENOUGH]
 
 
 def _devices(row: DevicesFit) -> tuple[str, ...]:

@@ -30,6 +30,11 @@ def _body(prediction: Prediction) -> dict[str, Any]:
     """The keys that others rely on; ``record`` holds everything, to be read back."""
     components = {name.value: prediction.components.get(name) for name in _ALWAYS}
     rest = {name.value: size for name, size in prediction.components.items() if size}
+    state = prediction.optimizer_state
+
+    def told(*names: str) -> dict[str, Any]:
+        return {name: encode(getattr(prediction, name)) for name in names}
+
     return {
         "plan": encode(prediction.plan),
         "model": {"head": prediction.head, "task": prediction.task},
@@ -40,9 +45,9 @@ def _body(prediction: Prediction) -> dict[str, Any]:
         },
         "components": {**components, **rest},
         "optimizer_state": {
-            "implementation": prediction.optimizer_state.implementation,
-            **{f"{p.value}_bytes": prediction.optimizer_state.total(p) for p in Place},
-            "notes": list(prediction.optimizer_state.notes),
+            "implementation": state.implementation,
+            **{f"{place.value}_bytes": state.total(place) for place in Place},
+            "notes": list(state.notes),
         },
         "phases": {
             phase.phase.value: {
@@ -53,21 +58,9 @@ def _body(prediction: Prediction) -> dict[str, Any]:
             }
             for phase in prediction.phases
         },
-        "peak": encode(prediction.peak),
-        "context": encode(prediction.context),
-        "allocated": encode(prediction.allocated),
-        "allocator": encode(prediction.allocator),
-        "fit": encode(prediction.fit),
-        "device": prediction.device,
-        "gpus": encode(prediction.gpus),
-        "serving": encode(prediction.serving),
-        "sent": encode(prediction.sent),
+        **told("peak", "context", "allocated", "allocator", "fit", "device", "gpus", "serving"),
+        **told("sent"),
         "lengths": encode(prediction.varied),
-        "rules_of_thumb": encode(prediction.rules_of_thumb),
-        "method": prediction.method,
-        "assumptions": list(prediction.assumptions),
-        "uncounted": list(prediction.uncounted),
-        "unknown": dict(prediction.unknown),
-        "versions": dict(prediction.versions),
+        **told("rules_of_thumb", "method", "assumptions", "uncounted", "unknown", "versions"),
         "record": encode(prediction),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.advice.explain.recorded import Recorded, WhatIf
+from memcalc.allocator.levels import Levels
 from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.units import MIB, Unit, format_mib
@@ -39,16 +40,18 @@ def blocks(found: Recorded, top: int) -> list[Block]:
 
 
 def _lines(found: Recorded) -> list[str]:
+
+    def rungs(levels: Levels) -> str:
+        return ", ".join(f"{rung} {format_mib(getattr(levels, rung))}" for rung in RUNGS)
+
     held = found.held
-    rungs = ", ".join(f"{rung} {format_mib(getattr(held.levels, rung))}" for rung in RUNGS)
     lines = [
         f"{found.entries:,} events recorded with PYTORCH_ALLOC_CONF={found.conf or '(none)'}",
-        f"at its end: {rungs}; {held.segments} segments, largest free block "
+        f"at its end: {rungs(held.levels)}; {held.segments} segments, largest free block "
         f"{format_mib(held.largest_free)}",
     ]
     if found.replayed is not None:
-        peaks = ", ".join(f"{rung} {format_mib(getattr(found.replayed, rung))}" for rung in RUNGS)
-        lines.append(f"replayed, every address equal; peaks: {peaks}")
+        lines.append(f"replayed, every address equal; peaks: {rungs(found.replayed)}")
     else:
         lines.append(f"not replayed exactly: {found.not_replayed}")
     if found.older:

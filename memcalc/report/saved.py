@@ -48,20 +48,18 @@ class Kind(NamedTuple):
 
 KINDS = {
     "cards": Kind(
-        Cards, "suggestions", lambda one, how: gpus.blocks(one, how.work, verbose=how.verbose)
+        Cards, "suggestions", lambda o, how: gpus.blocks(o, how.work, verbose=how.verbose)
     ),
-    "difference": Kind(Difference, "difference", lambda one, how: differences.blocks(one, how.top)),
+    "difference": Kind(Difference, "difference", lambda o, how: differences.blocks(o, how.top)),
     "explanation": Kind(
-        Explanation,
-        "explanation",
-        lambda one, how: explained.blocks(one, how.top, verbose=how.verbose),
+        Explanation, "explanation", lambda o, how: explained.blocks(o, how.top, verbose=how.verbose)
     ),
-    "fit": Kind(FitAnswer, "fit", lambda one, how: fitted.blocks(one, verbose=how.verbose)),
-    "snapshot": Kind(Recorded, "snapshot", lambda one, how: recorded.blocks(one, how.top)),
+    "fit": Kind(FitAnswer, "fit", lambda o, how: fitted.blocks(o, verbose=how.verbose)),
+    "snapshot": Kind(Recorded, "snapshot", lambda o, how: recorded.blocks(o, how.top)),
     "suggestions": Kind(
         Suggestions,
         "suggestions",
-        lambda one, how: suggested.blocks(one, how.work, verbose=how.verbose),
+        lambda o, how: suggested.blocks(o, how.work, verbose=how.verbose),
     ),
 }
 _HEAD = ("schema", "kind", "memcalc")

@@ -120,21 +120,17 @@ def _components(prediction: Prediction, whole: int) -> Iterator[Part]:
 
 def _parts(prediction: Prediction) -> tuple[Part, ...]:
     peak = prediction.peak
-    held: list[tuple[str, int, str]] = []
-    top = peak.requested
-    if peak.reserved is not None:
-        held.append(("kept by the allocator", peak.reserved - peak.requested, _CACHED))
-        top = peak.reserved
     managed = prediction.optimizer_state.total(Place.MANAGED)
-    if peak.process_used is not None and managed:
-        held.append(("paged optimizer state", managed, STYLES[Component.OPTIMIZER_STATE].color))
-        top += managed
-    if peak.process_used is not None:
-        held.append(("CUDA context and libraries", peak.process_used - top, _OUTSIDE))
-        top = peak.process_used
-    if prediction.fit is not None and prediction.fit.limit > top:
-        held.append(("free", prediction.fit.limit - top, _FREE))
-        top = prediction.fit.limit
+    reserved = peak.requested if peak.reserved is None else peak.reserved
+    paged = reserved + managed if peak.process_used is not None else reserved
+    used = paged if peak.process_used is None else peak.process_used
+    top = max(used, prediction.fit.limit) if prediction.fit is not None else used
+    held = (
+        ("kept by the allocator", reserved - peak.requested, _CACHED),
+        ("paged optimizer state", paged - reserved, STYLES[Component.OPTIMIZER_STATE].color),
+        ("CUDA context and libraries", used - paged, _OUTSIDE),
+        ("free", top - used, _FREE),
+    )
     more = (
         Part(width=100 * size / max(top, 1), color=color, text=f"{name} {format_bytes(size)}")
         for name, size, color in held

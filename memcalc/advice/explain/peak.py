@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -131,7 +132,7 @@ def _moment(
     deaths: dict[int, Death],
     depth: int | None,
 ) -> PeakContents:
-    groups: dict[Any, _Growing] = defaultdict(_Growing)
+    groups: dict[Any, list[tuple[int, tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
     components: dict[Component, int] = dict.fromkeys(Component, 0)
     for number in alive(trace, event):
         storage = trace.storages[number]
@@ -141,9 +142,9 @@ def _moment(
         other, others = module_names.cut(where, depth)
         variable = trace.whole and storage.component is not Component.OPTIMIZER_STATE
         op = "" if variable or storage.phase is Phase.LOAD else storage.op
-        group = groups[storage.component, module, op, storage.dtype, why, other, storage.line]
-        group.add(storage.bytes, indices, others)
-    made = [_group(key, growing) for key, growing in groups.items()]
+        key = storage.component, module, op, storage.dtype, why, other, storage.line
+        groups[key].append((storage.bytes, indices, others))
+    made = [_group(key, *zip(*alike, strict=True)) for key, alike in groups.items()]
     return PeakContents(
         phase=phase,
         event=event,
@@ -153,35 +154,18 @@ def _moment(
     )
 
 
-class _Growing:
-    """A group while storages are added to it."""
-
-    __slots__ = ("bytes", "count", "indices", "others")
-
-    def __init__(self) -> None:
-        self.bytes = self.count = 0
-        self.indices: set[tuple[int, ...]] = set()
-        self.others: set[tuple[int, ...]] = set()
-
-    def add(self, size: int, indices: tuple[int, ...], others: tuple[int, ...]) -> None:
-        self.bytes += size
-        self.count += 1
-        self.indices.add(indices)
-        self.others.add(others)
-
-
-def _group(key: Any, growing: _Growing) -> Group:
+def _group(key: Any, sizes: Sequence[int], indices: Sequence[Any], others: Sequence[Any]) -> Group:
     component, module, op, dtype, why, other, line = key
-    where = module_names.write(other, growing.others) or "the loss"
-    if other and (other, growing.others) == (module, growing.indices):
+    where = module_names.write(other, set(others)) or "the loss"
+    if other and (other, set(others)) == (module, set(indices)):
         where = "the same module"
     return Group(
         component=component,
-        module=module_names.write(module, growing.indices),
+        module=module_names.write(module, set(indices)),
         op=op,
         dtype=dtype,
-        count=growing.count,
-        bytes=growing.bytes,
+        count=len(sizes),
+        bytes=sum(sizes),
         kept=why.replace("{}", where),
         line=line,
     )

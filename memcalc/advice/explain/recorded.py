@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from memcalc.allocator.levels import Levels
+from memcalc.allocator.levels import Levels, highest
 from memcalc.allocator.replay import Replay
 from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.allocator.snapshot_reader import (
@@ -22,6 +22,8 @@ from memcalc.errors import UsageError
 from memcalc.estimation.replays import UNLIMITED
 from memcalc.records.display import Answer
 from memcalc.units import MIB
+
+_NOTHING = Levels(requested=0, allocated=0, active=0, reserved=0)
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +77,12 @@ def read(
     grows = "expandable_segments:True"
     usual = (grows if grows not in conf else "", "max_split_size_mb:128")
     tried = dict.fromkeys((conf, *(confs or usual)))
-    replayed, parted = _follow(snapshot, conf, device)
+    replayed, parted = None, None
+    try:
+        levels = follow(snapshot, parse_alloc_conf(conf), device=device)
+        replayed = highest(_NOTHING, *levels)
+    except HistoryError as error:
+        parted = str(error)
     try:
         what_ifs = tuple(
             _answer(one, what_if(snapshot, parse_alloc_conf(one), device_bytes, device=device))
@@ -109,16 +116,6 @@ def _conf(snapshot: Snapshot) -> str:
         listed = ",".join(f"{size}:{count}" for size, count in steps.items())
         parts.append(f"roundup_power2_divisions:[{listed}]")
     return ",".join(parts)
-
-
-def _follow(snapshot: Snapshot, conf: str, device: int) -> tuple[Levels | None, str | None]:
-    try:
-        levels = list(follow(snapshot, parse_alloc_conf(conf), device=device))
-    except HistoryError as error:
-        return None, str(error)
-    rungs = Levels.__struct_fields__
-    peaks = {rung: max((getattr(one, rung) for one in levels), default=0) for rung in rungs}
-    return Levels(**peaks), None
 
 
 def _answer(conf: str, result: Replay) -> WhatIf:

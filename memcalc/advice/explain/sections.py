@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from memcalc.advice.explain.peak import moments
 from memcalc.advice.explain.records import PeakContents
@@ -12,6 +13,8 @@ from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.estimation.question import code_in
 from memcalc.records.fields import version_changes
 from memcalc.records.prediction import Prediction
+
+_FIGURES = ("peak", "phases", "components")
 
 
 class Chapter(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,32 +44,32 @@ def again(saved: Prediction, tracer: Tracer, *, depth: int | None = None) -> Cha
     The figures stay those that were saved; where the trace says something else, a note says so,
     and the parts that need the trace are left out.
     """
-    if saved.method != "trace":
-        return Chapter(prediction=saved, notes=("closed forms answered: there is no timeline",))
+    found: Chapter | str
     # Of a command the trace is kept; it is never run again.
     code = code_in(saved.plan) if not saved.plan.command else None
-    if code is not None:
-        note = f"no timeline: {code} is Python code, and a file does not run code"
-        return Chapter(prediction=saved, notes=(note,))
+    if saved.method != "trace":
+        found = "closed forms answered: there is no timeline"
+    elif code is not None:
+        found = f"no timeline: {code} is Python code, and a file does not run code"
+    else:
+        found = _anew(saved, tracer, depth)
+    return Chapter(prediction=saved, notes=(found,)) if isinstance(found, str) else found
+
+
+def _anew(saved: Prediction, tracer: Tracer, depth: int | None) -> Chapter | str:
+    """A saved prediction with the trace of a new run, or why there is none."""
     try:
         answer = tracer.trace(saved.plan)
     except MemcalcError as error:
-        return Chapter(prediction=saved, notes=(f"no timeline: {error}",))
-    fresh = answer.prediction
-    differing = version_changes(saved.versions, fresh.versions)
-    same = (fresh.peak, fresh.phases, fresh.components) == (
-        *(saved.peak, saved.phases),
-        saved.components,
+        return f"no timeline: {error}"
+    fresh, differing = (
+        answer.prediction,
+        version_changes(saved.versions, answer.prediction.versions),
     )
-    if not same:
-        why = f" ({'; '.join(differing)})" if differing else ""
-        note = f"no timeline: a new run of this plan gives other figures than the saved ones{why}"
-        return Chapter(prediction=saved, notes=(note,))
-    versions = f", with other versions ({'; '.join(differing)})" if differing else ""
-    found = chapter(answer, depth=depth)
-    return Chapter(
-        prediction=saved,
-        peak=found.peak,
-        line=found.line,
-        notes=(f"the timeline is from a new run{versions}; its figures equal the saved ones",),
-    )
+    versions = "; ".join(differing)
+    if any(getattr(fresh, name) != getattr(saved, name) for name in _FIGURES):
+        why = f" ({versions})" if differing else ""
+        return f"no timeline: a new run of this plan gives other figures than the saved ones{why}"
+    others = f", with other versions ({versions})" if differing else ""
+    note = f"the timeline is from a new run{others}; its figures equal the saved ones"
+    return replace(chapter(answer, depth=depth), prediction=saved, notes=(note,))

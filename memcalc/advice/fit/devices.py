@@ -14,6 +14,7 @@ from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import device_of
 from memcalc.records.plan import Plan
+from memcalc.records.prediction import Fit
 from memcalc.units import format_bytes
 from memcalc.workload import layouts
 
@@ -113,13 +114,14 @@ def gpus_that_fit(plan: Plan, oracle: Oracle) -> tuple[GpuFit, ...]:
 
 def _on(gpus: list[catalog.Gpu], plan: Plan, oracle: Oracle) -> list[GpuFit]:
     there = [replace(plan, gpu=gpu.name) for gpu in gpus]
-    devices = [device_of(gpu, plan=one) for gpu, one in zip(gpus, there, strict=True)]
+    devices = tuple(device_of(gpu, plan=one) for gpu, one in zip(gpus, there, strict=True))
+    fits: tuple[Fit | None, ...] = (None,) * len(gpus)
+    reason = ""
     try:
-        fits = oracle.fits(there[0], devices)
+        fits = oracle.judged(there[0], devices).fits
     except MemcalcError as error:
         reason = str(error)
-        return [GpuFit(name=g.name, capacity=g.memory, fit=None, reason=reason) for g in gpus]
     return [
-        GpuFit(name=gpu.name, capacity=gpu.memory, fit=fit)
+        GpuFit(name=gpu.name, capacity=gpu.memory, fit=fit, reason=reason)
         for gpu, fit in zip(gpus, fits, strict=True)
     ]

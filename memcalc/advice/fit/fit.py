@@ -161,25 +161,25 @@ def with_settings(answer: FitAnswer, memory: int | None, tracer: Tracer) -> FitA
     before = trials.before
     assert before.fit is not None
     advice = advise(trials, fitting(before))
+
+    def order(option: Option) -> tuple[int, int, int]:
+        """What fits first, then what costs least, then what needs least."""
+        fit = option.trial.figures.fit if option.trial.figures is not None else None
+        if fit is None:
+            return 2, option.remedy.rank, 0
+        return int(not fit.fits), option.remedy.rank, fit.needed
+
     made = sum(option.trial.figures is not None for option in advice.options) + 1
     return replace(
         answer,
         here=Probe(batch=before.plan.batch, seq=traced.trace.seq, fit=before.fit),
         before=before,
-        settings=tuple(sorted(advice.options, key=_order)),
+        settings=tuple(sorted(advice.options, key=order)),
         search=advice.search,
         traces=made + (len(advice.search.trials) if advice.search is not None else 0),
         assumptions=traced.trace.assumptions,
         uncounted=traced.trace.uncounted,
     )
-
-
-def _order(option: Option) -> tuple[int, int, int]:
-    """What fits first, then what costs least, then what needs least."""
-    figures = option.trial.figures
-    if figures is None or figures.fit is None:
-        return 2, option.remedy.rank, 0
-    return int(not figures.fit.fits), option.remedy.rank, figures.fit.needed
 
 
 def _limit_or_reason(

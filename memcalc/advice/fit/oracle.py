@@ -15,7 +15,7 @@ from memcalc.estimation.client import Judged
 from memcalc.estimation.fits import Device
 from memcalc.estimation.pool import Pool
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, FitVerdict
+from memcalc.records.prediction import FitVerdict
 
 T = TypeVar("T")
 
@@ -47,16 +47,8 @@ class Oracle:
         Raises:
             MemcalcError: it could not be estimated.
         """
-        found = self._ask(plan, (device,))
+        found = self.judged(plan, (device,))
         return Probe(batch=plan.batch, seq=found.seq, fit=found.fits[0])
-
-    def fits(self, plan: Plan, devices: Sequence[Device]) -> tuple[Fit, ...]:
-        """Does this plan fit each of these devices, whose kernels are those of the plan's GPU?
-
-        Raises:
-            MemcalcError: it could not be estimated.
-        """
-        return self._ask(plan, tuple(devices)).fits
 
     def each(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
         """Answer several questions at once.
@@ -106,7 +98,12 @@ class Oracle:
         named = positions.lengths(self._config).longest
         return named - (plan.generate or 1) + 1 if named is not None else None
 
-    def _ask(self, plan: Plan, devices: tuple[Device, ...]) -> Judged:
+    def judged(self, plan: Plan, devices: tuple[Device, ...]) -> Judged:
+        """Does this plan fit each of these devices, whose kernels are those of the plan's GPU?
+
+        Raises:
+            MemcalcError: it could not be estimated.
+        """
         with self._lock:
             known = self._known.get((plan, devices))
         if known is not None:

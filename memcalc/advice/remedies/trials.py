@@ -74,10 +74,6 @@ class Trials:
             else:
                 yield Trial(remedies=names, figures=figures(found))
 
-    def one(self, remedies: Sequence[Remedy]) -> Trial:
-        """Estimate the plan with these changes, made in this order."""
-        return next(self.each([remedies]))
-
     def prediction(self, plan: Plan) -> Prediction:
         """The whole of an estimate whose figures a trial has."""
         found = self._known[plan]

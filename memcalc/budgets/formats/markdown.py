@@ -31,7 +31,8 @@ def render(report: Report, *, only_failures: bool = False) -> str:
     open_rows = max(OPEN_ROWS, failures)
     if shown:
         parts.append(_table(shown[:open_rows]))
-    parts.append("".join(_reason(verdict) for verdict in report.failures))
+    reasons = {f"{v.budget.run} {v.budget.name}": text.why(v) for v in report.failures}
+    parts.append("".join(f"- {escape(f'{n}: {why}')}\n" for n, why in reasons.items() if why))
     rest = shown[open_rows:]
     if rest:
         title = f"<summary>{len(rest)} more</summary>"
@@ -61,12 +62,6 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
         *(_figure(text) for text in (before, value, changed, text.limit(verdict))),
         said,
     )
-
-
-def _reason(verdict: Verdict) -> str:
-    why = text.why(verdict)
-    name = f"{verdict.budget.run} {verdict.budget.name}"
-    return f"- {escape(f'{name}: {why}')}\n" if why else ""
 
 
 def _figure(text: str) -> str:

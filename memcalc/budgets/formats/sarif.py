@@ -23,8 +23,13 @@ _RULES = {
 
 def render(report: Report, *, code: int) -> str:
     """One run with a result for each budget that is not green."""
+    level = {"level": "error"}
+    rules = [
+        {"id": name, "shortDescription": {"text": told}, "defaultConfiguration": level}
+        for name, told in _RULES.values()
+    ]
     run = {
-        "tool": {"driver": {"name": "memcalc", "version": __version__, "rules": _rules()}},
+        "tool": {"driver": {"name": "memcalc", "version": __version__, "rules": rules}},
         "results": [_result(verdict) for verdict in report.failures],
         "columnKind": "unicodeCodePoints",
         "invocations": [
@@ -40,13 +45,6 @@ def render(report: Report, *, code: int) -> str:
     }
     body = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
     return untrusted_text.json(json.dumps(body, indent=2)) + "\n"
-
-
-def _rules() -> list[dict[str, Any]]:
-    return [
-        {"id": name, "shortDescription": {"text": text}, "defaultConfiguration": {"level": "error"}}
-        for name, text in _RULES.values()
-    ]
 
 
 def _result(verdict: Verdict) -> dict[str, Any]:

@@ -97,8 +97,19 @@ def said(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Said:
         if _is_on(data.get(key)):
             raise UsageError(f"{file}: {name} ({key}) is not supported: remove it from the file.")
     zero = table(data, "zero_optimization", file)
-    stage = _stage(zero, file)
-    arguments = {**_arguments(zero, stage, file), **_of_precision(data, file)}
+    stage = zero.get("stage", 0)
+    if stage not in (1, 2, 3) or isinstance(stage, bool):
+        raise UsageError(
+            f"{file}: ZeRO stage {stage} is not supported: memcalc supports stages 1, 2 and 3, and "
+            f"plain data parallelism as --parallel ddp."
+        )
+    # In which dtypes gradients are sent and summed.
+    dtypes = {
+        "communication_data_type": data.get("communication_data_type"),
+        "grad_accum_dtype": table(data, "data_types", file).get("grad_accum_dtype"),
+    }
+    told = {key: str(dtype) for key, dtype in dtypes.items() if dtype not in (None, AUTO)}
+    arguments = {**_arguments(zero, stage, file), **told}
     settings: dict[str, Any] = {"parallel": _LAYOUTS[stage]}
     if arguments:
         settings["parallel_args"] = arguments
@@ -124,16 +135,6 @@ def _is_on(value: Any) -> bool:
             or any(_is_on(one) for one in value.values() if isinstance(one, dict))
         )
     return bool(value)
-
-
-def _stage(zero: Mapping[str, Any], file: str) -> int:
-    stage = zero.get("stage", 0)
-    if stage in (1, 2, 3) and not isinstance(stage, bool):
-        return int(stage)
-    raise UsageError(
-        f"{file}: ZeRO stage {stage} is not supported: memcalc supports stages 1, 2 and 3, and "
-        f"plain data parallelism as --parallel ddp."
-    )
 
 
 def _arguments(zero: Mapping[str, Any], stage: int, file: str) -> dict[str, Any]:
@@ -177,17 +178,6 @@ def _offloaded(zero: Mapping[str, Any], stage: int, file: str) -> Iterator[str]:
             )
         if device == "cpu" and (name == "offload" or stage == 3):
             yield name
-
-
-def _of_precision(data: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """In which dtypes gradients are sent and summed."""
-    found = {}
-    if data.get("communication_data_type") not in (None, AUTO):
-        found["communication_data_type"] = str(data["communication_data_type"])
-    dtype = table(data, "data_types", file).get("grad_accum_dtype")
-    if dtype not in (None, AUTO):
-        found["grad_accum_dtype"] = str(dtype)
-    return found
 
 
 def _precision(data: Mapping[str, Any], file: str) -> dict[str, Any]:

@@ -78,8 +78,7 @@ def windowed(name: str) -> bool:
 
 
 def _tier(gpu: Gpu) -> tuple[int, int]:
-    mib = _total(gpu)
-    return next((tokens, batch) for below, tokens, batch in _TIERS if mib < below)
+    return next((tokens, batch) for below, tokens, batch in _TIERS if _total(gpu) < below)
 
 
 def _total(gpu: Gpu) -> float:

@@ -51,22 +51,18 @@ _GRAPHS = (147 << 20, 1434 << 20)
 
 def largest(given: dict[str, Any], gpu: Gpu, longest: int | None) -> Size:
     """The pass that is profiled: the most tokens, of the most sequences."""
-    tokens, sequences = _defaults(gpu)
+    # ``max_num_batched_tokens`` and ``max_num_seqs`` of ``vllm serve``.
+    tokens, sequences = 2048, 256
+    if gpu.memory >= _HUGE:
+        tokens, sequences = 16384, 1024
+    elif gpu.memory >= _LARGE and "a100" not in gpu.name.lower():
+        tokens, sequences = 8192, 1024
     most = given.get("max_num_seqs", sequences)
     if longest is not None:
         tokens = min(tokens, most * longest)
     tokens = given.get("max_num_batched_tokens", tokens)
     sequences = min(most, tokens)
     return Size(sequences=sequences, tokens=tokens, limit=sequences)
-
-
-def _defaults(gpu: Gpu) -> tuple[int, int]:
-    """``max_num_batched_tokens`` and ``max_num_seqs`` of ``vllm serve``."""
-    if gpu.memory >= _HUGE:
-        return 16384, 1024
-    if gpu.memory >= _LARGE and "a100" not in gpu.name.lower():
-        return 8192, 1024
-    return 2048, 256
 
 
 def windowed(name: str) -> bool:
