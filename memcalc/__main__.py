@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -114,9 +115,8 @@ def _told_of_words(error: Any) -> int:
             )
         where = f" Type {context.command_path} --help." if context is not None else ""
         if context is not None and message.startswith("Missing argument"):
-            options, *rest = context.command.collect_usage_pieces(context)
-            words = (word.strip("{}") for word in rest)
-            where = f" Type {' '.join([context.command_path, *words, options])}."
+            words = " ".join(context.command.collect_usage_pieces(context))
+            where = f" Type: {context.command_path} {re.sub('[{}]', '', words)}"
         end = "" if message.endswith((".", "?")) else "."
         say(f"error: {said or f'{message}{end}{where}'}")
     return 2

@@ -198,7 +198,8 @@ def verdict(budget: TestBudget, peak: int) -> str | None:
 
 
 def _refuse(reason: str) -> NoReturn:
-    pytest.fail(f"the memory budget cannot be enforced: {reason}", pytrace=False)
+    failure = f"the memory budget cannot be enforced: {reason}"
+    raise pytest.fail.Exception(failure, pytrace=False) from None
 
 
 def _device(asked: Any) -> str:

@@ -81,8 +81,8 @@ def _program(command: list[str], folder: Path | None, environment: Mapping[str, 
         return script(first, rest, folder)
     if first.startswith("-"):
         raise UsageError(
-            f"{first} is no option of memcalc simulate, and no program: memcalc simulate --help "
-            "lists its options, and they stand before the program."
+            f"{first} is no option of memcalc simulate. Its options stand before the program, and "
+            f"the script's after it: type memcalc simulate -- python train.py {first}."
         )
     said = prefixes.refusal(command, folder or Path())
     if said:

@@ -54,7 +54,7 @@ def _nothing_is_traced(monkeypatch, tmp_path):
         ("estimate gpt2 --lr 1e-4 --epochs 3", "--lr: it changes no memory, so leave it out."),
         ("explain --top 3 -- python train.py", "Scripts are run by simulate"),
         ("measure train.py", "type memcalc run -- python train.py."),
-        ("diff gpt2", "Type memcalc diff BEFORE NOW [OPTIONS]."),
+        ("diff gpt2", "Type: memcalc diff [OPTIONS] BEFORE NOW"),
         ("estimate gpt2 --gpu 0", "name its kind, such as t4 or 4090"),
         ("estimate --model gpt2", "type MODEL without an option"),
         ("estimate gpt2 --json", "type --format json."),
