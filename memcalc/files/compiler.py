@@ -25,12 +25,7 @@ def system_compiler() -> list[str] | None:
 
 
 def run(command: Sequence[str], what: str) -> None:
-    """Compile.
-
-    Args:
-        command: the compiler and its arguments.
-        what: is compiled, for the error.
-    """
+    """Compile."""
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PATIENCE)
     except subprocess.CalledProcessError as error:

@@ -87,13 +87,7 @@ def predictions(data: dict[str, Any], path: Path) -> list[Prediction]:
 
 
 def append(path: Path, run: Run | None, *, patience: float = PATIENCE) -> None:
-    """Add one run to a file, making it if there is none; ``None``: only see that this will work.
-
-    Args:
-        path: the file.
-        run: what to add.
-        patience: seconds to wait for another memcalc that writes there.
-    """
+    """Add one run to a file, making it if there is none; ``None``: only see that this will work."""
     if artifact.is_stream(path):
         if run is not None:
             save(path, [run])

@@ -299,12 +299,7 @@ PROGRAMS: dict[str, Callable[[Plan], Lines]] = {
 
 
 def snippet(plan: Plan, program: str) -> str:
-    """The plan as the settings of a program.
-
-    Args:
-        plan: what to train.
-        program: one of ``PROGRAMS``.
-    """
+    """The plan as the settings of a program."""
     if program not in PROGRAMS:
         raise unknown("program", program, list(PROGRAMS), hint="see memcalc suggest --help.")
     return "\n".join(PROGRAMS[program](plan)) + "\n"

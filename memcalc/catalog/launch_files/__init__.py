@@ -33,13 +33,7 @@ FILES = tuple(_READERS)
 
 
 def read(setting: str, path: str, given: Mapping[str, Any]) -> Said:
-    """What a file says.
-
-    Args:
-        setting: which of ``FILES`` names it.
-        path: as it was written.
-        given: settings beside it, under the names of a plan's fields.
-    """
+    """What a file says."""
     place = Path(os.path.expanduser(path))
     try:
         return _READERS[setting](mapping(place), path, given)
