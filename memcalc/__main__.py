@@ -107,7 +107,16 @@ def _told_of_words(error: Any) -> int:
         from memcalc.cli.command import say
 
         said = _option_instead(error, context) if context is not None else None
+        if message.startswith("Got unexpected extra argument") and ".py" in message:
+            said = (
+                "Scripts are run by simulate: type memcalc simulate -o run.json -- python "
+                "train.py. explain, report, diff and show take its run.json."
+            )
         where = f" Type {context.command_path} --help." if context is not None else ""
+        if context is not None and message.startswith("Missing argument"):
+            options, *rest = context.command.collect_usage_pieces(context)
+            words = (word.strip("{}") for word in rest)
+            where = f" Type {' '.join([context.command_path, *words, options])}."
         end = "" if message.endswith((".", "?")) else "."
         say(f"error: {said or f'{message}{end}{where}'}")
     return 2
@@ -122,7 +131,7 @@ def _option_instead(error: Any, context: Any) -> str | None:
 
     has = {n for one in context.command.get_params(context) for n in (*one.opts, one.metavar) if n}
     ours = instead(name, has)
-    return None if ours is None else f"There is no option {name}: type {ours}."
+    return None if ours is None else f"There is no option {name}: {ours}."
 
 
 def _fill_closed_streams() -> None:

@@ -19,10 +19,7 @@ class MemcalcError(Exception):
 
 
 class UsageError(MemcalcError):
-    """The question cannot be understood: an unknown name, a bad option, a broken file.
-
-    Whatever reads what a person wrote raises it; docstrings name it where they say more than that.
-    """
+    """The question cannot be understood: an unknown name, a bad option, a broken file."""
 
     exit_code = 2
 

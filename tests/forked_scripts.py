@@ -1,7 +1,7 @@
 """Users' scripts by day: forked from a process that has imported what each of theirs would.
 
-So a run costs a tenth of the time. Runs whose variables differ from others', and all at night,
-have a fresh process, as users' have.
+So a run costs a tenth of the time. Runs whose variables differ from others', those that are
+compiled and all at night have a fresh process, as users' have.
 """
 
 import functools
@@ -18,10 +18,11 @@ from hypothesis import settings
 from memcalc.script import simulate
 
 _SERVE = """
-import json, os, sys
+import json, multiprocessing.process, os, sys
 home, sys.argv = sys.argv[1], sys.argv[:1]
 sys.path[:] = [*filter(None, sys.path), home]
 from memcalc.script.child import main
+import torch._dynamo  # by the first optimizer of nearly every script
 for line in iter(sys.stdin.readline, ""):
     asked = json.loads(line)
     pid = os.fork()
@@ -29,6 +30,7 @@ for line in iter(sys.stdin.readline, ""):
         os.environ.clear()
         os.environ.update(asked["environment"])
         os.chdir(asked["folder"])
+        multiprocessing.process.ORIGINAL_DIR = asked["folder"]  # as it began elsewhere
         for number, name in enumerate((os.devnull, *asked["files"])):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
         main(*asked["arguments"])

@@ -69,7 +69,11 @@ def nccl_span(gpu: Gpu | None, groups: tuple[int, ...]) -> Span:
 
 @functools.cache
 def table() -> Table:
-    """What is known of NCCL."""
+    """What is known of NCCL.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
     return shipped.read("nccl.toml", lambda data: decode(Table, data))
 
 

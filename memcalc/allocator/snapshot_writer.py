@@ -65,7 +65,11 @@ def predicted_snapshot(
 
 
 def save_snapshot(snapshot: dict[str, Any], path: Path) -> None:
-    """Write a snapshot as ``torch.cuda.memory._dump_snapshot`` does."""
+    """Write a snapshot as ``torch.cuda.memory._dump_snapshot`` does.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
     write_bytes(path, pickle.dumps(snapshot, protocol=4))
 
 

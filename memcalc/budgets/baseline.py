@@ -41,7 +41,11 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def read(path: Path) -> Baseline | None:
-    """Read a baseline; ``None`` where there is no such file."""
+    """Read a baseline; ``None`` where there is no such file.
+
+    Raises:
+        UsageError: the file is not a baseline that can be read, or no file can have this name.
+    """
     try:
         os.stat(path)
     except FileNotFoundError:
@@ -74,7 +78,11 @@ def make(
 
 
 def write(baseline: Baseline) -> None:
-    """Write a baseline; the same figures give the same bytes."""
+    """Write a baseline; the same figures give the same bytes.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
     body = {
         "schema": SCHEMA,
         "kind": "baseline",

@@ -139,7 +139,11 @@ def measure(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
 
 
 def saved(runs: Sequence[BudgetedRun], files: Sequence[Path]) -> list[Evidence]:
-    """Look every run up in results that memcalc wrote."""
+    """Look every run up in results that memcalc wrote.
+
+    Raises:
+        UsageError: a file cannot be read, or holds no results.
+    """
     results: list[Run] = []
     for file in files:
         data = artifact.read(file)

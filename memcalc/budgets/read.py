@@ -30,7 +30,11 @@ OF_COMMANDS = ("command", "steps", "gpu", "torch", "alloc_conf")
 
 
 def read(path: Path) -> BudgetFile:
-    """Read a budget file."""
+    """Read a budget file.
+
+    Raises:
+        UsageError: it cannot be read or understood, or it holds no budget.
+    """
     source = load(path)
     if strange := next((key for key in source.data if key not in TOP), None):
         hint = f"a budget file has {', '.join(TOP)}."
@@ -53,7 +57,11 @@ def read(path: Path) -> BudgetFile:
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot name a run."""
+    """Refuse what cannot name a run.
+
+    Raises:
+        UsageError: it is empty, very long, or has signs that cannot be shown.
+    """
     if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
         raise UsageError(f"{name[:40]!r} is no name for a run: use letters and dashes.")
 
@@ -156,7 +164,11 @@ def _plan(
 def _of_command(
     source: Source, settings: Mapping[str, Any], places: Mapping[str, Key]
 ) -> dict[str, Any]:
-    """What a command is told; all else it says itself, and defaults are for runs of models."""
+    """What a command is told; all else it says itself, and defaults are for runs of models.
+
+    Raises:
+        UsageError: its own table says more.
+    """
     other = [key for key in settings if key not in OF_COMMANDS and places[key][0] != "defaults"]
     if other:
         raise source.error(
@@ -192,6 +204,9 @@ def budgets(source: Source, run: str, tables: list[Key], default: str) -> tuple[
         run: its name.
         tables: where limits stand; those of a later table win.
         default: the metric that ``peak`` alone means.
+
+    Raises:
+        UsageError: an unknown limit, or one whose value is not understood.
     """
     margin: Amount | None = None
     found: dict[tuple[Rule, str], Budget] = {}

@@ -18,7 +18,11 @@ _DECIMAL = re.compile(r"[0-9\s][kKmMgGtT][bB]\s*$")
 
 
 def size(value: Any) -> Amount:
-    """Read a size in bytes."""
+    """Read a size in bytes.
+
+    Raises:
+        UsageError: it is not a text with a number and a unit.
+    """
     if not isinstance(value, str):
         raise UsageError(f'{_shown(value)} is not a size: write a number and a unit, as "4 GiB".')
     if len(value) > LONGEST:
@@ -27,7 +31,11 @@ def size(value: Any) -> Amount:
 
 
 def share_or_size(value: Any) -> Amount:
-    """Read a percentage or a size."""
+    """Read a percentage or a size.
+
+    Raises:
+        UsageError: it is neither.
+    """
     match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     if match is not None:
         return Amount(text=str(value).strip(), percent=Fraction(match[1]))
@@ -39,7 +47,11 @@ def share_or_size(value: Any) -> Amount:
 
 
 def per_parameter(value: Any) -> Amount:
-    """Read a number of bytes per parameter."""
+    """Read a number of bytes per parameter.
+
+    Raises:
+        UsageError: it is not a positive number.
+    """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not 0 < value < 1e9:
         raise UsageError(f"{_shown(value)} is not a number of bytes: write one, as 10 or 2.5.")

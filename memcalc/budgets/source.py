@@ -42,7 +42,11 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         return UsageError(f"{self.where(key)}: {message}")
 
     def table(self, key: Key) -> dict[str, Any]:
-        """The table at a key; empty where there is none."""
+        """The table at a key; empty where there is none.
+
+        Raises:
+            UsageError: something else stands there.
+        """
         here: Any = self.data
         for number, part in enumerate(key, start=1):
             here = here.get(part, {})
@@ -61,7 +65,11 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path) -> Source:
-    """Read a budget file."""
+    """Read a budget file.
+
+    Raises:
+        UsageError: it cannot be read, is not TOML, or is a pyproject.toml without our section.
+    """
     shown = shown_path(path)
     data = untrusted_values.content(Path(shown), _LARGEST)
     try:
@@ -85,7 +93,11 @@ def load(path: Path) -> Source:
 
 
 def discover(start: Path) -> Path:
-    """The budget file of this folder, or of the nearest one above it in the same repository."""
+    """The budget file of this folder, or of the nearest one above it in the same repository.
+
+    Raises:
+        UsageError: there is none.
+    """
     for folder in (start, *start.parents):
         if os.path.isfile(folder / "memcalc.toml"):
             return folder / "memcalc.toml"

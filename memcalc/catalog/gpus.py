@@ -101,6 +101,9 @@ def find(name: str, total: int | None = None) -> Gpu:
     Args:
         name: such as ``RTX 4090``, ``4090`` or ``NVIDIA A100-SXM4-80GB``.
         total: bytes of the card, where they were read; they decide between sizes of one name.
+
+    Raises:
+        UsageError: no such GPU, or several; says which there are.
     """
     if total is None:
         return meant(name).gpu
@@ -154,6 +157,8 @@ def _none(name: str, plain: str) -> UsageError:
         return UsageError(
             f"{name!r} is not supported: memcalc knows NVIDIA GPUs; see memcalc list gpus."
         )
+    if name.isdecimal() and len(name) < 3:
+        return UsageError(f"{name!r} is no GPU: name its kind, such as t4 or 4090, not its number.")
     wanted = _SERIES.sub("", plain)
     longer = re.compile(re.escape(wanted) + r"($|\D)")
     cores = {gpu.name: _SERIES.sub("", _parts(gpu.name)[0]) for gpu in table()}

@@ -27,6 +27,7 @@ TAKEN = "is taken for"
 _COPIES = "unsloth/"
 """The same models under one organization, where not quantized already."""
 _OF_DIFFUSERS = re.compile(r"^(sdxl|flux|sd-?[123])|stable-diffusion|FLUX\.", re.IGNORECASE)
+_PAGES = "https://huggingface.co/"
 _FORMER_ORGS = frozenset(
     "google-t5 google-bert facebookai distilbert albert openai-community".split()
 )
@@ -78,7 +79,12 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
             a config.json, a config.json, a hub name (``org/model``, ``org/model@revision``), or
             ``package.module:callable``.
         trust_remote_code: accept a config whose model is defined by code in its repository.
+
+    Raises:
+        UsageError: there is no such model, or its config makes no sense.
     """
+    if name.startswith(_PAGES):
+        name = name.removeprefix(_PAGES).rstrip("/")
     if is_named(name):
         return ModelSource(name=name, origin="callable", factory=name)
     file = None if is_local(name) else _bundled_file(name)

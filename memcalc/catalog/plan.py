@@ -112,6 +112,9 @@ def load(path: Path) -> list[Plan]:
 
     A list under ``optim`` makes one run for each. A bare name that is no file here, such as
     ``community``, is one that memcalc brings along.
+
+    Raises:
+        UsageError: the file cannot be read, holds no runs, or a run is not understood.
     """
     brought = shipped.configs() / "suites" / f"{path}.toml"
     if path.parent == Path() and not os.path.exists(path) and os.path.isfile(brought):

@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from memcalc.children.known_errors import advice
 from memcalc.errors import MemcalcError
 
 _COUNTERS = ("/sys/fs/cgroup/memory.events", "/proc/vmstat")
@@ -75,7 +76,8 @@ def told(error: BaseException, name: str, where: str) -> dict[str, Any]:
         )
     elif isinstance(error, RecursionError):
         said = "its code recursed too deeply"
-    sentence = f"The {name} stopped{where}: {said}"
+    helps = advice(error)
+    sentence = f"The {name} stopped{where}: {said}{f'; {helps}' if helps else ''}"
     kind = type(error).__name__
     return {"error": sentence, "exit_code": MemcalcError.exit_code, "kind": kind}
 

@@ -140,6 +140,8 @@ def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> 
         plans = load_suite(suite)
     plans = [replace(plan, target=device or plan.target) for plan in plans]
     for plan in plans:
+        if plan.model.endswith(".py"):
+            raise UsageError(f"{plan.model} is a script: type memcalc run -- python {plan.model}.")
         wrong = disagreement(plan)
         if wrong is not None:
             raise UsageError(wrong)

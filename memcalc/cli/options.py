@@ -75,7 +75,11 @@ def with_plan(*examples: str) -> Callable[[Callable[..., None]], Command]:
 
 
 def settings_of(given: dict[str, Any]) -> dict[str, Any]:
-    """Join the plan file and the command line; the command line wins."""
+    """Join the plan file and the command line; the command line wins.
+
+    Raises:
+        UsageError: the file cannot be read, or a text is not understood.
+    """
     path = given.pop("plan_file")
     written: dict[str, Any] = untrusted_values.toml(path) if path is not None else {}
     typed = {
@@ -126,6 +130,9 @@ def plan_of(settings: dict[str, Any], what: str) -> Plan:
     Args:
         settings: as ``with_plan`` gives them.
         what: the verb does, for the sentence that refuses several optimizers.
+
+    Raises:
+        UsageError: there are several, or one cannot be understood.
     """
     plans = plans_of(settings)
     if len(plans) > 1:

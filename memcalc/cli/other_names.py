@@ -36,21 +36,28 @@ _NAMES = {
     "--seq N": "block-size context context-length ctx len length max-len max-length "
     "max-model-len max-seq-len max-seq-length seq-len seq-length seqlen sequence-length",
 }
+_NO_MATTER = frozenset(
+    "betas epochs eps learning-rate lr lr-scheduler lr-scheduler-type max-steps "
+    "num-epochs num-train-epochs num-workers seed total-steps warmup warmup-ratio warmup-steps "
+    "weight-decay workers".split()
+)
 _BY_NAME = {theirs: ours for ours, names in _NAMES.items() for theirs in names.split()}
 
 
 def instead(name: str, options: Collection[str]) -> str | None:
-    """The option of this verb that means what another tool calls ``name``, as it is typed.
+    """What to do in place of an option that another tool calls ``name``, in a few words.
 
     Args:
         name: as it was typed, with its dashes.
         options: what the verb has.
 
     Returns:
-        The option with its value; ``None`` where the verb has none that is known.
+        The option of this verb to type; ``None`` where it has none that is known.
     """
     plain = name.lstrip("-").replace("_", "-").lower()
+    if "MODEL" in options and plain in _NO_MATTER:
+        return "it changes no memory, so leave it out"
     if plain == "model" and "MODEL" in options:
-        return "MODEL without an option before it"
+        return "type MODEL without an option before it"
     ours = _BY_NAME.get(plain)
-    return ours if ours is not None and ours.split()[0] in options else None
+    return f"type {ours}" if ours is not None and ours.split()[0] in options else None

@@ -30,7 +30,11 @@ def saved(model: object) -> dict[str, Any] | None:
 
 
 def only_prediction(data: dict[str, Any], path: Path) -> Prediction:
-    """The one answer of a result file that is compared with another."""
+    """The one answer of a result file that is compared with another.
+
+    Raises:
+        UsageError: it is damaged, or holds several.
+    """
     if data.get("kind") == "explanation":
         from memcalc.report.saved import read
 
@@ -55,7 +59,11 @@ def plans_in(data: dict[str, Any], path: Path, verb: str) -> list[Plan]:
 
 
 def check_alone(settings: Mapping[str, Any]) -> None:
-    """See that nothing is set beside a saved answer, whose settings are its own."""
+    """See that nothing is set beside a saved answer, whose settings are its own.
+
+    Raises:
+        UsageError: something is.
+    """
     beside = next((name for name, value in settings.items() if name != "model" and value), None)
     if beside is not None:
         raise UsageError(

@@ -13,6 +13,10 @@ from memcalc.engine.values import Values
 
 VALID = "arguments of torch.distributions are assumed valid"
 OVERLAP = "windows of torch.istft on the GPU are assumed to overlap"
+ENDLESS = (
+    "LBFGS is assumed not to converge: each step makes max_iter iterations, and its history grows "
+    "to history_size over several steps (--steps)"
+)
 NO_END = "generate() sees no end-of-sequence token: it generates as many tokens as it may"
 
 
@@ -47,10 +51,30 @@ def install(patches: Patches, values: Values, say: Callable[[str], None]) -> Non
         with values.nothing_equal():
             return original(spectrum, *args, **kwargs)  # type: ignore[no-any-return]
 
+    def searched(original: Any, optimizer: Any, closure: Any = None) -> Any:
+        group = optimizer.param_groups[0]
+        # Everything is zero here, which would be a minimum: LBFGS keeps no history there.
+        endless = dict.fromkeys(("tolerance_grad", "tolerance_change"), -1.0)
+        own = {name: group[name] for name in endless}
+        group.update(endless)
+        try:
+            with Patches() as inside:
+                inside.wrap(torch.Tensor, "dot", positive)
+                return original(optimizer, closure)
+        finally:
+            group.update(own)
+            say(ENDLESS)
+
+    def positive(original: Any, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = original(one, other)
+        values.know(out, 1.0)
+        return out
+
     def criteria(module: ModuleType) -> None:
         patches.wrap(module.EosTokenCriteria, "__call__", met_end)
 
     patches.wrap(torch, "_is_all_true", all_true)
+    patches.wrap(torch.optim.LBFGS, "step", searched)
     patches.wrap(torch, "istft", inverted)
     patches.wrap(torch.Tensor, "istft", inverted)
     patches.when_imported("transformers.generation.stopping_criteria", criteria)

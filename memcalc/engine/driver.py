@@ -34,7 +34,7 @@ def open_here() -> None:
     """See that PyTorch finds the stub driver where it looks for NVIDIA's; twice is once.
 
     Raises:
-        EstimateError: there is no PyTorch with CUDA here, or it is already imported.
+        EstimateError: there is no PyTorch with CUDA here.
     """
     if not stub.is_open():
         hide_here()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from memcalc.engine.host_view import on_host
 
 _C: Any = torch._C
 
@@ -31,7 +34,7 @@ eye linspace floor ceil round trunc sqrt exp log pow minimum maximum reciprocal 
 """Operators whose small results are worked out."""
 WITH_COUNTS = """
 nonzero masked_select index index_put_ index_put _index_put_impl_ masked_scatter_backward _unique2
-unique_dim unique_consecutive repeat_interleave bincount isin
+unique_dim unique_consecutive repeat_interleave bincount isin _coalesce
 """.split()
 """Operators that read from the GPU how large their result is: followed in backward too."""
 LENGTHS = frozenset(("_unique2", "unique_dim", "unique_consecutive", "repeat_interleave"))
@@ -60,7 +63,42 @@ def draws(op: Any) -> bool | None:
     return any(one.name == "generator" for one in op._schema.arguments)
 
 
-def counted_in(base: str, args: Any) -> Iterator[tuple[torch.Tensor, int]]:
+def read_by(
+    op: Any, base: str, args: Any, kwargs: Any, knows: Callable[[torch.Tensor], bool]
+) -> tuple[Any, list[tuple[int, int]]]:
+    """What an operator reads from the GPU of how large its result is.
+
+    Returns:
+        Its result, where that had to be made on the host; bytes and number of each reading.
+    """
+    if base in LENGTHS:
+        with contextlib.suppress(Exception):
+            made = op(*on_host(args), **on_host(kwargs))
+            first = made[0] if isinstance(made, tuple | list) else made
+            if base == "unique_dim":
+                return made, [(4, first.shape[args[1]])]
+            if base == "_unique2" and args[0].dtype is torch.bool:
+                return made, [(4, int(on_host(args[0]).count_nonzero()))]
+            repeats = [(1, 1)] if base == "repeat_interleave" else []
+            return made, [(8, first.shape[0]), *repeats]
+        return None, []
+    if base == "_coalesce":
+        places = args[0]._indices()
+        # Of those that are not known, no two are alike.
+        different = on_host(places).unique(dim=1) if knows(places) else places
+        return None, [(4, different.shape[1])]
+    if base == "bincount":
+        host = on_host(args[0])
+        ends = (host.min(), host.max()) if host.numel() else ()
+        return None, [(host.element_size(), int(end)) for end in ends]
+    if base == "isin":
+        given = (one for one in args[:2] if isinstance(one, torch.Tensor))
+        return None, [(8, int(on_host(one).unique().numel())) for one in given]
+    counted = _counted_in(base, args)
+    return None, [(4, int(on_host(mask).count_nonzero()) * times) for mask, times in counted]
+
+
+def _counted_in(base: str, args: Any) -> Iterator[tuple[torch.Tensor, int]]:
     """In which tensors an operator counts what is not zero, and how many times over."""
     if base == "nonzero":
         yield args[0], 1

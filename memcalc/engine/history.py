@@ -177,7 +177,9 @@ class Timeline:
             return
         for address in which:
             number = self._live.get(address)
-            if number is not None and self.blocks[number].component is None:
+            if number is not None and component is None:
+                self.blocks[number].arrived = self.blocks[number].given = True
+            elif number is not None and self.blocks[number].component is None:
                 self.blocks[number].component = component
 
     def _skip(self, recorder: Notes, told: list[tuple[int, int, Any]]) -> None:
@@ -339,6 +341,8 @@ class _Block(msgspec.Struct):
     """What it is for, as far as its life tells."""
     arrived: bool = False
     """It was filled from the host."""
+    given: bool = False
+    """It was handed to a model from outside."""
 
 
 def _bridged(gap: Gap, after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

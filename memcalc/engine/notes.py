@@ -66,8 +66,9 @@ class Notes:
     def __init__(self, device: int) -> None:
         self.device = device
         self.intervals: list[Interval] = []
-        self.names: list[tuple[int, Component, list[int]]] = []
-        """At this moment, blocks at these addresses are of this component."""
+        self.names: list[tuple[int, Component | None, list[int]]] = []
+        """At this moment, blocks at these addresses are of this component; ``None``: they are
+        handed to a model from outside."""
         self.born_since: list[tuple[int, Component, int]] = []
         """At this moment, living blocks that were born after another one are of this component."""
         self.owners: list[tuple[int, Mapping[int, Owner | str]]] = []
@@ -123,8 +124,8 @@ class Notebook:
         """Say what these tensors are for; the first thing said of a block stands."""
         self.name_at(component, [at for tensor in tensors for at in self.addresses(tensor)])
 
-    def name_at(self, component: Component, addresses: list[int]) -> None:
-        """The same of the blocks at some addresses."""
+    def name_at(self, component: Component | None, addresses: list[int]) -> None:
+        """The same of the blocks at some addresses; ``None``: a model is given them."""
         for notes in self.notes if addresses else ():
             notes.names.append((notes.now(), component, addresses))
 

@@ -21,7 +21,7 @@ class Patches:
     """Remembers what it replaced, and puts it back."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         self._finder = _Finder()
 
     def __enter__(self) -> Patches:
@@ -94,7 +94,7 @@ class Patches:
         os.environ[name] = value
         self._undo.append(undo)
 
-    def also(self, undo: Callable[[], None]) -> None:
+    def also(self, undo: Callable[[], object]) -> None:
         """Call this too when everything is put back."""
         self._undo.append(undo)
 

@@ -89,11 +89,13 @@ def _place_told(model: torch.nn.Module, drop: Callable[[str], None] | None) -> I
         if path:
             drop(path)
 
-    hook = torch.nn.modules.module.register_module_forward_pre_hook(begins)
+    in_forward = torch.nn.modules.module.register_module_forward_pre_hook(begins)
+    in_step = register_optimizer_step_pre_hook(lambda *_: drop("the optimizer's step"))
     try:
         yield
     finally:
-        hook.remove()
+        in_forward.remove()
+        in_step.remove()
 
 
 def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> int:

@@ -136,4 +136,7 @@ def _own_caches(target: Target) -> dict[str, str]:
     except OSError:
         kept = Path(tempfile.gettempdir(), f"memcalc-{os.getuid()}")
     folder = kept / "compiled" / f"sm{major}{minor}"
+    with contextlib.suppress(OSError):
+        # PyTorch makes no folder that is named to it, and warns (jit_utils.cpp, 2.14).
+        (folder / CACHES["PYTORCH_KERNEL_CACHE_PATH"]).mkdir(parents=True, exist_ok=True)
     return {name: str(folder / inside) for name, inside in CACHES.items()}

@@ -183,6 +183,20 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def behind(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor inside those of ``torch.func`` (torch/csrc/functorch/init.cpp)."""
+    while _C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def outer_leaf(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The same; ``None``: it was computed, and a gradient can go back through it."""
+    while tensor.grad_fn is None and _C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _C._functorch.get_unwrapped(tensor)
+    return tensor if tensor.grad_fn is None else None
+
+
 def memory_profiler(*, with_dtypes: bool) -> Any:
     """A profiler of operators and of every block that they ask for; quiet about itself."""
     os.environ["KINETO_LOG_LEVEL"] = "99"

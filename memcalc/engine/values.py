@@ -24,15 +24,14 @@ from memcalc.engine import source_lines
 from memcalc.engine.followed_operators import (
     CALLED_WITH_OUT,
     COMPARES,
-    LENGTHS,
     MOVES,
     PLACES,
     PUTS,
     RESULTS,
     WITH_COUNTS,
-    counted_in,
     draws,
     is_composed,
+    read_by,
     written,
 )
 from memcalc.engine.host_view import FLOATS, WHOLES, fits, is_plain, on_host, over, span, tensors_in
@@ -187,10 +186,13 @@ class Values:
 
         def called(*args: Any, **kwargs: Any) -> Any:
             with guard(keys):
-                tensors = list(tensors_in((args, kwargs)))
+                sparse = base == "_coalesce"
+                tensors = [args[0]._indices()] if sparse else list(tensors_in((args, kwargs)))
                 if not any(one.is_cuda for one in tensors) or not is_plain(tensors):
                     return op(*args, **kwargs)
-                made = self._announce(op, base, args, kwargs)
+                made, numbers = read_by(op, base, args, kwargs, self._knows)
+                for size, number in numbers:
+                    self._answer(size, number)
                 try:
                     out = op(*args, **kwargs)
                 finally:
@@ -203,35 +205,6 @@ class Values:
                 return out
 
         return called
-
-    def _announce(self, op: Any, base: str, args: Any, kwargs: Any) -> Any:
-        """Tell the driver what the operator's own readings find; returns a result if it is made."""
-        if base in LENGTHS:
-            with contextlib.suppress(Exception):
-                made = op(*on_host(args), **on_host(kwargs))
-                first = made[0] if isinstance(made, tuple | list) else made
-                if base == "_unique2" and args[0].dtype is torch.bool:
-                    self._answer(4, int(on_host(args[0]).count_nonzero()))
-                else:
-                    self._answer(8, first.shape[0])
-                if base == "repeat_interleave":
-                    self._answer(1, 1)
-                return made
-            return None
-        if base == "bincount":
-            if args[0].numel():
-                host = on_host(args[0])
-                self._answer(host.element_size(), int(host.min()))
-                self._answer(host.element_size(), int(host.max()))
-            return None
-        if base == "isin":
-            for one in args[:2]:
-                if isinstance(one, torch.Tensor):
-                    self._answer(8, int(on_host(one).unique().numel()))
-            return None
-        for mask, times in counted_in(base, args):
-            self._answer(4, int(on_host(mask).count_nonzero()) * times)
-        return None
 
     def _work_out(
         self,

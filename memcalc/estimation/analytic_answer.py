@@ -71,7 +71,11 @@ class Inventories:
         self._stack.close()
 
     def of(self, checked: Checked) -> Inventory:
-        """The inventory of a plan's model with its head."""
+        """The inventory of a plan's model with its head.
+
+        Raises:
+            MemcalcError: the model cannot be built.
+        """
         plan, source, head = checked.plan, checked.source, checked.head
         # Adapters are added by peft's own code, in the precision that it gives them.
         adapted = (plan.adapters, plan.precision) if plan.adapters is not None else ()

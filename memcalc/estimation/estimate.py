@@ -139,7 +139,11 @@ class Tracer:
                 yield answer
 
     def trace(self, plan: Plan) -> Traced:
-        """Trace one plan and keep its events, or find them in the cache."""
+        """Trace one plan and keep its events, or find them in the cache.
+
+        Raises:
+            MemcalcError: it cannot be traced.
+        """
         answer = next(self.traces([plan]))
         if isinstance(answer, MemcalcError):
             raise answer

@@ -39,6 +39,9 @@ def samples(text: str, count: int, longest: int | None) -> list[int]:
         text: ``normal:mean,std``, ``uniform:a,b`` or the name of a file.
         count: how many.
         longest: where samples are cut.
+
+    Raises:
+        UsageError: it is none of these, or the file holds something else than lengths.
     """
     draw = random.Random(_SEED)
     form = DRAWN.fullmatch(text)
@@ -112,7 +115,11 @@ def varied(plan: Plan, text: str) -> Varied:
 
 
 def _run(question: Asked, runs: Sequence[tuple[str, Plan, Sequence[int]]]) -> list[Judged]:
-    """Run each of these, as many at once as the machine has room for."""
+    """Run each of these, as many at once as the machine has room for.
+
+    Raises:
+        MemcalcError: one could not be run.
+    """
     gpu = question.gpu
     devices = [device_of(gpu, plan=question.plan)] if gpu is not None else []
     with Pool(None) as pool, pool.threads() as threads:

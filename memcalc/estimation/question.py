@@ -39,7 +39,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def canonical(plan: Plan) -> Plan:
-    """The plan with its names as the catalog spells them: other spellings ask the same."""
+    """The plan with its names as the catalog spells them: other spellings ask the same.
+
+    Raises:
+        UsageError: it names something unknown.
+    """
     return replace(
         plan,
         model=models.canonical(plan.model),
@@ -48,7 +52,11 @@ def canonical(plan: Plan) -> Plan:
 
 
 def asked(plan: Plan) -> Asked:
-    """Look up what a plan names."""
+    """Look up what a plan names.
+
+    Raises:
+        UsageError: it names something unknown.
+    """
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     target, notes = resolve(plan, gpu)
     notes = (*models.notes(plan.model), *notes)
@@ -75,7 +83,11 @@ def code_in(plan: Plan) -> str | None:
 
 
 def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
-    """Settle the target; returns it with what was assumed."""
+    """Settle the target; returns it with what was assumed.
+
+    Raises:
+        UsageError: the PyTorch version is not of the form 2.13.
+    """
     target = replace(ASSUMED, torch=version_of(plan.torch))
     notes: tuple[str, ...] = ()
     if plan.target == "cpu":

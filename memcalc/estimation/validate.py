@@ -87,7 +87,11 @@ def check(plan: Plan) -> Checked:
 
 
 def check_names(plan: Plan) -> tuple[Choice, Gpu | None]:
-    """Find what a plan names without looking for its model: its optimizer and its GPU."""
+    """Find what a plan names without looking for its model: its optimizer and its GPU.
+
+    Raises:
+        SettingError: something is unknown, or has no meaning.
+    """
     with _blamed_on("task"):
         if plan.task != "auto":
             tasks.find(plan.task)

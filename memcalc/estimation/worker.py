@@ -80,7 +80,11 @@ class Worker:
         self._programs: dict[Plan, Program] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one request."""
+        """The answer to one request.
+
+        Raises:
+            MemcalcError: it cannot be answered.
+        """
         plan = decode(Plan, request["plan"])
         keep = bool(request.get("keep"))
         self._counted = bool(keep or request.get("counted"))
@@ -111,6 +115,9 @@ class Worker:
         Args:
             question: what to run.
             keep: name the operator and the dtype of every block, whatever time that takes.
+
+        Raises:
+            MemcalcError: it cannot be run.
         """
         program = self._prepared(question)
         return self._largest(question, program, ranks.asked(program), keep=keep)
@@ -299,7 +306,11 @@ def _said(question: Asked, traced: Trace, request: dict[str, Any]) -> dict[str, 
 
 
 def _served_model(program: Program) -> Model:
-    """What an engine's rules ask of the model."""
+    """What an engine's rules ask of the model.
+
+    Raises:
+        UsageError: they are not known for it.
+    """
     inputs = program.inputs
     if inputs is not None and inputs.text_only:
         raise UsageError(

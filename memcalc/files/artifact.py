@@ -44,7 +44,11 @@ def decode(kind: type[T], data: Any) -> T:
 
 
 def part(kind: type[T], data: Any, path: Path, what: str) -> T:
-    """Decode a piece of a file, for a person who named the file."""
+    """Decode a piece of a file, for a person who named the file.
+
+    Raises:
+        UsageError: it is damaged; says where.
+    """
     try:
         return decode(kind, data)
     except ValueError as error:
@@ -72,7 +76,11 @@ def document(kind: str, body: dict[str, Any]) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a text as ``write_bytes`` does; what UTF-8 cannot hold is escaped."""
+    """Write a text as ``write_bytes`` does; what UTF-8 cannot hold is escaped.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
@@ -85,6 +93,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     Raises:
         UsageError: the folder does not exist or cannot be written, or the disk is full.
     """
+    check_place(path)
     try:
         if is_stream(path):
             number = _opened(path)
@@ -94,6 +103,22 @@ def write_bytes(path: Path, data: bytes) -> None:
         else:
             _put(Path(os.path.realpath(path)), data)
     except (OSError, ValueError) as error:
+        raise UsageError(f"Cannot write {path}: {untrusted_values.reason(error)}.") from None
+
+
+def check_place(path: Path) -> None:
+    """See that a file can be there, before an answer is worked out for it.
+
+    Raises:
+        UsageError: there is no such folder, it cannot be written, or nobody could type the name.
+    """
+    # Of a null the system says it itself.
+    if not path.name.replace("\0", "").isprintable():
+        raise UsageError(f"Cannot write {path.name!r}: the name has characters that do not print.")
+    try:
+        if not path.exists():
+            path.parent.joinpath(".").stat()
+    except OSError as error:
         raise UsageError(f"Cannot write {path}: {untrusted_values.reason(error)}.") from None
 
 

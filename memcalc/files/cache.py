@@ -53,7 +53,11 @@ def folder() -> Path:
 
 
 def size_limit() -> int:
-    """Bytes that all entries together may take: ``$MEMCALC_CACHE_SIZE``, such as ``500 MiB``."""
+    """Bytes that all entries together may take: ``$MEMCALC_CACHE_SIZE``, such as ``500 MiB``.
+
+    Raises:
+        UsageError: that is no size.
+    """
     chosen = os.environ.get("MEMCALC_CACHE_SIZE")
     if not chosen:
         return DEFAULT_SIZE

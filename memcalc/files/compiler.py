@@ -25,7 +25,15 @@ def system_compiler() -> list[str] | None:
 
 
 def run(command: Sequence[str], what: str) -> None:
-    """Compile."""
+    """Compile.
+
+    Args:
+        command: the compiler and its arguments.
+        what: is compiled, for the error.
+
+    Raises:
+        CompileError: it cannot be compiled.
+    """
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PATIENCE)
     except subprocess.CalledProcessError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memcalc.errors import UsageError, unknown
+from memcalc.files import artifact
 
 
 class Format(NamedTuple):
@@ -54,7 +55,12 @@ def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
         kind: of answer.
         name: as it was typed; ``None``: it was not.
         output: where the answer goes; ``None``: to the screen, as a table.
+
+    Raises:
+        UsageError: this kind of answer is not written so, or no file can be there.
     """
+    if output is not None:
+        artifact.check_place(output)
     known = formats(kind)
     if name is not None:
         if name not in known:

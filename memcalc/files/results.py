@@ -40,7 +40,11 @@ class Run(Answer, msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save(path: Path, runs: list[Run]) -> None:
-    """Write all runs."""
+    """Write all runs.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
     head = {"schema": artifact.SCHEMA, "kind": "measurements", "memcalc": __version__}
     # One run a line: what changed between two files can be seen, and they stay small.
     lines = ",\n".join(json.dumps(artifact.encode(run)) for run in runs)
@@ -49,7 +53,11 @@ def save(path: Path, runs: list[Run]) -> None:
 
 
 def load(path: Path) -> list[Run]:
-    """Read runs back."""
+    """Read runs back.
+
+    Raises:
+        UsageError: the file holds no measurements, or they are damaged.
+    """
     data = artifact.read(path)
     if data.get("kind") != "measurements":
         raise UsageError(f"{path} holds no measurements: give a file that memcalc measure wrote.")
@@ -73,7 +81,11 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 def predictions(data: dict[str, Any], path: Path) -> list[Prediction]:
-    """The predictions in a result file that was read."""
+    """The predictions in a result file that was read.
+
+    Raises:
+        UsageError: there are none, or they are damaged.
+    """
     kind = data.get("kind", "prediction")
     if isinstance(kind, str) and kind in _OTHERS:
         raise UsageError(
@@ -87,7 +99,16 @@ def predictions(data: dict[str, Any], path: Path) -> list[Prediction]:
 
 
 def append(path: Path, run: Run | None, *, patience: float = PATIENCE) -> None:
-    """Add one run to a file, making it if there is none; ``None``: only see that this will work."""
+    """Add one run to a file, making it if there is none; ``None``: only see that this will work.
+
+    Args:
+        path: the file.
+        run: what to add.
+        patience: seconds to wait for another memcalc that writes there.
+
+    Raises:
+        UsageError: the file cannot be written, or holds something else.
+    """
     if artifact.is_stream(path):
         if run is not None:
             save(path, [run])

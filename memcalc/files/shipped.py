@@ -20,7 +20,15 @@ def configs() -> Path:
 
 
 def read(name: str, made: Callable[[Any], T]) -> T:
-    """What is made of the values in one of the files."""
+    """What is made of the values in one of the files.
+
+    Args:
+        name: of a TOML or JSON file below ``configs``.
+        made: makes it; whatever it trips over is the file's fault.
+
+    Raises:
+        UsageError: the file is missing or damaged.
+    """
     path = configs() / name
     hint = "install memcalc again"
     try:

@@ -32,7 +32,11 @@ def reason(error: BaseException) -> str:
 
 
 def content(path: Path, most: int = MOST) -> bytes:
-    """The bytes of a file; of a device or a pipe too, as long as they end."""
+    """The bytes of a file; of a device or a pipe too, as long as they end.
+
+    Raises:
+        UsageError: it cannot be read, or holds more bytes than ``most``.
+    """
     data = bytearray()
     try:
         with open(path, "rb") as file:
@@ -46,7 +50,11 @@ def content(path: Path, most: int = MOST) -> bytes:
 
 
 def json(path: Path, *, hint: str, most: int = MOST) -> Any:
-    """The JSON in a file."""
+    """The JSON in a file.
+
+    Raises:
+        UsageError: it cannot be read, or is no JSON with numbers that a machine has.
+    """
     data = content(path, most)
     if not data.strip():
         raise UsageError(f"{path} is empty: {hint}.")
@@ -72,7 +80,11 @@ def loads(data: bytes) -> Any:
 
 
 def toml(path: Path, most: int = MOST) -> dict[str, Any]:
-    """The TOML in a file."""
+    """The TOML in a file.
+
+    Raises:
+        UsageError: it cannot be read, or is no TOML.
+    """
     try:
         return toml_of(content(path, most).decode("utf-8-sig"))
     except ValueError as error:

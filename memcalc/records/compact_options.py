@@ -97,7 +97,11 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def adapter(text: str) -> Adapter:
-    """What a text of ``Plan.lora`` says; alpha is twice the rank unless it is given."""
+    """What a text of ``Plan.lora`` says; alpha is twice the rank unless it is given.
+
+    Raises:
+        UsageError: the text has another form.
+    """
     parts = dict(part.strip().split("=") for part in checked("lora", Lora, text).split(","))
     rank, target = int(parts.get("r", 16)), parts.get("target", "all-linear")
     return Adapter(
@@ -109,7 +113,11 @@ def adapter(text: str) -> Adapter:
 
 
 def input_of(text: str) -> tuple[str, str, tuple[int, ...]]:
-    """Name, dtype and shape of a text of ``Plan.inputs``."""
+    """Name, dtype and shape of a text of ``Plan.inputs``.
+
+    Raises:
+        UsageError: the text has another form.
+    """
     written: str = checked("input", Input, text)
     name, dtype, sizes, _ = re.split(r"[=\[\]]", written.replace(" ", ""))
     return name, dtype, tuple(int(size) for size in sizes.split(",") if size)

@@ -70,14 +70,22 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join(parts)
 
     def check(self, value: Any) -> Any:
-        """Take a setting from a file or from Python and return it as the plan holds it."""
+        """Take a setting from a file or from Python and return it as the plan holds it.
+
+        Raises:
+            SettingError: it is of another type, out of range, or none of the choices.
+        """
         if self.is_table:
             return tuple(checked(self.name, self.type, self._table(value)).items())
         alone = self.repeats and isinstance(value, str)
         return checked(self.name, self.type, (value,) if alone else value)
 
     def read(self, given: str | tuple[str, ...] | bool) -> Any:
-        """Take a setting from the command line: a text, all texts where it repeats, or a switch."""
+        """Take a setting from the command line: its text, all texts where it repeats, or a switch.
+
+        Raises:
+            SettingError: it is not understood.
+        """
         if self.is_table and isinstance(given, tuple):
             return self.check(tuple(self._pair(text) for text in given))
         if isinstance(given, str) and not self.repeats:

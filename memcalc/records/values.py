@@ -82,7 +82,11 @@ _NOT_RUN = {
 
 
 def typed(name: str, kind: Any, text: str) -> Any:
-    """A value of this type from its text on the command line."""
+    """A value of this type from its text on the command line.
+
+    Raises:
+        SettingError: it is not understood.
+    """
     return checked(name, kind, scalar(text) if plain(kind) in (int, float) else text)
 
 

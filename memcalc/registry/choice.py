@@ -62,6 +62,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
             reloaded: loaded from a checkpoint. bitsandbytes then copies its code maps for every
                 tensor and brings paged state back as plain device memory
                 (0.50.2, optim/optimizer.py ``load_state_dict``).
+
+        Raises:
+            EstimateError: the optimizer has no closed form.
         """
         layout = self.row.layout
         if layout is None:

@@ -53,7 +53,11 @@ def _plain(name: str) -> str:
 
 
 def of(plan: Plan) -> Choice:
-    """The optimizer of a plan."""
+    """The optimizer of a plan.
+
+    Raises:
+        UsageError: an unknown name or argument, or one the optimizer refuses.
+    """
     return find(plan.optim, dict(plan.optim_args), plan.loop)
 
 
@@ -84,7 +88,11 @@ def find(name: str, args: Mapping[str, Scalar], loop: str = "plain") -> Choice:
 
 
 def check_precision(choice: Choice, plan: Plan) -> None:
-    """See that the optimizer trains weights of a plan's precision."""
+    """See that the optimizer trains weights of a plan's precision.
+
+    Raises:
+        UsageError: it trains those of another one alone.
+    """
     wanted = choice.row.precision
     if wanted is not None and plan.precision.removesuffix("+amp") != wanted:
         raise UsageError(

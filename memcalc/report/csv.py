@@ -22,8 +22,13 @@ def render(predictions: Sequence[Prediction]) -> str:
     )
     for p in predictions:
         plan = p.plan
+        settings = [plan.model, p.task, plan.optim, plan.precision, plan.batch, p.seq]
+        if plan.command is not None:
+            # A script has settings of its own, which nobody reads.
+            optim = p.optimizer_state.optimizer if p.optimizer_state is not None else None
+            settings = [plan.name, p.task, optim, None, None, None]
         row = [
-            *(plan.model, p.task, plan.optim, plan.precision, plan.batch, p.seq),
+            *settings,
             *(p.parameters, p.trainable, *(p.components.get(part) for part in Component)),
             *(p.peak.phase.value, *(getattr(p.peak, rung) for rung in RUNGS), p.method),
         ]

@@ -66,7 +66,11 @@ _HEAD = ("schema", "kind", "memcalc")
 
 
 def read(data: Mapping[str, Any], path: Path) -> Any:
-    """The answer in a file that was read, which is of one of ``KINDS``."""
+    """The answer in a file that was read, which is of one of ``KINDS``.
+
+    Raises:
+        UsageError: it is damaged.
+    """
     name = str(data["kind"])
     body = {key: value for key, value in data.items() if key not in _HEAD}
     if name == "explanation":

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 import torch
 
+from memcalc.children import known_errors
 from memcalc.children.fork import die_with
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
@@ -147,7 +148,7 @@ def _failed(error: BaseException) -> Ending:
     of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(str(error))
     if of_a_number or isinstance(error, ZeroDivisionError | OverflowError):
         _by_zero.append(str(error))
-    helps = _help(error)
+    helps = known_errors.advice(error)
     if helps:
         print(f"memcalc: {helps}", file=sys.stderr)
     lacked = str(error) if isinstance(error, torch.OutOfMemoryError) else ""
@@ -199,49 +200,9 @@ def _show(error: BaseException) -> None:
         if not _is_ours(frame.filename)
         and (not only_users or source_lines.is_users(frame.filename))
     ]
-    shown.stack[:] = kept or shown.stack[:]
+    # Python reads a script under our frames alone.
+    shown.stack[:] = kept or ([] if isinstance(error, SyntaxError) else shown.stack[:])
     print("".join(shown.format()), end="", file=sys.stderr)
-
-
-_HELPS = (
-    (
-        re.compile("environment variable RANK expected, but not set"),
-        "the script is one process of several: put torchrun --nproc-per-node and its number of "
-        "GPUs before it, in place of python.",
-    ),
-    (
-        re.compile("Failed to find C compiler|No suitable C compiler", re.IGNORECASE),
-        "Triton compiles its launcher with a C compiler, and there is none: install gcc or clang, "
-        "or set CC.",
-    ),
-    (
-        re.compile(r"Python\.h: No such file"),
-        "Triton compiles against Python's headers, and they are not here: install python3-dev.",
-    ),
-    (
-        re.compile(r"No module named 'flash_attn'|flash_attn.* doesn't seem to be installed"),
-        "flash-attn runs here as it does on a GPU, and it is not installed.",
-    ),
-    (
-        re.compile("No operator found for `memory_efficient_attention"),
-        "this xformers has no kernels for this PyTorch: install the release that is built for it.",
-    ),
-    (
-        re.compile("cusparseLt"),
-        "only cuSPARSELt knows the size of 2:4 sparse weights, and it needs a GPU: they are not "
-        "simulated.",
-    ),
-)
-
-
-def _help(error: BaseException | None) -> str:
-    """What a user can do about an error, in one sentence; empty: unknown."""
-    while error is not None:
-        for pattern, sentence in _HELPS:
-            if pattern.search(str(error)):
-                return sentence
-        error = error.__cause__ or error.__context__
-    return ""
 
 
 def _is_ours(file: str) -> bool:

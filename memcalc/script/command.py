@@ -60,6 +60,9 @@ def parse(typed: str, folder: Path | None = None) -> Program:
     return msgspec.structs.replace(program, environment=tuple(given.items()))
 
 
+_NOTEBOOK = ".ipynb"
+
+
 def _program(command: list[str], folder: Path | None, environment: Mapping[str, str]) -> Program:
     first, *rest = command
     name = Path(first).name
@@ -73,6 +76,8 @@ def _program(command: list[str], folder: Path | None, environment: Mapping[str, 
     if prefixes.PYTHON.fullmatch(name):
         return _python(rest, folder, environment)
     if first.endswith(".py"):
+        return script(first, rest, folder)
+    if first.endswith(_NOTEBOOK):
         return script(first, rest, folder)
     if first.startswith("-"):
         raise UsageError(
@@ -140,6 +145,12 @@ def script(path: str, rest: Sequence[str], folder: Path | None = None) -> Progra
     """
     if not os.path.isfile((folder or Path()).joinpath(path)):
         raise UsageError(f"There is no script {path}.")
+    if path.endswith(_NOTEBOOK):
+        made = Path(path).with_suffix(".py").name
+        raise UsageError(
+            f"{path} is a notebook, not a script: type jupyter nbconvert --to script {path}, then "
+            f"memcalc simulate -- python {made}. In a cell, use memcalc.simulate()."
+        )
     return Program(path=path, arguments=tuple(rest))
 
 

@@ -270,7 +270,9 @@ class _Run:
         traces = {int(gpu): _unpacked(packed) for gpu, packed in answer["traces"].items()}
         traced = answered(self._question, traces, state)
         count = self._question.plan.devices
-        if traced is not None and len(traces) < count and self._launch is None:
+        one_of_many = any(max(trace.groups, default=1) > 1 for trace in traces.values())
+        launched = one_of_many or self._launch is not None
+        if traced is not None and len(traces) < count and not launched:
             alone = _ALONE.format(used=len(traces), count=count)
             prediction = traced.prediction
             prediction = replace(prediction, assumptions=(alone, *prediction.assumptions))

@@ -188,7 +188,7 @@ def in_its_words(name: str, where: Callable[[], str] = str) -> Iterator[None]:
 def _call(factory: str) -> torch.nn.Module:
     callable_ = load(factory)
     try:
-        made = callable_()
+        made = callable_ if isinstance(callable_, torch.nn.Module) else callable_()
     except Exception as error:
         raise UsageError(f"{factory} fails: {type(error).__name__}: {line(error)}.") from None
     if not isinstance(made, torch.nn.Module):

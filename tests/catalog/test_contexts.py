@@ -12,14 +12,14 @@ from memcalc.units import MIB, printed_bytes
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
-@pytest.mark.parametrize("reading", contexts.table(), ids=lambda r: f"{r.gpu} {r.source}")
-def test_a_reading_is_possible(reading):
-    assert gpus.find(reading.gpu).name == reading.gpu
-    assert 0 < reading.low <= reading.high < 8 << 30
-    # Two or three rounded figures leave open what half of their last digits leave open.
-    assert reading.high - reading.low < 40 * MIB
-    assert reading.source
-    assert reading.measured or reading.source.startswith("https://")
+def test_a_reading_is_possible():
+    for reading in contexts.table():
+        assert gpus.find(reading.gpu).name == reading.gpu
+        assert 0 < reading.low <= reading.high < 8 << 30
+        # Two or three rounded figures leave open what half of their last digits leave open.
+        assert reading.high - reading.low < 40 * MIB
+        assert reading.source
+        assert reading.measured or reading.source.startswith("https://")
 
 
 def test_no_reading_is_there_twice():

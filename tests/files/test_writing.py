@@ -12,6 +12,7 @@ import pytest
 
 from memcalc.errors import UsageError
 from memcalc.files import artifact
+from memcalc.files.formats import chosen
 from memcalc.files.results import append, keep, keeping, load
 from tests.files.test_results import run
 
@@ -183,3 +184,9 @@ def test_a_result_that_finds_no_place_is_kept_elsewhere(tmp_path, monkeypatch):
     [other] = tmp_path.glob("memcalc-*/train.py")
     assert [r.plan.model for r in load(other)] == ["a"]
     assert str(other) in said
+
+
+@pytest.mark.parametrize(("name", "said"), [("none/x.json", "No such"), ("x\ny.json", "not print")])
+def test_a_file_that_cannot_be_there_is_refused_before_anything_is_worked_out(name, said, tmp_path):
+    with pytest.raises(UsageError, match=said):
+        chosen("simulation", None, tmp_path / name)

@@ -104,6 +104,13 @@ def test_python_programs_that_a_script_starts_are_named(run, tmp_path):
     assert third == "python other.py 'a b'"
 
 
+def test_a_script_that_python_cannot_read_shows_no_frame_but_its_own(run, capfd):
+    assert run("x = (").ending.code == 1
+    said = capfd.readouterr().err
+    assert "SyntaxError" in said
+    assert "child.py" not in said
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", [*script_faults.FAULTS, *script_faults.ENVIRONMENT])
 def test_a_script_that_goes_wrong_leaves_nothing_and_has_its_exit_code(name, capfd, monkeypatch):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from memcalc.advice.explain.peak import moments
 from memcalc.records.prediction import LONGER
 from memcalc.records.trace import Component, Phase
 
@@ -206,3 +207,48 @@ def test_what_a_forward_without_backward_saves_is_activations(run):
     # The program lets cuBLAS free its workspaces; the sparse buffer is read as Python ends.
     assert components[Component.WORKSPACES] > 8 << 20
     assert components[Component.BUFFERS] == 4 * 2 * 8 + 4
+
+
+KEPT = """
+    import torch
+    rows = torch.ones(2048, 256).cuda()
+    saved = torch.nn.Linear(256, 256).state_dict()
+    saved = {name: one.cuda() for name, one in saved.items()}
+    model = torch.nn.Linear(256, 256).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(6):
+        model(rows[:64]).sum().backward(retain_graph=True)
+        optimizer.step()
+        tried = model(rows).tanh().sum()
+"""
+
+
+def test_a_data_set_on_the_gpu_is_input_and_loaded_weights_and_unused_graphs_are_held(run):
+    found = run(KEPT, steps=0).traced
+    components = found.prediction.components
+    assert components[Component.INPUTS] == 4 * 2048 * 256
+    assert components[Component.HELD] == WEIGHTS
+    kept = {one.kept for one in moments(found.trace, found.prediction.plan)[Phase.FORWARD].groups}
+    assert "data on the GPU, held by the variable rows" in kept
+    assert "held by the variable saved; backward does not free it" in kept
+    assert "held by the script or its graph; backward does not free it" in kept
+    assert not any(one.startswith(LONGER) for one in found.prediction.uncounted)
+
+
+THAWED = """
+    import torch
+    first, second = (torch.nn.Linear(256, 256).cuda() for _ in range(2))
+    first.requires_grad_(False)
+    optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()])
+    for step in range(7):
+        first.requires_grad_(step > 4)
+        second(first(torch.ones(64, 256, device="cuda"))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_state_of_weights_that_are_trained_later_is_optimizer_state(run):
+    components = run(THAWED, steps=0).traced.prediction.components
+    assert components[Component.OPTIMIZER_STATE] == 4 * WEIGHTS
+    assert components[Component.HELD] == 0

@@ -1,5 +1,6 @@
 """Threads that a script starts have its GPU too."""
 
+from memcalc.records.trace import Component
 from memcalc.script.simulate import plan_of, simulate
 
 SCRIPT = """
@@ -37,3 +38,28 @@ def test_a_thread_copies_batches_while_another_trains(tmp_path, monkeypatch):
     weights = 4 * (64 * 64 + 64) * 4
     workspaces = 2 * 33 << 20
     assert weights <= int((tmp_path / "said").read_text()) <= weights + workspaces
+
+
+TRAINS = """
+import queue, threading, torch
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+def train():
+    while True:
+        model(torch.ones(64, 256).cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+threading.Thread(target=train, daemon=True).start()
+queue.Queue().get()
+"""
+
+
+def test_a_thread_that_trains_is_followed_and_ends_the_program(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAINS)
+    found = simulate(plan_of(["python", "train.py"]))
+    assert (found.ending.code, found.ending.stopped, found.ending.steps) == (0, True, 3)
+    prediction = found.traced.prediction
+    assert prediction.components[Component.GRADIENTS] == 4 * 256 * 257
+    assert prediction.components[Component.OPTIMIZER_STATE] == 2 * 4 * 256 * 257
+    assert "Traceback" not in capfd.readouterr().err

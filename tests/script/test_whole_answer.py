@@ -261,6 +261,11 @@ VALUES = """
     held = torch.cuda.memory_allocated()
     copy.deepcopy(rows[0])
     assert torch.cuda.max_memory_allocated() >= held + rows.nbytes
+    pairs = torch.stack([ids.flatten() % 7, ids.flatten() % 5])
+    alone = pairs.unique(dim=1)
+    assert torch.equal(pairs.cuda().unique(dim=1).cpu(), alone)
+    rows = torch.zeros(pairs.shape[1], 8, device="cuda")
+    assert torch.sparse_coo_tensor(pairs.cuda(), rows).coalesce()._nnz() == alone.shape[1]
     sparse = torch.relu(torch.randn(4, 100, device="cuda")).to_sparse()
     assert torch.stack(list(sparse.unbind(0))).shape == (4, 100)
     torch.rand(3, device="cuda").sum().item()

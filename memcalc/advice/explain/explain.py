@@ -71,6 +71,10 @@ def explain_plan(
         plan: what is trained.
         wish: what the explanation shall hold.
         seen: told what is known so far, each time that there is more.
+
+    Raises:
+        UsageError: the question cannot be understood.
+        EstimateError: the plan cannot be traced.
     """
     for name, least in (("depth", wish.depth), ("under", wish.under)):
         if least is not None and least < 1:

@@ -11,7 +11,7 @@ import msgspec
 from memcalc.advice.explain import module_names
 from memcalc.advice.explain.records import Group, PeakContents
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Component, Phase, Trace
+from memcalc.records.trace import Component, Phase, Storage, Trace
 from memcalc.records.walk import alive, highest, walk
 
 
@@ -43,12 +43,17 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
     component = storage.component
     if component is Component.WEIGHTS and storage.module.startswith("copy of "):
         return "weight of a copy of the model", ""
+    if component is Component.INPUTS and _lasts(trace, storage, death):
+        by = f"held by the variable {storage.op}" if storage.op else "kept by the script"
+        return f"data on the GPU, {by}", ""
     if component in _ALWAYS:
         return _ALWAYS[component], ""
     if component is Component.GRADIENTS:
         kept = "until zero_grad" if set_to_none else "always: zero_grad fills it with zeros"
         if death is not None and death.phase is Phase.BACKWARD:
             kept = "until its update, inside backward"
+        elif trace.whole and storage.op:
+            kept = f"held by the variable {storage.op}"
         return f"gradient, {kept}", ""
     if component is Component.WORKSPACES:
         ends = death is not None and death.step == storage.step and death.phase is storage.phase
@@ -56,7 +61,8 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
     in_backward = death is not None and death.phase is Phase.BACKWARD
     outlives = component is Component.ACTIVATIONS and trace.whole and not in_backward
     if outlives or component is Component.HELD:
-        by = f"the variable {storage.op}" if storage.op else "the script"
+        unknown = "the script" if component is Component.HELD else "the script or its graph"
+        by = f"the variable {storage.op}" if storage.op else unknown
         return f"held by {by}; backward does not free it", ""
     in_whose_backward = component is Component.ACTIVATIONS and in_backward and not storage.until
     if in_whose_backward and death is not None:
@@ -73,6 +79,11 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
         again = "recomputed, " if storage.phase is Phase.BACKWARD else ""
         return f"{again}saved for backward until {node} in {{}}", death.module
     return f"temporary of backward until {node} in {{}}", death.module
+
+
+def _lasts(trace: Trace, storage: Storage, death: Death | None) -> bool:
+    """It outlives the step after its own, in a script."""
+    return trace.whole and (trace.steps if death is None else death.step) > storage.step + 2
 
 
 _ALWAYS = {

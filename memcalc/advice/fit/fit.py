@@ -151,7 +151,11 @@ def _on_device(
 
 
 def with_settings(answer: FitAnswer, memory: int | None, tracer: Tracer) -> FitAnswer:
-    """Try every remedy on the plan, and the cheapest of them together where it does not fit."""
+    """Try every remedy on the plan, and the cheapest of them together where it does not fit.
+
+    Raises:
+        MemcalcError: the plan itself cannot be traced.
+    """
     traced = tracer.trace(answer.plan)
     trials = Trials(traced, tracer, memory)
     before = trials.before

@@ -38,12 +38,20 @@ class Oracle:
         """The same: what it did not count."""
 
     def probe(self, plan: Plan, device: Device) -> Probe:
-        """Does this plan fit this device?"""
+        """Does this plan fit this device?
+
+        Raises:
+            MemcalcError: it could not be estimated.
+        """
         found = self.judged(plan, (device,))
         return Probe(batch=plan.batch, seq=found.seq, fit=found.fits[0])
 
     def each(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
-        """Answer several questions at once."""
+        """Answer several questions at once.
+
+        Raises:
+            MemcalcError: one could not be answered.
+        """
         with self._pool.threads() as threads:
             return [one.result() for one in [threads.submit(job) for job in jobs]]
 
@@ -52,6 +60,9 @@ class Oracle:
 
         What is at least as large as one that does not fit is not run: its ``fit`` is that one's,
         and its ``fit.metric`` is then ``allocated``, for the least that it needs.
+
+        Raises:
+            MemcalcError: one could not be estimated.
         """
         found: dict[int, Probe] = {}
         too_large: list[tuple[Plan, Probe]] = []
@@ -84,7 +95,11 @@ class Oracle:
         return named - (plan.generate or 1) + 1 if named is not None else None
 
     def judged(self, plan: Plan, devices: tuple[Device, ...]) -> Judged:
-        """Does this plan fit each of these devices, whose kernels are those of the plan's GPU?"""
+        """Does this plan fit each of these devices, whose kernels are those of the plan's GPU?
+
+        Raises:
+            MemcalcError: it could not be estimated.
+        """
         with self._lock:
             known = self._known.get((plan, devices))
         if known is not None:

@@ -10,7 +10,11 @@ from memcalc.workload import tasks
 
 
 def candidates(plan: Plan) -> list[Remedy]:
-    """The remedies of a plan, cheapest first; what it does already is left out."""
+    """The remedies of a plan, cheapest first; what it does already is left out.
+
+    Raises:
+        UsageError: the plan names a model or task that is not known.
+    """
     if plan.command:
         return []
     task = tasks.choose(models.find(plan.model), plan.task).task

@@ -106,10 +106,18 @@ class Trials:
 
 
 def apply(plan: Plan, remedies: Sequence[Remedy]) -> Plan:
-    """The plan with all changes; where two change the same field, the later one stands."""
+    """The plan with all changes; where two change the same field, the later one stands.
+
+    Raises:
+        UsageError: the changes do not go together.
+    """
     return changed(plan, [change for remedy in remedies for change in remedy.changes])
 
 
 def changed(plan: Plan, changes: Iterable[Change]) -> Plan:
-    """The plan with these changes; where two are of the same field, the later one stands."""
+    """The plan with these changes; where two are of the same field, the later one stands.
+
+    Raises:
+        UsageError: they do not go together.
+    """
     return make(msgspec.structs.asdict(plan) | dict(changes))

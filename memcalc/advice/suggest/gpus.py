@@ -49,6 +49,9 @@ def cards(
         among: cards to choose from; ``None``: those that clouds rent.
         use_cache: keep and reuse traces on disk.
         seen: told each answer as soon as it is known, and how many there will be.
+
+    Raises:
+        UsageError: the plan cannot be understood, or there is no card that PyTorch runs on.
     """
     check_trains(plan)
     sizes = list(_one_of_each_size(gpus.rented() if among is None else among))

@@ -22,7 +22,11 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     """The file."""
 
     def of(self, gpu: str) -> float:
-        """The price of a GPU by its name in the catalog."""
+        """The price of a GPU by its name in the catalog.
+
+        Raises:
+            UsageError: the file has none.
+        """
         price = self.by_gpu.get(gpu, self.each)
         if price is None:
             raise UsageError(
@@ -33,7 +37,11 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(text: str) -> Prices:
-    """Read a number, or a TOML file of GPUs or rented machines and the price of an hour of each."""
+    """Read a number, or a TOML file of GPUs or rented machines and the price of an hour of each.
+
+    Raises:
+        UsageError: it is neither, or the file names something unknown.
+    """
     try:
         return Prices(each=_checked(text, float(text)))
     except ValueError:

@@ -299,7 +299,15 @@ PROGRAMS: dict[str, Callable[[Plan], Lines]] = {
 
 
 def snippet(plan: Plan, program: str) -> str:
-    """The plan as the settings of a program."""
+    """The plan as the settings of a program.
+
+    Args:
+        plan: what to train.
+        program: one of ``PROGRAMS``.
+
+    Raises:
+        UsageError: there is no such program.
+    """
     if program not in PROGRAMS:
         raise unknown("program", program, list(PROGRAMS), hint="see memcalc suggest --help.")
     return "\n".join(PROGRAMS[program](plan)) + "\n"

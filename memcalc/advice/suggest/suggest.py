@@ -80,6 +80,9 @@ def suggest_plan(
         plan: what is trained, and on which GPU.
         use_cache: keep and reuse traces on disk.
         seen: told each suggestion as soon as it is known, and how many there will be.
+
+    Raises:
+        UsageError: the plan names no GPU, or cannot be understood.
     """
     if plan.gpu is None:
         raise UsageError("Suggest for which GPU? Name one with --gpu; see memcalc list gpus.")

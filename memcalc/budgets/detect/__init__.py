@@ -57,7 +57,11 @@ def _text(path: Path) -> str:
 
 
 def read(path: Path) -> Detected:
-    """Read one configuration."""
+    """Read one configuration.
+
+    Raises:
+        UsageError: it cannot be read, or it is none that is known.
+    """
     if not os.path.isfile(path):
         raise UsageError(f"There is no file {path}.")
     found = _read(path)

@@ -33,7 +33,16 @@ FILES = tuple(_READERS)
 
 
 def read(setting: str, path: str, given: Mapping[str, Any]) -> Said:
-    """What a file says."""
+    """What a file says.
+
+    Args:
+        setting: which of ``FILES`` names it.
+        path: as it was written.
+        given: settings beside it, under the names of a plan's fields.
+
+    Raises:
+        SettingError: it cannot be read, or asks for what memcalc does not answer.
+    """
     place = Path(os.path.expanduser(path))
     try:
         return _READERS[setting](mapping(place), path, given)

@@ -26,7 +26,11 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def mapping(path: Path) -> Mapping[str, Any]:
-    """A file as a table of settings."""
+    """A file as a table of settings.
+
+    Raises:
+        UsageError: it cannot be read, or holds something else.
+    """
     written = untrusted_values.content(path, _LARGEST)
     kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
@@ -43,7 +47,11 @@ def mapping(path: Path) -> Mapping[str, Any]:
 
 
 def flag(value: Any, key: str, file: str) -> bool:
-    """A switch, which people also write as a text."""
+    """A switch, which people also write as a text.
+
+    Raises:
+        UsageError: it is neither.
+    """
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     found = words.get(str(value).strip().lower())
     if found is None:
@@ -52,7 +60,11 @@ def flag(value: Any, key: str, file: str) -> bool:
 
 
 def count(value: Any, key: str, file: str) -> int:
-    """A whole number of at least 1, which people also write as a text or as ``1e8``."""
+    """A whole number of at least 1, which people also write as a text or as ``1e8``.
+
+    Raises:
+        UsageError: it is none.
+    """
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -63,7 +75,11 @@ def count(value: Any, key: str, file: str) -> int:
 
 
 def table(data: Mapping[str, Any], key: str, file: str) -> dict[str, Any]:
-    """A part of a file with keys of its own; empty where it is missing."""
+    """A part of a file with keys of its own; empty where it is missing.
+
+    Raises:
+        UsageError: it is something else.
+    """
     found = data.get(key)
     if found is None:
         return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -32,6 +32,7 @@ def recorded(
     name: str,
     *,
     steps: int,
+    alike: range = range(0),
     said: Iterable[str] = (),
     groups: tuple[int, ...] = (),
 ) -> Recorded:
@@ -42,6 +43,7 @@ def recorded(
         models: of the program.
         name: of the program.
         steps: in which it was.
+        alike: steps that do the same, if batches are alike.
         said: what is assumed.
         groups: processes in each group that sends something.
     """
@@ -62,7 +64,7 @@ def recorded(
         traces[notes.device] = timeline.trace(
             inventory=models.inventory(name),
             steps=steps,
-            uncounted=(*_longer(notes.intervals, steps), *_others()),
+            uncounted=(*_longer(notes.intervals, alike), *_others()),
             sent=timeline.sent(max(0, steps - 2)),
             whole=True,
             assumptions=tuple(dict.fromkeys(said)),
@@ -82,17 +84,19 @@ _LONGER = (
 )
 
 
-def _longer(intervals: Iterable[Interval], steps: int) -> tuple[str, ...]:
-    """What few steps do not show, where those after the first took different peaks."""
+def _longer(intervals: Sequence[Interval], alike: range) -> tuple[str, ...]:
+    """What few steps do not show, where those with all optimizer state took different peaks."""
     peaks: dict[int, int] = {}
+    whole = {one.step for one in intervals if one.phase is Phase.BACKWARD}
     for one in intervals:
-        if one.step and one.phase in (Phase.FORWARD, Phase.BACKWARD):
+        if one.step in alike and one.step in whole and one.phase in (Phase.FORWARD, Phase.BACKWARD):
             peaks[one.step] = max(peaks.get(one.step, 0), one.requested)
-    # The last may have ended before its backward.
-    found = [peak for step, peak in peaks.items() if step < steps]
+    found = [*peaks.values()]
+    # What the first leaves behind is alive in all others.
+    found = found[1:] if len(found) > 2 else found
     if len(found) < 2 or min(found) >= (1 - _ALIKE) * max(found):
         return ()
-    return (_LONGER.format(steps, 10 * steps),)
+    return (_LONGER.format(len(whole), 10 * len(whole)),)
 
 
 def _others() -> tuple[str, ...]:

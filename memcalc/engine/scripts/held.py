@@ -73,7 +73,12 @@ def name(timeline: Timeline, intervals: list[Interval]) -> None:
         survived = bisect.bisect_left(ends, block.dies) - bisect.bisect_left(ends, block.born)
         return survived > 1
 
-    guessed = [b for b in timeline.blocks if b.component in (None, Component.ACTIVATIONS)]
+    guessed = [
+        block
+        for block in timeline.blocks
+        if block.component in (None, Component.ACTIVATIONS)
+        or (block.component is Component.INPUTS and not block.given)
+    ]
     free = [
         block
         for block in guessed

@@ -23,7 +23,7 @@ from memcalc.workload.inventory import take
 _MAKES_COPIES = copy._reconstruct.__code__  # type: ignore[attr-defined]
 """Runs while ``copy.deepcopy`` makes a module."""
 _SETTLED = 3
-"""Steps after which an optimizer has made all its state."""
+"""Steps after which an optimizer has made all its state; LBFGS makes its anew."""
 
 
 class Models:
@@ -39,11 +39,15 @@ class Models:
         self._roots: list[weakref.ref[torch.nn.Module]] = []
         """Models, in the order in which they were called."""
         self._parameters: list[weakref.ref[torch.Tensor]] = []
+        self._alone: list[weakref.ref[torch.Tensor]] = []
+        """Parameters that optimizers hold and no module has."""
         self._inventories: list[Inventory] = []
         self._counted: dict[int, weakref.ref[torch.Tensor]] = {}
         self._trained: set[int] = set()
         self._names: dict[str, None] = {}
         self._states: dict[int, tuple[StateTensor, ...]] = {}
+        self._entries: dict[int, int] = {}
+        """Of each optimizer's state, when it was looked at last."""
         self._moving = 0
         self._versions = -1
         """Changes in place of all parameters, as PyTorch counts them; -1: nobody asked."""
@@ -163,6 +167,7 @@ class Models:
         self._counters.name_models(named)
         parameters = {id(p): p for _, one in named for p in one.parameters()}
         self._parameters = [weakref.ref(p) for p in parameters.values()]
+        self._parameters += self._alone
 
     def _copy(self, module: torch.nn.Module) -> str:
         """What a copy is called, also one inside a wrapper such as ``AveragedModel``.
@@ -202,10 +207,27 @@ class Models:
 
         patches.set(torch.Tensor, "data", property(read, write))
 
+    def touch(self) -> None:
+        """Parameters were replaced by others."""
+        self._touched = True
+
+    def adopt(self, leaves: Iterable[torch.Tensor]) -> None:
+        """These are all parameters of a program that calls no module."""
+        self._parameters = self._alone = [weakref.ref(one) for one in leaves]
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Those that are known."""
+        return (p for ref in self._parameters if (p := ref()) is not None)
+
+    @property
+    def none_ran(self) -> bool:
+        """No module with parameters was called."""
+        return not self._roots
+
     def gradients(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
         """Name the gradients of these parameters; ``None``: of all."""
         if parameters is None:
-            parameters = (p for ref in self._parameters if (p := ref()) is not None)
+            parameters = self.parameters()
         kept = (p.grad for p in parameters if p.is_leaf or p.retains_grad)
         self._counters.name(Component.GRADIENTS, kept)
 
@@ -228,11 +250,14 @@ class Models:
             self._trained.update(map(id, held))
             known = {id(ref()) for ref in self._parameters}
             alone = [p for p in held if id(p) not in known]
-            self._parameters += [weakref.ref(p) for p in alone]
+            self._alone += [weakref.ref(p) for p in alone]
             self._counters.name(Component.WEIGHTS, alone)
             self.sweep()
-            self._parameters += [weakref.ref(p) for p in alone]
-        if steps <= _SETTLED:
+        # Parameters that are added or unfrozen later get their state then.
+        entries = len(state_of(optimizer))
+        grew = self._entries.get(id(optimizer)) != entries
+        if steps <= _SETTLED or grew or isinstance(optimizer, torch.optim.LBFGS):
+            self._entries[id(optimizer)] = entries
             self._states[id(optimizer)] = tuple(_states(optimizer))
             self._counters.name_state(optimizer, self._homes())
 

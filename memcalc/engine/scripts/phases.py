@@ -22,6 +22,7 @@ from memcalc.engine.host_view import tensors_in
 from memcalc.engine.modules_at_work import AtWork
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.counters import Counters
+from memcalc.engine.scripts.functional import Functional
 from memcalc.engine.scripts.models import Models, held_by
 from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.records.trace import Component, Phase
@@ -43,7 +44,10 @@ class Phases:
 
     def __init__(self, counters: Counters, models: Models, steps: Steps) -> None:
         self.phase, self.step = Phase.LOAD, 0
+        self.settled = 1
+        """From this step on every optimizer has its state."""
         self._counters, self._models, self._steps = counters, models, steps
+        self._functional = Functional(counters, models)
         steps.begins, steps.ends = self._step_begins, self._step_ends
         self._main = threading.get_ident()
         self._depth = 0
@@ -61,13 +65,14 @@ class Phases:
     def install(self, patches: Patches) -> None:
         """Follow from now on."""
         self._patches = patches
+        self._functional.install(patches)
         for hook in (
             modules.register_module_forward_pre_hook(self._entering),
             modules.register_module_forward_hook(self._leaving, always_call=True),
         ):
             patches.also(hook.remove)
         patches.wrap(torch.autograd, "backward", self._backward)
-        patches.wrap(torch.autograd, "grad", self._backward)
+        patches.wrap(torch.autograd, "grad", self._grad)
         patches.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         patches.wrap(torch.nn.Module, "zero_grad", self._zero_grad)
         patches.wrap(torch.amp.GradScaler, "unscale_", self._stepping)
@@ -95,6 +100,8 @@ class Phases:
             self.step += 1
             if self.step == WATCHED:
                 self._counters.without_lines()
+            if self.step <= WATCHED:
+                self._models.sweep()  # Programs may have given parameters other memory.
             self.phase = phase
             self._counters.enter(phase, self.step, line)
             return
@@ -111,10 +118,13 @@ class Phases:
             self._mark(before)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.phase is Phase.BACKWARD or threading.get_ident() != self._main:
+        if self.phase is Phase.BACKWARD or not self._is_followed():
             return original(*args, **kwargs)
-        if not self._steps.has_optimizer and self._models.were_changed():
-            self._steps.by_hand()
+        if not self._steps.has_optimizer:
+            if self._models.none_ran and args and not kwargs.get("create_graph"):
+                self._functional.look_for_plain(args[0])
+            if self._models.were_changed():
+                self._steps.by_hand()
         self._counters.guess(Component.ACTIVATIONS, self._since)
         self._enter(Phase.BACKWARD, source_lines.line())
         try:
@@ -128,6 +138,12 @@ class Phases:
                 self._steps.find_own()
             if self.backwards == 1 and not self._steps.has_optimizer:
                 self._models.watch_data(self._patches)
+
+    def _grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        found = self._backward(original, *args, **kwargs)
+        if self._is_followed():
+            self._functional.gradients(kwargs["inputs"] if len(args) < 2 else args[1], found)
+        return found
 
     def _zero_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self.phase in (Phase.ZERO_GRAD, Phase.LOAD):
@@ -149,6 +165,8 @@ class Phases:
     def _step_ends(self, owner: Any, steps: int) -> None:
         """An optimizer has made so many updates."""
         self._stepped.add(id(owner))
+        if steps == 1:
+            self.settled = self.step + 1
         self._models.stepped(owner, steps)
         if self._inside_backward:
             self._mark(Phase.BACKWARD)
@@ -158,8 +176,19 @@ class Phases:
 
     # ---- modules
 
+    def _is_followed(self, module: torch.nn.Module | None = None) -> bool:
+        """The first thread that trains is the one whose phases are followed."""
+        own = threading.get_ident()
+        if own != self._main and self.phase is Phase.LOAD and not self._depth:
+            if module is not None:
+                first = next(module.parameters(), None)
+                trains = first is not None and first.is_cuda and torch.is_grad_enabled()
+            if module is None or trains:
+                self._main = own
+        return own == self._main
+
     def _entering(self, module: torch.nn.Module, args: Any) -> None:
-        if threading.get_ident() != self._main and self.phase is not Phase.BACKWARD:
+        if self.phase is not Phase.BACKWARD and not self._is_followed(module):
             return
         if self._depth and self.step >= WATCHED:
             self._depth += 1  # Most calls of a training.
@@ -204,9 +233,7 @@ class Phases:
         """What a model is given that nothing has computed was handed to it from outside."""
         for tensor in tensors_in(args):
             if tensor.grad_fn is None and not tensor.requires_grad:
-                for notes in self._counters.notes:
-                    now = notes.now()
-                    notes.arrived += [(now, at) for at in self._counters.addresses(tensor)]
+                self._counters.name_at(None, self._counters.addresses(tensor))
 
     def _evaluates(self, module: torch.nn.Module) -> bool:
         if module.training or torch.is_grad_enabled():

@@ -105,6 +105,8 @@ class Session:
             self.models,
             name,
             steps=self.phases.step + 1,
+            # One that is made by hand ends before the next backward.
+            alike=range(self.phases.settled, self.phases.step + (BY_HAND not in self.steps.made)),
             said=self.said,
             groups=tuple(sorted(self.groups.sizes)),
         )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import signal
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +17,8 @@ from torch.optim import optimizer as optimizers
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.models import held_by
 
+_ENOUGH = signal.SIGURG
+"""Tells the main thread, wherever it waits, that another has made enough steps."""
 BY_HAND = 0
 """Key of the updates that a program makes without an optimizer."""
 
@@ -58,6 +63,10 @@ class Steps:
         ):
             patches.also(hook.remove)
         patches.wrap(torch.optim.Optimizer, "__init__", self._optimizer_made)
+        patches.wrap(threading, "excepthook", _thread_ended)
+        if threading.current_thread() is threading.main_thread():
+            before = signal.signal(_ENOUGH, _end_main)
+            patches.also(functools.partial(signal.signal, _ENOUGH, before))
         self._count_replays(patches)
 
     def _optimizer_made(self, original: Any, *args: Any, **kwargs: Any) -> None:
@@ -171,6 +180,18 @@ class Steps:
         patches.wrap(graph, "capture_begin", begun)
         patches.wrap(graph, "capture_end", ended)
         patches.wrap(graph, "replay", replayed)
+
+
+def _thread_ended(original: Any, args: Any) -> None:
+    """A thread that has trained for long enough ends the program."""
+    if args.exc_type is not EnoughStepsError:
+        original(args)
+    elif signal.getsignal(_ENOUGH) is _end_main:
+        signal.pthread_kill(threading.main_thread().ident or 0, _ENOUGH)
+
+
+def _end_main(*_: Any) -> None:
+    raise EnoughStepsError
 
 
 def _holds_parameters(one: Any) -> bool:

@@ -13,7 +13,6 @@ import hashlib
 import os
 import platform
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -73,7 +72,8 @@ def prepare(root: Path, cuda: str, paths: Sequence[str] = ()) -> Stub:
     Raises:
         EstimateError: there is no such build, or the stub driver cannot be compiled or kept.
     """
-    version = _version(root, cuda)
+    major, minor = map(int, cuda.split("."))
+    version = 1000 * major + 10 * minor
     own = sorted(Path(root, "lib").glob("lib*.so"))
     if not own:
         raise EstimateError(
@@ -110,22 +110,7 @@ def open_here(stub: Stub) -> None:
     """Load the stub driver into this process, and let its children load it.
 
     A process does this before it imports PyTorch, and once.
-
-    Raises:
-        EstimateError: PyTorch or NVIDIA's own driver is already loaded.
     """
-    if not is_open():
-        if "torch" in sys.modules:
-            raise EstimateError(
-                "PyTorch is already imported, so this process keeps the driver it has: start a "
-                "fresh Python, and call memcalc before import torch."
-            )
-        loaded = _real_drivers()
-        if loaded:
-            raise EstimateError(
-                f"NVIDIA's driver is already loaded in this process ({loaded[0]}): start a fresh "
-                "Python, and call memcalc before other packages that use the GPU."
-            )
     os.environ.update(environment(stub))
     for file in _files(stub):
         ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
@@ -202,24 +187,6 @@ def _files(stub: Stub) -> list[Path]:
 def _before(first: Iterable[str], others: str | None, separators: str) -> str:
     entries = [*first, *(entry for entry in re.split(separators, others or "") if entry)]
     return ":".join(dict.fromkeys(entries))
-
-
-def _version(root: Path, cuda: str) -> int:
-    match = re.fullmatch(r"(\d+)\.(\d+)", cuda or "")
-    if match is None:
-        raise EstimateError(
-            f"The PyTorch in {root} is built without CUDA: in an environment of its own, type "
-            "pip install torch on Linux, and name its Python."
-        )
-    return 1000 * int(match[1]) + 10 * int(match[2])
-
-
-def _real_drivers() -> list[str]:
-    """NVIDIA's libraries in this process that a program would talk to a GPU by."""
-    with open("/proc/self/maps") as lines:
-        mapped = {line.split(maxsplit=5)[-1].strip() for line in lines if "/" in line}
-    pattern = re.compile(r".*/lib(cuda|cudart|nvidia-ml)(-[0-9a-f]{8})?\.so[.\d]*")
-    return sorted(path for path in mapped if pattern.fullmatch(path))
 
 
 # ---- the libraries

@@ -102,7 +102,11 @@ class Engine:
         )
 
     def check(self, length: int) -> int:
-        """Check that the engine takes sequences of this length, and return the longest it takes."""
+        """Check that the engine takes sequences of this length, and return the longest it takes.
+
+        Raises:
+            UsageError: the longest is shorter than this, or unknown.
+        """
         longest = self._longest
         if longest is None:
             raise SettingError(

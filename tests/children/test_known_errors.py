@@ -1,0 +1,17 @@
+"""What users are advised where PyTorch itself raises an error."""
+
+import pytest
+import torch
+
+from memcalc.children.known_errors import advice
+
+
+def _fused_adam(found_inf):
+    torch._foreach_sub_([torch.tensor(1.0)], [found_inf])
+
+
+@pytest.mark.parametrize("update", [_fused_adam, lambda other: torch.tensor(1.0).sub_(other)])
+def test_only_a_fused_adam_is_told_that_it_does_not_take_the_scaler_of_fsdp1(update):
+    with pytest.raises(RuntimeError, match="broadcast shape") as raised:
+        update(torch.zeros(1))
+    assert ("fused=false" in advice(raised.value)) is (update is _fused_adam)
