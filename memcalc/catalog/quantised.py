@@ -95,7 +95,13 @@ def _of_torchao(settings: Mapping[str, Any]) -> str | None:
 
 
 def torchao_refusal(scheme: str, *, trains: bool, several: bool) -> str | None:
-    """Why a base cannot be loaded in a scheme of torchao; ``None``: as far as is known it can."""
+    """Why a base cannot be loaded in a scheme of torchao; ``None``: as far as is known it can.
+
+    Args:
+        scheme: ``Plan.scheme``.
+        trains: adapters shall train on it.
+        several: there is more than one GPU.
+    """
     if scheme not in TORCHAO and not trains:
         return (
             "torchao packs and multiplies 4-bit weights by compiled kernels (mslk), which memcalc "

@@ -53,7 +53,11 @@ def _declared(name: str, kind: Any, told: Any) -> Parameter:
 
 
 def with_plan(*examples: str) -> Callable[[Callable[..., None]], Command]:
-    """Make a verb that takes a plan; its function gets ``settings`` in place of the options."""
+    """Make a verb that takes a plan; its function gets ``settings`` in place of the options.
+
+    Args:
+        *examples: what may be typed.
+    """
 
     def made(function: Callable[..., None]) -> Command:
         model, *rest = (_parameter(field) for field in FIELDS.values() if field.option is not None)

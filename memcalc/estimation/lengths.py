@@ -137,7 +137,12 @@ def _run(question: Asked, runs: Sequence[tuple[str, Plan, Sequence[int]]]) -> li
 
 
 def over_batches(answer: Prediction, found: Varied) -> Prediction:
-    """An estimate whose peak and fit are those of all the batches, in the order drawn."""
+    """An estimate whose peak and fit are those of all the batches, in the order drawn.
+
+    Args:
+        answer: of the plan, at the length that it names.
+        found: what the batches take.
+    """
     drawn, peak = found.ways[0], answer.peak
     more = drawn.reserved - (peak.reserved or 0)
     used = peak.process_used

@@ -34,7 +34,13 @@ UNCOUNTED = (
 
 
 def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
-    """Replay a trace through the allocator and read the answer off."""
+    """Replay a trace through the allocator and read the answer off.
+
+    Args:
+        question: what was traced, and where it should fit.
+        trace: its events.
+        state: the optimizer's state by the registry, for its table.
+    """
     reached = outcome(question, trace)
     crowded = when_crowded(question, trace, state, reached.peaks)
     phases = (crowded or reached).phases

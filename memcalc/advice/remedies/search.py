@@ -35,7 +35,15 @@ def search(
     goal: Goal,
     inventory: Inventory | None = None,
 ) -> Search:
-    """Find the cheapest plan that reaches a goal."""
+    """Find the cheapest plan that reaches a goal.
+
+    Args:
+        trials: estimates changed plans.
+        before: figures of the plan as it is.
+        remedies: what may be changed, cheapest first.
+        goal: what to reach.
+        inventory: of the plan as it is, to rule plans out by; ``None``: none is.
+    """
     finder = _Finder(trials, goal, inventory)
     if goal.holds(before):
         best: Trial | None = Trial(remedies=(), figures=before)

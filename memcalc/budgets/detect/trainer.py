@@ -94,7 +94,12 @@ _FIRST = 1
 def spread_over(
     arguments: Mapping[str, Any], folder: Path
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Settings of a plan, and what has no place in one."""
+    """Settings of a plan, and what has no place in one.
+
+    Args:
+        arguments: those of ``TrainingArguments``.
+        folder: where files that they name are looked for.
+    """
     try:
         said = _said(arguments, folder)
     except UsageError as error:
