@@ -35,9 +35,7 @@ DIES, REFUSED = "dies", "refused"
 FAULTS: dict[str, tuple[object, str]] = {
     "raises": (1, "raise ValueError('x')"),
     "asserts": (1, "assert False"),
-    "exits with a code": (7, "sys.exit(7)"),
     "exits with a text": (1, "sys.exit('no data')"),
-    "exits at once": (5, "os._exit(5)"),
     "is interrupted": (130, "raise KeyboardInterrupt"),
     "ends itself": (DIES, "os.kill(os.getpid(), signal.SIGKILL)"),
     "is terminated": (DIES, "os.kill(os.getpid(), signal.SIGTERM)"),
@@ -93,13 +91,6 @@ FAULTS: dict[str, tuple[object, str]] = {
         0,
         "import multiprocessing\n"
         "with multiprocessing.get_context('fork').Pool(2) as p: p.map(abs, [1])\nstep()",
-    ),
-    "exits in what is called at its end": (6, "import atexit; atexit.register(os._exit, 6)"),
-    "closes what it has not opened": (0, "os.closerange(3, 256); step()"),
-    "trains on in a thread": (
-        0,
-        "def train():\n    while True: step()\n"
-        "threading.Thread(target=train, daemon=True).start(); time.sleep(0.2)",
     ),
     "has a spawned pool ask for the GPU": (
         0,

@@ -12,7 +12,7 @@ from memcalc.errors import UsageError
 SCRIPT = """
 import sys, torch
 width = int(sys.argv[1])
-model = torch.nn.Linear(width, width, bias=False).cuda()
+model = torch.nn.Linear(width, width, bias=False, device="cuda")
 optimizer = torch.optim.AdamW(model.parameters())
 while width > 64:
     model(torch.ones(1, width, device="cuda")).sum().backward()

@@ -49,17 +49,12 @@ def test_one_trace_serves_all_pictures_and_files(memcalc, model, tmp_path):
     ("arguments", "words"),
     [
         (("explain", "gpt2", "--format", "yaml"), "choose table, json or markdown"),
-        (("explain", "gpt2", "--top", "0"), "a whole number from 1"),
-        (("explain", "gpt2", "--depth", "0"), "a whole number from 1"),
-        (("explain", "gpt2", "--under", "15"), "write a number and a unit"),
         (("explain", "gpt2", "--optim", "adamw,sgd"), "one optimizer at a time"),
         (
             ("explain", "gpt2", "-o", "x.html"),
             "end in .txt, .json or .md, or add --format",
         ),
-        (("explain", "gpt2", "--optim", "adamm"), "did you mean adam"),
         (("report", "gpt2"), "Type --output report.html"),
-        (("report", "gpt2", "-o", "x.docx"), "let its name end in .html, .svg"),
         (("report", "damaged.json", "-o", "x.html"), "no prediction that can be read"),
         (("report", "unexplained.json", "-o", "x.html"), "no explanation that can be read"),
         (("show", "code.pickle"), "is not a memory snapshot"),

@@ -26,6 +26,13 @@ def _nothing_is_traced(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ("estimate", "Which model"),
+        ("estimate no-such-model", "memcalc list models"),
+        ("estimate distilbert-base-case", "did you mean distilbert-base-cased"),
+        ("estimate ./missing/config.json", "Cannot read"),
+        ("estimate gpt2 --precision fp12", "Choose one of"),
+        ("estimate gpt2 --task ctc", "has no head for ctc"),
+        ("estimate gpt2 --format yaml", "choose table"),
         ("estimate gpt2 --lora r=4,alpha=x", LORA),
         ("estimate gpt2 --lora r=0", LORA),
         ("estimate gpt2 --lora r=10^9", LORA),
@@ -155,15 +162,9 @@ def test_nothing_is_set_beside_a_saved_answer(capsys, tmp_path, verb):
     refused(capsys, [*verb.split(), "answer.json", "--batch", "2"], "leave batch out")
 
 
-@pytest.mark.parametrize(
-    ("words", "package"),
-    [
-        ("estimate gpt2 --generate 8 --cache quantized-hqq", "hqq"),
-    ],
-)
-def test_a_missing_package_is_named_before_the_work(capsys, monkeypatch, words, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    refused(capsys, words.split(), package)
+def test_a_missing_package_is_named_before_the_work(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "hqq", None)
+    refused(capsys, "estimate gpt2 --generate 8 --cache quantized-hqq".split(), "hqq")
 
 
 def refused(capsys, words: list[str], said: str) -> None:

@@ -160,6 +160,7 @@ def test_an_index_is_asked_for_the_newest_patch_for_this_python(world):
     assert "has no PyTorch 2.6.2 for Python" in refused(lambda: world.find("2.6.2"))
 
 
+@pytest.mark.nightly
 def test_a_constraint_of_the_machine_does_not_keep_a_named_release_away(world, tmp_path):
     (tmp_path / "constraints.txt").write_text("torch<=2.5\n")
     wheels.cuda_wheel(world.offered, "2.6.0")
@@ -231,6 +232,7 @@ def test_a_killed_installer_is_a_sentence(world):
     assert layers.existing() == []
 
 
+@pytest.mark.nightly
 def test_two_at_once_make_one(world):
     wheels.cuda_wheel(world.offered, "2.6.0")
     log = world.bin / "log"
@@ -333,7 +335,7 @@ def test_torchvision_of_another_pytorch_is_replaced_or_hidden(world):
     assert world.find("2.14").path == ()
 
 
-@pytest.mark.parametrize("requires", [["torch"], []])
+@pytest.mark.parametrize("requires", [["torch"], pytest.param([], marks=pytest.mark.nightly)])
 def test_what_is_compiled_for_another_pytorch_is_hidden(world, requires):
     real = pytest.importorskip("torch").__file__
     library = os.path.join(os.path.dirname(real), "lib", "libtorch_python.so")

@@ -18,9 +18,6 @@ def plans_of(recording):
     return [decode(Plan, run["plan"]) for run in runs(recording)]
 
 
-PLANS = plans_of(RECORDING)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("recording", ALL, ids=lambda path: path.stem)
 def test_all_of_them_are_equal_in_every_phase_on_every_rung(recording):
@@ -38,7 +35,7 @@ def test_layers_of_odd_sizes_are_met(forked):
     [
         ("adamw_8bit", "fsdp2", "its kernels take no DTensors"),
         ("lion_32bit", "hsdp=2x1", "its kernels take no DTensors"),
-        ("galore_adamw", "fsdp2", "how fsdp2 divides its state is not known"),
+        ("galore_adamw", "fsdp2", "how fsdp2 divides its state is unknown"),
     ],
 )
 def test_an_optimizer_whose_code_is_not_run_is_refused_where_it_gets_no_plain_tensors(

@@ -134,29 +134,14 @@ LLAMA = {
 MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 96}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("config", "settings"),
     [
-        pytest.param(
-            LLAMA,
-            {"generate": 8, "memory": 800 << 20, "find": ("batch",)},
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            LLAMA,
-            {"generate": 2500, "memory": 800 << 20, "find": ("batch", "seq")},
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            MISTRAL,
-            {"generate": 400, "seq": 64, "memory": 700 << 20, "find": ("batch",)},
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            LLAMA,
-            {"inference": True, "memory": 900 << 20, "find": ("batch",)},
-            marks=pytest.mark.nightly,
-        ),
+        (LLAMA, {"generate": 8, "memory": 800 << 20, "find": ("batch",)}),
+        (LLAMA, {"generate": 2500, "memory": 800 << 20, "find": ("batch", "seq")}),
+        (MISTRAL, {"generate": 400, "seq": 64, "memory": 700 << 20, "find": ("batch",)}),
+        (LLAMA, {"inference": True, "memory": 900 << 20, "find": ("batch",)}),
     ],
 )
 def test_what_generates_is_found_with_few_runs_and_agrees_with_estimates(
