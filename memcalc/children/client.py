@@ -16,7 +16,7 @@ from typing import Any
 
 from memcalc.children.channel import Channel
 from memcalc.children.exit_reason import ending, noise_of, status_of
-from memcalc.errors import MemcalcError, UsageError
+from memcalc.errors import MemcalcError, UsageError, sentence
 
 _PATIENCE = 5.0
 """Seconds to wait for a killed process to exit."""
@@ -171,7 +171,14 @@ def launch(
         environment: of the process.
         noise: descriptor that its standard error goes to.
         first: folders that come first on the import path.
+
+    Raises:
+        UsageError: the current folder is gone.
     """
+    try:
+        os.getcwd()  # PyTorch's libraries do not load where it is gone.
+    except FileNotFoundError as error:
+        raise UsageError(sentence(error)) from None
     return subprocess.Popen(
         # -P: modules are imported from where this process imports, not from the current folder.
         [

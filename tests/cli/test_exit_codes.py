@@ -87,8 +87,10 @@ def test_an_answer_for_a_closed_stream_is_not_given():
     assert done.stderr == "error: Cannot write the answer: standard output is closed.\n"
 
 
-def test_a_command_whose_folder_is_gone_says_so():
-    done = typed("mkdir /tmp/$$-gone; cd /tmp/$$-gone; rmdir /tmp/$$-gone; memcalc check")
+@pytest.mark.parametrize("words", ["check", "estimate distilgpt2 --no-cache"])
+def test_a_command_whose_folder_is_gone_says_so(words, monkeypatch):
+    monkeypatch.setenv("MEMCALC_WARM", "")
+    done = typed(f"mkdir /tmp/$$-gone; cd /tmp/$$-gone; rmdir /tmp/$$-gone; memcalc {words}")
     assert done.returncode == 2
     assert done.stderr == "error: The current folder is gone: change to one that exists.\n"
 

@@ -30,8 +30,21 @@ PLAIN = """
 HELD = 4 * 256 * 257
 
 
+LISTED = """
+    import torch
+    model = torch.nn.Linear(256, 256).cuda()
+    for step in range(99):
+        loss = model(torch.ones(64, 256, device="cuda")).square().mean()
+        kept = torch.autograd.grad(loss, model.parameters())
+        with torch.no_grad():
+            for one, other in zip(model.parameters(), kept):
+                one -= 0.1 * other
+"""
+
+
 @pytest.mark.parametrize(
-    ("script", "weights", "gradients"), [(SAMPLES, 2 * HELD, 8 * HELD), (PLAIN, HELD, HELD)]
+    ("script", "weights", "gradients"),
+    [(SAMPLES, 2 * HELD, 8 * HELD), (PLAIN, HELD, HELD), (LISTED, HELD, HELD)],
 )
 def test_weights_that_are_replaced_by_others_are_weights_and_each_time_is_a_step(
     run, script, weights, gradients

@@ -139,10 +139,12 @@ class Phases:
             if self.backwards == 1 and not self._steps.has_optimizer:
                 self._models.watch_data(self._patches)
 
-    def _grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        found = self._backward(original, *args, **kwargs)
+    def _grad(self, original: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(inputs, Iterator):
+            inputs = tuple(inputs)  # Such as model.parameters().
+        found = self._backward(original, outputs, inputs, *args, **kwargs)
         if self._is_followed():
-            self._functional.gradients(kwargs["inputs"] if len(args) < 2 else args[1], found)
+            self._functional.gradients(inputs, found)
         return found
 
     def _zero_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
