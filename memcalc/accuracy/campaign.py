@@ -16,7 +16,7 @@ from memcalc.estimation.validate import check
 from memcalc.files.results import Run
 from memcalc.measure.ranks import group
 from memcalc.measure.runs.runner import Request, Runner
-from memcalc.records.measurement import GroupReading, Measurement, PhaseReading
+from memcalc.records.measurement import GroupReading, PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.workload import layouts
@@ -142,12 +142,21 @@ def _wanted(run: Run, watcher: Watcher, typed: bool) -> Plan | None:
     """The plan whose estimate belongs beside a run; ``None``: none does."""
     if run.measurement is None or run.prediction is not None:
         return None
-    code = code_in(run.measurement.plan)
+    measured, plan = run.measurement, run.measurement.plan
+    code = code_in(plan)
     if code is not None and not typed:
         watcher.note(f"no estimate of {code}: it is code, which a file cannot have run")
         return None
-    plan = _asked(run.measurement, watcher)
-    return replace(plan, rank=run.plan.rank) if plan is not None else None
+    # The very device and PyTorch that measured.
+    version = measured.versions.get("torch", "").split("+")[0] or None
+    gpu = plan.gpu if plan.target != "cpu" else None
+    if plan.target != "cpu" and gpu is None:
+        try:
+            gpu = gpus.find(measured.device, measured.device_total).name
+        except UsageError as error:
+            watcher.note(f"no estimate of {plan.model}: {error}")
+            return None
+    return replace(plan, gpu=gpu, torch=version, rank=run.plan.rank)
 
 
 def _with_estimate(run: Run, place: int, answer: Prediction) -> Run:
@@ -159,17 +168,3 @@ def _with_estimate(run: Run, place: int, answer: Prediction) -> Run:
     stands = ranks[place].measurement == run.measurement
     headline = answer if stands and run.prediction is None else run.prediction
     return replace(run, ranks=tuple(ranks), prediction=headline)
-
-
-def _asked(measured: Measurement, watcher: Watcher) -> Plan | None:
-    """The plan for the very device and PyTorch that measured; ``None``: memcalc has no such GPU."""
-    plan = measured.plan
-    version = measured.versions.get("torch", "").split("+")[0] or None
-    if plan.target == "cpu":
-        return replace(plan, gpu=None, torch=version)
-    try:
-        gpu = plan.gpu or gpus.find(measured.device, measured.device_total).name
-    except UsageError as error:
-        watcher.note(f"no estimate of {plan.model}: {error}")
-        return None
-    return replace(plan, gpu=gpu, torch=version)

@@ -91,8 +91,17 @@ def _pair(text: str) -> tuple[int, int]:
 @functools.cache
 def outside(gpu: Gpu | None) -> Outside:
     """Context and modules of a process on a GPU; without one, the limits over all known GPUs."""
-    total = _at_least(_span(gpu, _MODEL), gpu)
-    context = _within(_span(gpu, _BARE), total)
+    total, context = _span(gpu, _MODEL), _span(gpu, _BARE)
+    if bare := _of_kind(gpu, comparable(_BARE)):
+        # A process holds no less than its GPU's bare context, unless one was read that did.
+        least = min(r.low for r in (*bare, *_of_kind(gpu, comparable(_MODEL))))
+        likely = max(total.likely, least) if total.likely is not None else None
+        total = replace(total, low=max(total.low, least), likely=likely)
+    # A context is no larger than what the process holds with a model in it.
+    low, high, likely = min(context.low, total.low), min(context.high, total.high), context.likely
+    if likely is not None and total.likely is not None:
+        likely = min(likely, total.likely)
+    context = replace(context, low=low, likely=likely, high=high)
     likely = None
     if total.likely is not None and context.likely is not None:
         likely = total.likely - context.likely
@@ -103,25 +112,6 @@ def outside(gpu: Gpu | None) -> Outside:
         source="the difference of the two",
     )
     return Outside(context=context, modules=modules, total=total)
-
-
-def _at_least(total: Span, gpu: Gpu | None) -> Span:
-    """A process holds no less than its GPU's bare context, unless one was read that did."""
-    bare = _of_kind(gpu, comparable(_BARE))
-    if not bare:
-        return total
-    least = min(r.low for r in (*bare, *_of_kind(gpu, comparable(_MODEL))))
-    likely = max(total.likely, least) if total.likely is not None else None
-    return replace(total, low=max(total.low, least), likely=likely)
-
-
-def _within(context: Span, total: Span) -> Span:
-    """A context is no larger than what the process holds with a model in it."""
-    likely = context.likely
-    if likely is not None and total.likely is not None:
-        likely = min(likely, total.likely)
-    low, high = min(context.low, total.low), min(context.high, total.high)
-    return replace(context, low=low, likely=likely, high=high)
 
 
 def comparable(moments: frozenset[Stage]) -> tuple[Reading, ...]:

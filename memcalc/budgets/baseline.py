@@ -121,9 +121,3 @@ def versions_of(found: Sequence[Evidence]) -> dict[str, str]:
         if said is not None:
             versions |= {k: v for k, v in said.versions.items() if k in (*PACKAGES, "memcalc")}
     return {name: known.split("+")[0] for name, known in sorted(versions.items())}
-
-
-def same_folder(path: str) -> str:
-    """A path for people: relative to the current folder where that is shorter."""
-    relative = os.path.relpath(path)
-    return relative if not relative.startswith("..") else path

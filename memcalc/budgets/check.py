@@ -20,6 +20,7 @@ from memcalc.budgets.records import (
     Status,
     Verdict,
 )
+from memcalc.budgets.source import shown_path
 from memcalc.errors import EstimateError, OverBudgetError, UsageError
 from memcalc.records.fields import plan_changes, version_changes
 from memcalc.units import format_mib
@@ -69,7 +70,7 @@ def check(files: Sequence[BudgetFile], question: Question) -> CheckResult:
         at += len(file.runs)
         if question.update:
             before = _updated(file, question, found, versions)
-            notes.append(f"wrote {baseline.same_folder(str(_path(file, question)))}")
+            notes.append(f"wrote {shown_path(_path(file, question))}")
         verdicts += _judged(file, found, before, question)
         warnings += _warnings(file, before, versions, _path(file, question))
     report = Report(
@@ -157,7 +158,7 @@ def _warnings(
     file: BudgetFile, before: Baseline | None, versions: dict[str, str], path: Path
 ) -> list[str]:
     growing = [run.name for run in file.runs if any(b.rule is Rule.GROWTH for b in run.budgets)]
-    shown = baseline.same_folder(str(path))
+    shown = shown_path(path)
     write = "memcalc check --update-baseline writes it"
     if before is None:
         return [f"there is no {shown}: growth is not checked; {write}"] if growing else []

@@ -49,7 +49,7 @@ _DEQUANTISED = {
 }
 """Methods that transformers dequantizes, by ``dequantize=True`` of this class."""
 _FP8 = (8, 9)
-"""The first compute capability with fp8 arithmetic; on others transformers turns fp8 back."""
+"""The first compute capability with fp8 arithmetic; transformers dequantizes fp8 on others."""
 _AS_BF16 = (
     "for a run on dequantized weights, remove quantization_config from a copy of its config.json"
 )
@@ -140,12 +140,12 @@ def refusal(
     if method in _DEQUANTISED and quant not in (None, NONE):
         return (
             f"{said}, and transformers does not quantize it a second time: leave --quant "
-            f"{quant} out, or {_AS_BF16.removeprefix('for a run on turned-back weights, ')}."
+            f"{quant} out, or {_AS_BF16.removeprefix('for a run on dequantized weights, ')}."
         )
     if method not in _DEQUANTISED:
         reason = _REASONS.get(method, f"memcalc does not run {method}")
         return f"{said}, and {reason}; {_AS_BF16}."
-    # fp8 is turned back by itself where the GPU has none. MXFP4 is not trained as it is, and
+    # transformers dequantizes fp8 itself where the GPU has none. MXFP4 is not trained as it is, and
     # without the kernels package not run as it is.
     without = capability is None or capability < _FP8
     if quant == NONE or method == "mxfp4" or (method in ("fp8", "mxfp8") and without):
@@ -206,8 +206,7 @@ def uncounted(config: Mapping[str, Any] | None) -> tuple[str, ...]:
     if settings is None or _method(settings) not in _DEQUANTISED:
         return ()
     return (
-        f"a higher peak of loading, where a device_map has {_method(settings)} turned back on the "
-        "GPU",
+        f"a higher loading peak, where a device_map dequantizes {_method(settings)} on the GPU",
     )
 
 

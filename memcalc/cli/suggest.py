@@ -32,13 +32,15 @@ _Program = Annotated[
         help="Print the best way alone, as settings of this program.",
     ),
 ]
-_Tokens = Annotated[float | None, option("--tokens", value=TOKENS, help="To train on: says hours.")]
+_Tokens = Annotated[
+    float | None, option("--tokens", value=TOKENS, help="Tokens to train on; adds the hours.")
+]
 _Price = Annotated[
     str | None,
     option(
         "--price",
         value=TEXT,
-        help="Price of one GPU for an hour, or a TOML file with one for each GPU; says the cost.",
+        help="Price of one GPU for an hour, or a TOML file with one for each GPU; adds the cost.",
     ),
 ]
 

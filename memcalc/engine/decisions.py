@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memcalc.engine.patches import Patches
+from memcalc.engine.patches import Around, Patches
 from memcalc.engine.values import Values
 
 VALID = "arguments of torch.distributions are assumed valid"
@@ -51,9 +51,22 @@ def install(patches: Patches, values: Values, say: Callable[[str], None]) -> Non
         with values.nothing_equal():
             return original(spectrum, *args, **kwargs)  # type: ignore[no-any-return]
 
+    def criteria(module: ModuleType) -> None:
+        patches.wrap(module.EosTokenCriteria, "__call__", met_end)
+
+    patches.wrap(torch, "_is_all_true", all_true)
+    patches.wrap(torch.optim.LBFGS, "step", _endless(values, say))
+    patches.wrap(torch, "istft", inverted)
+    patches.wrap(torch.Tensor, "istft", inverted)
+    patches.when_imported("transformers.generation.stopping_criteria", criteria)
+
+
+def _endless(values: Values, say: Callable[[str], None]) -> Around:
+    """A step of LBFGS that goes on: everything is zero here, which would be a minimum."""
+
     def searched(original: Any, optimizer: Any, closure: Any = None) -> Any:
         group = optimizer.param_groups[0]
-        # Everything is zero here, which would be a minimum: LBFGS keeps no history there.
+        # At a minimum it keeps no history.
         endless = dict.fromkeys(("tolerance_grad", "tolerance_change"), -1.0)
         own = {name: group[name] for name in endless}
         group.update(endless)
@@ -70,11 +83,4 @@ def install(patches: Patches, values: Values, say: Callable[[str], None]) -> Non
         values.know(out, 1.0)
         return out
 
-    def criteria(module: ModuleType) -> None:
-        patches.wrap(module.EosTokenCriteria, "__call__", met_end)
-
-    patches.wrap(torch, "_is_all_true", all_true)
-    patches.wrap(torch.optim.LBFGS, "step", searched)
-    patches.wrap(torch, "istft", inverted)
-    patches.wrap(torch.Tensor, "istft", inverted)
-    patches.when_imported("transformers.generation.stopping_criteria", criteria)
+    return searched

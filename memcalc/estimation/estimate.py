@@ -129,7 +129,14 @@ class Tracer:
 
         found = self._each(plans, self._answered, ask, self._keep)
         for plan, answer in zip(plans, found, strict=True):
-            yield _noted(answer, self._check(plan))
+            checked = self._check(plan)
+            if isinstance(answer, Prediction) and isinstance(checked, Checked):
+                # What only this spelling of the question makes worth saying.
+                assumed = (*checked.notes, *answer.assumptions)
+                missed = (*checked.uncounted, *answer.uncounted)
+                yield replace(answer, assumptions=assumed, uncounted=missed)
+            else:
+                yield answer
 
     def trace(self, plan: Plan) -> Traced:
         """Trace one plan and keep its events, or find them in the cache.
@@ -218,17 +225,6 @@ class Tracer:
 
             self._pool = self._stack.enter_context(Pool(self.workers))
         return self._pool
-
-
-def _noted(answer: Answer, checked: Checked | MemcalcError) -> Answer:
-    """The answer with what only this spelling of the question makes worth saying."""
-    if isinstance(checked, MemcalcError) or isinstance(answer, MemcalcError):
-        return answer
-    return replace(
-        answer,
-        assumptions=(*checked.notes, *answer.assumptions),
-        uncounted=(*checked.uncounted, *answer.uncounted),
-    )
 
 
 def _simulated(plan: Plan) -> Traced | MemcalcError:

@@ -26,6 +26,7 @@ from memcalc.records.walk import highest as highest_events
 _CONVOLVES = ("convolution", "_convolution", "cudnn_convolution")
 """How the names of PyTorch's convolutions begin."""
 _NOT_COUNTED = "memcalc explain counts them, and so does memcalc suggest"
+_NO_ALLOCATOR = "a CPU run has no CUDA allocator"
 UNCOUNTED = (
     "other processes on the GPU",
     "data loaders, metrics and logging of the training script",
@@ -46,7 +47,15 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     said = tuple(_said_of_cache(question.plan, trace))
     if question.plan.target == "cpu":
         bare = tuple(PhasePeak(phase=one.phase, requested=one.requested) for one in phases)
-        return _on_cpu(_described(question, trace, state, bare, said))
+        answer = _described(question, trace, state, bare, said)
+        # The CPU has no caching allocator: what is requested is all there is to say.
+        missed = "CPU kernel scratch space", "the Python process itself"
+        unknown = dict.fromkeys(("allocated", "reserved", "process_used"), _NO_ALLOCATOR)
+        return replace(
+            answer,
+            uncounted=(*answer.plan.unread, *missed),
+            unknown={**unknown, **answer.unknown},
+        )
     answer = _on_cuda(_described(question, trace, state, phases, said), trace, question.gpu)
     reserved = answer.peak.reserved or 0
     if crowded is not None:
@@ -79,19 +88,6 @@ def _described(
         unknown={"flops": why or _NOT_COUNTED} if trace.flops is None else {},
         assumptions=(*said, *trace.assumptions),
         versions=trace.versions,
-    )
-
-
-def _on_cpu(answer: Prediction) -> Prediction:
-    """The CPU has no caching allocator: what is requested is all there is to say."""
-    reason = "a CPU run has no CUDA allocator"
-    return replace(
-        answer,
-        uncounted=(*answer.plan.unread, "CPU kernel scratch space", "the Python process itself"),
-        unknown={
-            **dict.fromkeys(("allocated", "reserved", "process_used"), reason),
-            **answer.unknown,
-        },
     )
 
 

@@ -15,35 +15,31 @@ class Format(NamedTuple):
 
     extension: str
     """Empty: no file is recognized by it."""
-    kinds: frozenset[str]
-    """What can be written in it."""
-
-
-def _format(extension: str, kinds: str) -> Format:
-    return Format(extension, frozenset(kinds.split()))
+    kinds: str
+    """What can be written in it, in words."""
 
 
 _ANSWERS = "predictions simulation explanation snapshot fit suggestions difference check"
 
 FORMATS = {
-    "table": _format(".txt", f"{_ANSWERS} measurements driver"),
-    "json": _format(".json", f"{_ANSWERS} driver"),
-    "markdown": _format(".md", f"{_ANSWERS} measurements driver"),
-    "csv": _format(".csv", "predictions simulation"),
-    "github": _format("", "check"),
-    "junit": _format(".xml", "check"),
-    "sarif": _format(".sarif", "check"),
-    "html": _format(".html", "page simulation"),
-    "svg": _format(".svg", "page simulation"),
-    "png": _format(".png", "page simulation"),
-    "pdf": _format(".pdf", "page simulation"),
-    "pickle": _format(".pickle", "page simulation"),
+    "table": Format(".txt", f"{_ANSWERS} measurements driver"),
+    "json": Format(".json", f"{_ANSWERS} driver"),
+    "markdown": Format(".md", f"{_ANSWERS} measurements driver"),
+    "csv": Format(".csv", "predictions simulation"),
+    "github": Format("", "check"),
+    "junit": Format(".xml", "check"),
+    "sarif": Format(".sarif", "check"),
+    "html": Format(".html", "page simulation"),
+    "svg": Format(".svg", "page simulation"),
+    "png": Format(".png", "page simulation"),
+    "pdf": Format(".pdf", "page simulation"),
+    "pickle": Format(".pickle", "page simulation"),
 }
 
 
 def formats(kind: str) -> tuple[str, ...]:
     """Names of the formats of this kind of answer."""
-    return tuple(name for name, one in FORMATS.items() if kind in one.kinds)
+    return tuple(name for name, one in FORMATS.items() if kind in one.kinds.split())
 
 
 def listed(names: Sequence[str]) -> str:

@@ -38,7 +38,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     original: tuple[int, ...] | None = None
     """Shape before it was quantized and packed; ``None``: it is not quantized."""
     constant: bool = False
-    """No weight, but what turns a quantized one back: its name begins with the weight's."""
+    """A scale or code of a quantized weight, whose name its own begins with; no weight itself."""
 
     @property
     def numel(self) -> int:

@@ -94,7 +94,7 @@ class Component(StrEnum):
     WEIGHTS = "weights"
     QUANTISED_WEIGHTS = "quantised_weights"
     QUANTISATION_CONSTANTS = "quantisation_constants"
-    """What turns quantized weights back: the largest value of each block, tables of codes."""
+    """Quantization scales: the largest value of each block, tables of codes."""
     MASTER_WEIGHTS = "master_weights"
     GRADIENTS = "gradients"
     OPTIMIZER_STATE = "optimizer_state"

@@ -112,12 +112,6 @@ def _stable_adamw(parameter: Parameter, args: Args) -> list[Piece]:
     return pieces
 
 
-def _grokadamw(parameter: Parameter, args: Args) -> list[Piece]:
-    """Kept on the host, among the settings of the group; on the device for its own update only."""
-    names = ("exp_avg", "exp_avg_sq", "grok_ema")
-    return [(name, parameter.dtype, parameter.numel, Place.HOST) for name in names]
-
-
 def _extra(name: str, implementation: str, package: str, **more: object) -> Row:
     settings: dict[str, object] = {
         "summary": "",
@@ -168,7 +162,9 @@ ROWS = (
     _extra("adalomo", "lomo_optim.AdaLomo", "lomo-optim", layout=_adalomo, rule=0.01,
            in_backward=True,
            summary="updates during backward, factored second moment"),
-    _extra("grokadamw", "grokadamw.GrokAdamW", "grokadamw", layout=_grokadamw, rule=12,
+    _extra("grokadamw", "grokadamw.GrokAdamW", "grokadamw", rule=12,
+           layout=keeps("exp_avg", "exp_avg_sq", "grok_ema", place=Place.HOST),
+           # Among the settings of the group; on the device for its own update only.
            summary="AdamW with an average of gradients, all of it on the host"),
     _extra("schedule_free_adamw", "schedulefree.AdamWScheduleFree", "schedulefree",
            layout=keeps("z", "exp_avg_sq"), rule=8, summary="no schedule: z and second moment"),

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from memcalc.records.model import Parameter, Place
 from memcalc.registry import bitsandbytes_rows as bnb
-from memcalc.registry.row import COMMON, Args, Piece, Row
-
-
-def _bf16(parameter: Parameter, args: Args) -> list[Piece]:
-    return [
-        (name, "bfloat16", parameter.numel, Place.DEVICE)
-        for name in ("exp_avg", "exp_avg_sq", "shift")
-    ]
+from memcalc.registry.row import COMMON, Row, keeps
 
 
 def _8bit(name: str, class_name: str) -> Row:
@@ -36,7 +28,7 @@ ROWS = (
         name="memcalc.adamw_bf16",
         implementation="memcalc.optim.AdamWBF16",
         summary="two moments and a correction term in bf16",
-        layout=_bf16,
+        layout=keeps("exp_avg", "exp_avg_sq", "shift", dtype="bfloat16"),
         takes=COMMON,
         rule=6,
         package="memcalc",

@@ -79,14 +79,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return self.layout is not None
 
 
-def like(parameter: Parameter, *names: str) -> list[Piece]:
-    """State of the parameter's own dtype and size, by these names."""
-    return [(name, parameter.dtype, parameter.numel, Place.DEVICE) for name in names]
+def like(
+    parameter: Parameter, *names: str, dtype: str = "", place: Place = Place.DEVICE
+) -> list[Piece]:
+    """State of the parameter's size, by these names, and of its dtype unless another is said."""
+    return [(name, dtype or parameter.dtype, parameter.numel, place) for name in names]
 
 
-def keeps(*names: str) -> Layout:
+def keeps(*names: str, dtype: str = "", place: Place = Place.DEVICE) -> Layout:
     """The layout of an optimizer that keeps such state and no other."""
-    return lambda parameter, args: like(parameter, *names)
+    return lambda parameter, args: like(parameter, *names, dtype=dtype, place=place)
 
 
 def truthy(args: Args, name: str) -> bool:

@@ -197,6 +197,11 @@ def _sized(size: Size) -> str:
     return size.text or (size.unit.number(size.bytes) if size.unit else format_bytes(size.bytes))
 
 
+def sized(size: int | None, unit: Unit, unknown: str = "n/a") -> Cell:
+    """A figure of a column in one unit, which may be unknown."""
+    return Size(size, unit) if size is not None else unknown
+
+
 def sizes(parts: Sequence[int], unit: Unit) -> list[Size]:
     """The column of a sum's parts."""
     return [Size(*one) for one in zip(parts, repeat(unit), unit.numbers(parts), strict=False)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from memcalc.advice.explain.difference import Change, Difference
 from memcalc.report import rows
-from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
+from memcalc.report.blocks import Block, Cell, Kind, Line, Table, sized
 from memcalc.units import Unit, signed_bytes, unit_for
 
 
@@ -57,9 +57,5 @@ def _table(title: str, changes: Sequence[Change], unit: Unit) -> Table:
         by = "n/a" if change.by is None else "same"
         if change.by:
             by = f"{signed_bytes(change.by)}{share}"
-        body.append((name, _size(change.before, unit), _size(change.now, unit), by))
+        body.append((name, sized(change.before, unit), sized(change.now, unit), by))
     return Table(head=(title, f"before {unit.name}", f"now {unit.name}", "change"), rows=body)
-
-
-def _size(size: int | None, unit: Unit) -> Cell:
-    return Size(size, unit) if size is not None else "n/a"

@@ -8,9 +8,9 @@ from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import SENT_SOURCE
 from memcalc.report import answer, rows
-from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, sizes
+from memcalc.report.blocks import Block, Kind, Line, Size, Table, sized, sizes
 from memcalc.report.palette import STYLES
-from memcalc.units import Unit, format_mib, unit_for
+from memcalc.units import format_mib, unit_for
 
 
 def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[Block]:
@@ -112,7 +112,7 @@ def phases(prediction: Prediction) -> Table:
         title=f"Peak by phase, {unit.name}",
         head=("phase", *names),
         rows=[
-            (phase.phase.value, *(_size(getattr(phase, field), unit, "") for field in fields))
+            (phase.phase.value, *(sized(getattr(phase, field), unit, "") for field in fields))
             for phase in prediction.phases
         ],
         strong=tuple(
@@ -138,14 +138,10 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
             (
                 p.plan.optim,
                 Size(sum(map(p.optimizer_state.total, (Place.DEVICE, Place.MANAGED))), unit),
-                *(_size(getattr(p.peak, rung), unit) for rung in rungs),
+                *(sized(getattr(p.peak, rung), unit) for rung in rungs),
                 p.peak.phase.value,
                 *([rows.fit_word(p.fit)] if column else []),
             )
             for p in sorted(predictions, key=lambda p: p.peak.allocated or p.peak.requested)
         ],
     )
-
-
-def _size(value: int | None, unit: Unit, unknown: str = "n/a") -> Cell:
-    return Size(value, unit) if value is not None else unknown

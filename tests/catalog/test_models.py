@@ -298,7 +298,7 @@ def test_a_script_finds_the_config_of_a_bundled_model_without_the_hub(tmp_path, 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     said = []
     with Patches() as patches:
-        transformers.install(patches, said.append, None)
+        transformers.install(patches, said.append)
         assert AutoConfig.from_pretrained("gpt2").n_layer == 12
         with pytest.raises(OSError, match="couldn't connect"):
             AutoConfig.from_pretrained("nobody/none")

@@ -94,7 +94,7 @@ def test_what_torchao_cannot_do_is_refused(settings, there, said, monkeypatch):
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
-def test_a_checkpoint_in_fp8_is_turned_back_where_transformers_does_so(model):
+def test_a_checkpoint_in_fp8_is_dequantized_where_transformers_does_so(model):
     path = model(FP8)
     for settings in ({}, {"gpu": "A100-40GB"}, {"target": "cpu"}, {"quant": "none", "gpu": "L4"}):
         source = check(make({"model": path, **settings}))
@@ -106,7 +106,7 @@ def test_a_checkpoint_in_fp8_is_turned_back_where_transformers_does_so(model):
         check(make({"model": path, "quant": "nf4"}))
 
 
-def test_a_checkpoint_in_mxfp4_is_turned_back_on_every_gpu():
+def test_a_checkpoint_in_mxfp4_is_dequantized_on_every_gpu():
     for settings in ({}, {"gpu": "L4"}, {"gpu": "T4"}, {"quant": "none"}, {"inference": True}):
         source = check(make({"model": "gpt-oss-20b", **settings}))
         assert "Mxfp4Config(dequantize=True)" in source.notes[0]
@@ -125,7 +125,7 @@ def test_a_composite_models_text_part_may_name_the_method():
 
 @pytest.mark.parametrize("capability", [(7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0)])
 @pytest.mark.parametrize("method", ["fp8", "mxfp4"])
-def test_what_is_turned_back_is_what_transformers_turns_back(method, capability, monkeypatch):
+def test_what_is_dequantized_is_what_transformers_dequantizes(method, capability, monkeypatch):
     import torch
     from transformers.quantizers.auto import AutoHfQuantizer
     from transformers.utils import quantization_config

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -39,7 +40,7 @@ def _files(prediction):
     )  # fmt: skip
     optim = replace(plan, model="gpt2", optim="evil_module.build")
     runs = [Run(plan=p, measurement=replace(measured, plan=p)) for p in (plan, optim)]
-    save("measured.json", runs)
+    save(Path("measured.json"), runs)
 
 
 def test_no_verb_runs_the_code_that_a_result_names(memcalc, evil, traced):

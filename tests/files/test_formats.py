@@ -7,7 +7,7 @@ import pytest
 from memcalc.errors import UsageError
 from memcalc.files.formats import FORMATS, chosen, formats
 
-KINDS = sorted({kind for one in FORMATS.values() for kind in one.kinds})
+KINDS = sorted({kind for one in FORMATS.values() for kind in one.kinds.split()})
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -82,7 +82,7 @@ def layers(inventory: Inventory) -> tuple[LayerKind, ...]:
 
 
 def _weights(inventory: Inventory) -> Iterator[tuple[Parameter, list[Parameter]]]:
-    """Each weight of the base with the constants that turn it back."""
+    """Each weight of the base with its quantization constants."""
     constants: dict[str, list[Parameter]] = {}
     base = [one for one in inventory.tensors if not one.buffer and "lora_" not in one.name]
     for tensor in base:

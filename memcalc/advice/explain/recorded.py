@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from memcalc.allocator.levels import Levels, highest
-from memcalc.allocator.replay import Replay
 from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.allocator.snapshot_reader import (
     Breakdown,
@@ -84,10 +83,15 @@ def read(
     except HistoryError as error:
         parted = str(error)
     try:
-        what_ifs = tuple(
-            _answer(one, what_if(snapshot, parse_alloc_conf(one), device_bytes, device=device))
-            for one in tried
-        )
+        what_ifs = []
+        for one in tried:
+            found = what_if(snapshot, parse_alloc_conf(one), device_bytes, device=device)
+            failed, why = found.out_of_memory, None
+            if failed is not None:
+                why = f"asked for {failed.asked:,} B with {failed.device_free:,} B free"
+            what_ifs.append(
+                WhatIf(conf=one, peaks=found.peaks, retries=found.retries, out_of_memory=why)
+            )
     except ValueError as error:
         raise UsageError(f"{path} holds an impossible history: {error}.") from None
     return Recorded(
@@ -97,7 +101,7 @@ def read(
         older=history(snapshot, device=device).older,
         replayed=replayed,
         not_replayed=parted,
-        what_ifs=what_ifs,
+        what_ifs=tuple(what_ifs),
     )
 
 
@@ -116,15 +120,3 @@ def _conf(snapshot: Snapshot) -> str:
         listed = ",".join(f"{size}:{count}" for size, count in steps.items())
         parts.append(f"roundup_power2_divisions:[{listed}]")
     return ",".join(parts)
-
-
-def _answer(conf: str, result: Replay) -> WhatIf:
-    failure = result.out_of_memory
-    return WhatIf(
-        conf=conf,
-        peaks=result.peaks,
-        retries=result.retries,
-        out_of_memory=None
-        if failure is None
-        else f"asked for {failure.asked:,} B with {failure.device_free:,} B free",
-    )

@@ -14,6 +14,7 @@ from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.levels import Levels
 from memcalc.allocator.replay import Op, Player
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
+from memcalc.estimation.question import version_of
 from memcalc.estimation.replays import UNLIMITED, as_it_ran
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase, Storage, Trace
@@ -137,6 +138,5 @@ def thin(line: Timeline, moments: int) -> Timeline:
 
 def settings_of(plan: Plan, trace: Trace) -> AllocatorSettings:
     """The allocator's settings of a traced plan."""
-    version = plan.torch or trace.versions.get("torch", "2.13")
-    major, minor = version.split("+")[0].split(".")[:2]
-    return parse_alloc_conf(plan.alloc_conf, torch=(int(major), int(minor)))
+    version = version_of(plan.torch or trace.versions.get("torch", "2.13"))
+    return parse_alloc_conf(plan.alloc_conf, torch=version)

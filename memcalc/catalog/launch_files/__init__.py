@@ -68,7 +68,13 @@ def spelled_out(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name in FILES:
         path = left.pop(name, None)
         if path is not None:
-            left = _joined(left, read(name, FIELDS[name].check(path), _beside(left)))
+            devices, gpu = left.get("devices"), left.get("gpu")
+            if devices is not None:
+                devices = FIELDS["devices"].check(devices)
+            elif isinstance(gpu, str):
+                devices = many(gpu)[0]
+            beside = {"devices": devices, "optim": left.get("optim"), "loop": left.get("loop")}
+            left = _joined(left, read(name, FIELDS[name].check(path), beside))
     return with_preset(_as_checkpoint(left))
 
 
@@ -83,16 +89,6 @@ def _as_checkpoint(settings: dict[str, Any]) -> dict[str, Any]:
         # Whoever looks the model up is told.
         return settings
     return settings if scheme is None else {**settings, "quant": scheme}
-
-
-def _beside(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file has to know of the settings beside it; ``8xh100`` says how many as well."""
-    devices, gpu = settings.get("devices"), settings.get("gpu")
-    if devices is not None:
-        devices = FIELDS["devices"].check(devices)
-    elif isinstance(gpu, str):
-        devices = many(gpu)[0]
-    return {"devices": devices, "optim": settings.get("optim"), "loop": settings.get("loop")}
 
 
 def many(gpu: str) -> tuple[int | None, str]:
