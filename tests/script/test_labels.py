@@ -231,7 +231,7 @@ def test_a_data_set_on_the_gpu_is_input_and_loaded_weights_and_unused_graphs_are
     kept = {one.kept for one in moments(found.trace, found.prediction.plan)[Phase.FORWARD].groups}
     assert "data on the GPU, held by the variable rows" in kept
     assert "held by the variable saved; backward does not free it" in kept
-    assert "held by the script or its graph; backward does not free it" in kept
+    assert "held by the script or a graph it keeps; backward does not free it" in kept
     assert not any(one.startswith(LONGER) for one in found.prediction.uncounted)
 
 

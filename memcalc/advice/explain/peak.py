@@ -61,8 +61,7 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
     in_backward = death is not None and death.phase is Phase.BACKWARD
     outlives = component is Component.ACTIVATIONS and trace.whole and not in_backward
     if outlives or component is Component.HELD:
-        unknown = "the script" if component is Component.HELD else "the script or its graph"
-        by = f"the variable {storage.op}" if storage.op else unknown
+        by = f"the variable {storage.op}" if storage.op else "the script or a graph it keeps"
         return f"held by {by}; backward does not free it", ""
     in_whose_backward = component is Component.ACTIVATIONS and in_backward and not storage.until
     if in_whose_backward and death is not None:
