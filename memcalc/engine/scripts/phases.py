@@ -95,7 +95,8 @@ class Phases:
     def _enter(self, phase: Phase, line: str = "") -> None:
         """Begin a phase; after all optimizers have stepped, forward and backward are a new step."""
         begins = phase in (Phase.FORWARD, Phase.BACKWARD, Phase.EVAL) and bool(self._stepped)
-        if begins and phase is not Phase.EVAL and self._stepped >= set(self._steps.made):
+        stepping = set(self._steps.made) - ({BY_HAND} if self._steps.has_optimizer else set())
+        if begins and phase is not Phase.EVAL and self._stepped >= stepping:
             self._stepped.clear()
             self.step += 1
             if self.step == WATCHED:

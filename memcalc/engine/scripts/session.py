@@ -20,7 +20,7 @@ from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.engine.values import Values
 
 _BY_HAND = (
-    "the script makes no optimizer: a change of its parameters between two backward passes is "
+    "without an optimizer, the script's change of its parameters between two backward passes is "
     "taken for a step"
 )
 _NO_CUDNN = "cuDNN is off: convolutions run PyTorch's own kernels"
