@@ -155,12 +155,11 @@ PAGE = """# Which architectures run
 <!-- Written by benchmarks/coverage.py; edit that. -->
 
 Every model type that transformers registers for a task, built at its default config (torch
-{torch}, transformers {transformers}) and trained for two steps on the simulated GPU, 2 x 64
+{torch}, transformers {transformers}) and trained for a few steps on the simulated GPU, 2 x 64
 tokens. Weights of a trained model are not needed for this, and neither is its size: what counts
 is whether the code of the architecture runs.
 
-memcalc runs it on PyTorch's own CUDA code over a stub driver. This table is older: an earlier
-engine, which followed operators without running them, made it, and it was not made again since.
+memcalc runs it on PyTorch's own CUDA code over a stub driver.
 
 {summary}
 

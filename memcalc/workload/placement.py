@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 _SPREAD = 0.02
 _LARGE = 512 << 20
 """Bytes of a parameter that the host may refuse before it is registered: layers of experts."""
+_MMAP_THRESHOLD = -3
+"""``M_MMAP_THRESHOLD`` of glibc's ``malloc.h``."""
 _FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 
 
@@ -36,6 +39,11 @@ def parameters_on_meta() -> Iterator[None]:
     Buffers such as rotary frequencies are computed when a module is built and cannot be filled
     later; parameters can, and are large.
     """
+    # A freed parameter goes back to the system at once. In the heap a small object would settle in
+    # its place and the next parameter would not fit: the heap of a model with many grew until a
+    # fork was refused.
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(_MMAP_THRESHOLD, 1 << 20)
     register = torch.nn.Module.register_parameter
 
     def on_meta(module: torch.nn.Module, name: str, parameter: Any) -> None:
