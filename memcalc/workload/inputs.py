@@ -149,11 +149,28 @@ class Inputs:
             return torch.ones(self.batch, self.seq, books, dtype=torch.long, device=device)
         token = self.recordings.spoken
         if not places or token is None:
-            return self._ids(device, self.seq)
+            return self._ids(device, self.seq) if self._end is None else self._ended(device)
         # Made on the host, as by a collator: what stands where is then known on the device.
         shape = self.batch, places
         heard = torch.full(shape, token, dtype=torch.long, device="cpu")
         return torch.cat((heard, self._ids("cpu", self.seq)), dim=1).to(device)
+
+    @property
+    def _end(self) -> int | None:
+        """Token by which an encoder-decoder finds what it classifies; ``None``: it does not."""
+        classifies = self.task.name == "sequence-classification"
+        if not classifies or not getattr(self.config, "is_encoder_decoder", False):
+            return None
+        end = getattr(self.config, "eos_token_id", None)
+        return end if isinstance(end, int) else None
+
+    def _ended(self, device: Any) -> torch.Tensor:
+        """(B, S) as a tokenizer hands it over: no padding, and a last token that ends the text."""
+        special = {self._end, getattr(self.config, "pad_token_id", None)}
+        token = next(one for one in range(3) if one not in special)
+        ids = torch.full((self.batch, self.seq), token, dtype=torch.long, device="cpu")
+        ids[:, -1] = self._end
+        return ids.to(device)
 
     def _labels(self, device: Any) -> Batch:
         """Of the task; one for each token where sound stands among the tokens of a decoder."""
