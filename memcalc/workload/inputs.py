@@ -169,7 +169,7 @@ class Inputs:
         special = {self._end, getattr(self.config, "pad_token_id", None)}
         token = next(one for one in range(3) if one not in special)
         ids = torch.full((self.batch, self.seq), token, dtype=torch.long, device="cpu")
-        ids[:, -1] = self._end
+        ids[:, -1] = self._end or 0
         return ids.to(device)
 
     def _labels(self, device: Any) -> Batch:
