@@ -37,7 +37,8 @@ for line in iter(sys.stdin.readline, ""):
     print(os.waitpid(pid, 0)[1], flush=True)
 """
 _EVERY_RUN = re.compile(
-    "MEMCALC_|LD_|(TRITON_LIBCUDA_PATH|TORCH_CPP_LOG_LEVEL|PYTEST_CURRENT_TEST|COLUMNS)$"
+    "MEMCALC_|LD_|HF_HUB_(DOWNLOAD|ETAG)_TIMEOUT|TORCHINDUCTOR_CACHE_DIR|"
+    "(TRITON_LIBCUDA_PATH|TORCH_CPP_LOG_LEVEL|PYTEST_CURRENT_TEST|COLUMNS)$"
 )
 """Variables that a run is given, or that change nothing of it."""
 
