@@ -15,6 +15,9 @@ from memcalc.errors import MemcalcError
 
 _COUNTERS = ("/sys/fs/cgroup/memory.events", "/proc/vmstat")
 _LONGEST = 200
+_LINES = 20
+"""An error of more lines holds the log of a compiler: its beginning says what failed."""
+_LONGEST_OF_LOG = 60
 _LONGEST_REASON = 300
 
 
@@ -67,7 +70,8 @@ def told(error: BaseException, name: str, where: str) -> dict[str, Any]:
         traceback.print_exception(error)
     if isinstance(error, MemcalcError):
         return {"error": str(error), "exit_code": error.exit_code}
-    reason = " ".join(str(error).split())[:_LONGEST_REASON] or "no reason given"
+    longest = _LONGEST_OF_LOG if str(error).count("\n") > _LINES else _LONGEST_REASON
+    reason = " ".join(str(error).split())[:longest] or "no reason given"
     said = f"{type(error).__name__}: {reason}"
     if isinstance(error, SystemExit):
         said = (

@@ -40,6 +40,11 @@ _ADVICE = (
         "version 1 (pytorch issue 140514). Use an optimizer that is not fused: --optim-arg "
         'fused=false here, optim="adamw_torch" in TrainingArguments, or bf16.',
     ),
+    (
+        re.compile("Error building extension"),
+        "a package compiles an extension of its own, which fails here: install a release of it that "
+        "goes with this PyTorch, or do without it.",
+    ),
 )
 
 

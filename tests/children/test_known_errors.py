@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from memcalc.children.exit_reason import told
 from memcalc.children.known_errors import advice
 
 
@@ -15,3 +16,11 @@ def test_only_a_fused_adam_is_told_that_it_does_not_take_the_scaler_of_fsdp1(upd
     with pytest.raises(RuntimeError, match="broadcast shape") as raised:
         update(torch.zeros(1))
     assert ("fused=false" in advice(raised.value)) is (update is _fused_adam)
+
+
+def test_of_an_extension_that_does_not_compile_the_name_is_said_and_not_the_compilers_log():
+    log = "\n".join(["Error building extension 'quanto_cuda': [1/9] nvcc -MD", *["error: no"] * 99])
+    said = told(RuntimeError(log), "simulated run", "")["error"]
+    assert "Error building extension 'quanto_cuda'" in said
+    assert "goes with this PyTorch" in said
+    assert "error: no" not in said
