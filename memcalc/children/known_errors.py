@@ -42,8 +42,8 @@ _ADVICE = (
     ),
     (
         re.compile("Error building extension"),
-        "a package compiles an extension of its own, which fails here: install a release of it that "
-        "goes with this PyTorch, or do without it.",
+        "a package compiles an extension of its own, which fails here: install a release of it "
+        "that goes with this PyTorch, or do without it.",
     ),
 )
 
