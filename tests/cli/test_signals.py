@@ -28,19 +28,10 @@ model = "zoo:Hangs"
 inputs = ["{models.INPUT}"]
 limits.peak = "1 GiB"
 """
+# Each is a cold start; what they share is tested on tests/children's light job.
+pytestmark = pytest.mark.nightly
 CASES = [
-    pytest.param(
-        name,
-        number,
-        processes,
-        # Each is a cold start; what they share is tested on tests/children's light job.
-        marks=()
-        if (name, number, processes) == ("estimate", "SIGKILL", 3)
-        else pytest.mark.nightly,
-    )
-    for name in COMMANDS
-    for number in SIGNALS
-    for processes in (2, 3)
+    (name, number, processes) for name in COMMANDS for number in SIGNALS for processes in (2, 3)
 ]
 
 
@@ -87,7 +78,9 @@ def test_nothing_is_left_of_a_command_that_is_ended(tmp_path, name, number, proc
         preexec_fn=_as_in_a_shell,
     )  # fmt: skip
     # Two: PyTorch is being imported. Three: the model's code runs.
-    assert until(lambda: len(living(mark.encode())) >= processes, 60)
+    until(lambda: command.poll() is not None or len(living(mark.encode())) >= processes, 60)
+    assert command.poll() is None, command.stderr.read()
+    assert len(living(mark.encode())) >= processes
     command.send_signal(signal.Signals[number])
     _, said = command.communicate(timeout=10)
     assert command.returncode == (130 if number == "SIGINT" else -signal.Signals[number])
