@@ -29,7 +29,7 @@ def main() -> None:
     program = sys.argv.pop(1)
     sys.argv[0] = program
     kept = runpy.run_path(program, run_name="__main__")
-    alive = [one for one in gc.get_objects() if isinstance(type(one), type)]
+    alive = gc.get_objects()
     modules = [one for one in alive if issubclass(type(one), torch.nn.Module)]
     optimizers = [one for one in alive if issubclass(type(one), torch.optim.Optimizer)]
     weights = [tensor for one in modules for tensor in (*one.parameters(), *one.buffers())]

@@ -224,12 +224,12 @@ def named(
                     yield home, name, tensor
 
 
-def state_of(optimizer: Any) -> dict[Any, Any]:
+def state_of(optimizer: Any) -> Mapping[Any, Any]:
     """What an optimizer keeps, by parameter; of one that is none of PyTorch's, all in one."""
     # ZeroRedundancyOptimizer holds another that has this rank's share.
     state = getattr(getattr(optimizer, "optim", optimizer), "state", None)
     if state is not None and hasattr(state, "items"):
-        return dict(state.items())
+        return state  # type: ignore[no-any-return]
     kept = {
         name: value
         for name, value in getattr(optimizer, "__dict__", {}).items()

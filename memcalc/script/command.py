@@ -75,9 +75,7 @@ def _program(command: list[str], folder: Path | None, environment: Mapping[str, 
         )
     if prefixes.PYTHON.fullmatch(name):
         return _python(rest, folder, environment)
-    if first.endswith(".py"):
-        return script(first, rest, folder)
-    if first.endswith(_NOTEBOOK):
+    if first.endswith((".py", _NOTEBOOK)):
         return script(first, rest, folder)
     if first.startswith("-"):
         raise UsageError(

@@ -149,7 +149,8 @@ class Inputs:
             return torch.ones(self.batch, self.seq, books, dtype=torch.long, device=device)
         token = self.recordings.spoken
         if not places or token is None:
-            return self._ids(device, self.seq) if self._end is None else self._ended(device)
+            end = self._end
+            return self._ids(device, self.seq) if end is None else self._ended(end, device)
         # Made on the host, as by a collator: what stands where is then known on the device.
         shape = self.batch, places
         heard = torch.full(shape, token, dtype=torch.long, device="cpu")
@@ -164,12 +165,12 @@ class Inputs:
         end = getattr(self.config, "eos_token_id", None)
         return end if isinstance(end, int) else None
 
-    def _ended(self, device: Any) -> torch.Tensor:
+    def _ended(self, end: int, device: Any) -> torch.Tensor:
         """(B, S) as a tokenizer hands it over: no padding, and a last token that ends the text."""
-        special = {self._end, getattr(self.config, "pad_token_id", None)}
+        special = {end, getattr(self.config, "pad_token_id", None)}
         token = next(one for one in range(3) if one not in special)
         ids = torch.full((self.batch, self.seq), token, dtype=torch.long, device="cpu")
-        ids[:, -1] = self._end or 0
+        ids[:, -1] = end
         return ids.to(device)
 
     def _labels(self, device: Any) -> Batch:

@@ -234,9 +234,8 @@ class Phases:
 
     def _arrive(self, args: Any) -> None:
         """What a model is given that nothing has computed was handed to it from outside."""
-        for tensor in tensors_in(args):
-            if tensor.grad_fn is None and not tensor.requires_grad:
-                self._counters.name_at(None, self._counters.addresses(tensor))
+        given = (t for t in tensors_in(args) if t.grad_fn is None and not t.requires_grad)
+        self._counters.name_at(None, [at for t in given for at in self._counters.addresses(t)])
 
     def _evaluates(self, module: torch.nn.Module) -> bool:
         if module.training or torch.is_grad_enabled():
