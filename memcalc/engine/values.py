@@ -35,14 +35,25 @@ from memcalc.engine.followed_operators import (
     read_by,
     written,
 )
-from memcalc.engine.host_view import FLOATS, WHOLES, fits, is_plain, on_host, over, span, tensors_in
+from memcalc.engine.host_view import (
+    FLOATS,
+    WHOLES,
+    fits,
+    is_plain,
+    on_host,
+    one_thread,
+    over,
+    span,
+    tensors_in,
+)
 from memcalc.engine.patches import Patches
 from memcalc.engine.stub import load as stub
 
 _aten: Any = torch.ops.aten
 _C: Any = torch._C
-_HELD = 1 << 20
-"""Elements of the largest tensor of fractions that is worked out where some of its are known."""
+_HELD, _MOVED = 1 << 16, 1 << 20
+"""Elements of the largest tensors of fractions that are worked out where some of theirs are known:
+any, and those that are only laid anew or counted."""
 _DRAWN = 1 << 16
 """Elements of the largest tensor of fractions that is drawn where a mask may come of it."""
 _COMPARED = 1 << 22
@@ -161,6 +172,9 @@ class Values:
         writes = written(op)
         drawn = draws(op)
         transfers, moves = base in ("_to_copy", "copy_"), base in MOVES
+        held = _MOVED if transfers or moves or base == "sum" else _HELD
+        # Nobody decides by a weight that was updated.
+        updates = bool(writes) and not (puts or transfers)
 
         def called(*args: Any, **kwargs: Any) -> Any:
             with guard(keys):
@@ -173,8 +187,8 @@ class Values:
                     and first.is_floating_point()
                     and first.numel() > most
                 ):
-                    limit = WHOLES if puts else _HELD
-                    if first.numel() > limit or not (puts or self.knows(first)):
+                    limit = WHOLES if puts else held
+                    if updates or first.numel() > limit or not (puts or self.knows(first)):
                         return op(*args, **kwargs)  # Most calls of a training.
                 else:
                     limit = most
@@ -198,7 +212,8 @@ class Values:
                 tensors = [args[0]._indices()] if sparse else list(tensors_in((args, kwargs)))
                 if not any(one.is_cuda for one in tensors) or not is_plain(tensors):
                     return op(*args, **kwargs)
-                made, numbers = read_by(op, base, args, kwargs, self.knows)
+                with one_thread():
+                    made, numbers = read_by(op, base, args, kwargs, self.knows)
                 for size, number in numbers:
                     self._answer(size, number)
                 try:
@@ -234,7 +249,7 @@ class Values:
             return
         if torch.cuda.is_current_stream_capturing():
             return
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), one_thread():
             host_args, host_kwargs = on_host(args), on_host(kwargs)
             host_kwargs.pop("pin_memory", None)
             if draws is None:
