@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from memcalc.children import child
-from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.children.child import Breadcrumbs
 from memcalc.children.exit_reason import ending, noise_of, oom_kills
 from memcalc.children.fork import die_with
 

@@ -13,13 +13,12 @@ from memcalc import registry
 from memcalc.errors import MeasureError
 from memcalc.records.plan import Plan
 from memcalc.workload import layouts, liger, loops, quantised
-from memcalc.workload.job import Job
+from memcalc.workload.job import Job, Program
 from memcalc.workload.layouts import Rank
 from memcalc.workload.model import with_weights
 from memcalc.workload.optimizers import InBackward, make, restore, saved_state
 from memcalc.workload.placement import filler, parameters_on_meta, random, to_device
 from memcalc.workload.prepare import prepare, program_of
-from memcalc.workload.program import Program
 
 Move = Callable[[torch.nn.Module], Any]
 Make = Callable[[str, torch.Tensor], torch.Tensor]

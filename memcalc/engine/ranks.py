@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from memcalc.records.trace import Trace
 from memcalc.records.walk import changes
 from memcalc.workload import layouts
-from memcalc.workload.program import Program
+from memcalc.workload.job import Program
 
 _Store: Any = vars(dist)["Store"]
 

@@ -25,8 +25,8 @@ from memcalc.units import format_bytes
 from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, quantised
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
+from memcalc.workload.job import Program
 from memcalc.workload.prepare import finished
-from memcalc.workload.program import Program
 
 STEPS_ON_CPU = 2
 """There is no cache to settle: the second step is like all that follow."""

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 import torch
 
-from memcalc.children import known_errors
+from memcalc.children import exit_reason
 from memcalc.children.fork import die_with
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
@@ -148,7 +148,7 @@ def _failed(error: BaseException) -> Ending:
     of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(str(error))
     if of_a_number or isinstance(error, ZeroDivisionError | OverflowError):
         _by_zero.append(str(error))
-    helps = known_errors.advice(error)
+    helps = exit_reason.advice(error)
     if helps:
         print(f"memcalc: {helps}", file=sys.stderr)
     lacked = str(error) if isinstance(error, torch.OutOfMemoryError) else ""

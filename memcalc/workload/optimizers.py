@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from memcalc.registry.build import build
 from memcalc.workload import layouts, loops
-from memcalc.workload.program import Program
+from memcalc.workload.job import Program
 
 
 def make(

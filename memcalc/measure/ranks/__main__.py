@@ -12,7 +12,7 @@ import socket
 import sys
 
 from memcalc.children import child
-from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.children.child import Breadcrumbs
 from memcalc.children.fork import die_with
 from memcalc.measure.ranks import rank
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from memcalc.children.breadcrumbs import Breadcrumbs
-from memcalc.children.child import Speaker
+from memcalc.children.child import Breadcrumbs, Speaker
 from memcalc.errors import NO_GPU, MeasureError
 
 

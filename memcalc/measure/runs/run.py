@@ -21,8 +21,8 @@ from memcalc.records.measurement import Measurement, OutOfMemory, PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 from memcalc.workload import inference, layerdrop, layouts, loops
+from memcalc.workload.job import Program
 from memcalc.workload.prepare import finished
-from memcalc.workload.program import Program
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from memcalc.children.breadcrumbs import Breadcrumbs
-from memcalc.children.child import Speaker
+from memcalc.children.child import Breadcrumbs, Speaker
 from memcalc.files.artifact import decode, encode
 from memcalc.measure.runs.run import Listener, Options, measure
 from memcalc.records.measurement import PhaseReading

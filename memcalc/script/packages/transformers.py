@@ -15,7 +15,7 @@ from memcalc.catalog.models import without_hub
 from memcalc.catalog.quantised import settings_in
 from memcalc.engine.patches import Patches
 from memcalc.script.large_weights import NOT_HERE
-from memcalc.workload.prequantised import held_once, quantise
+from memcalc.workload.quantised import held_once, quantise
 
 
 def install(patches: Patches, say: Callable[[str], None]) -> None:
