@@ -11,9 +11,11 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+from memcalc.engine.stub import load as stub
 
 _memory: Any = torch.cuda.memory
 _C: Any = torch._C
@@ -119,11 +121,8 @@ def _events(stats: dict[str, Any]) -> int:
 @functools.cache
 def _moments() -> Any:
     """The stub driver's counts of each GPU; ``None``: there is NVIDIA's driver."""
-    driver = ctypes.CDLL(None)
-    if not hasattr(driver, "memcalc_stub_moments"):
-        return None
-    driver.memcalc_stub_moments.restype = ctypes.POINTER(ctypes.c_uint64)
-    return driver.memcalc_stub_moments()
+    moments = stub.function("moments", ctypes.POINTER(ctypes.c_uint64))
+    return None if moments is None else moments()
 
 
 class _Arrival(ctypes.Structure):
@@ -132,22 +131,17 @@ class _Arrival(ctypes.Structure):
 
 def arrivals() -> list[tuple[int, int]]:
     """Where something was copied to from the host, and at which moment, in order."""
-    driver = ctypes.CDLL(None)
-    if not hasattr(driver, "memcalc_stub_arrivals"):
+    arrived = stub.function("arrived", ctypes.c_uint64)
+    if arrived is None:
         return []
-    driver.memcalc_stub_arrived.restype = ctypes.c_uint64
-    driver.memcalc_stub_arrivals.restype = ctypes.POINTER(_Arrival)
-    kept = driver.memcalc_stub_arrivals()
-    return [(kept[n].moment, kept[n].address) for n in range(driver.memcalc_stub_arrived())]
+    kept = stub.function("arrivals", ctypes.POINTER(_Arrival))()
+    return [(kept[n].moment, kept[n].address) for n in range(arrived())]
 
 
 def most_of_others() -> int:
     """The most bytes of a GPU that another process over the stub driver has had; 0: none."""
-    driver = ctypes.CDLL(None)
-    if not hasattr(driver, "memcalc_stub_others"):
-        return 0
-    driver.memcalc_stub_others.restype = ctypes.c_uint64
-    return int(driver.memcalc_stub_others())
+    most = stub.function("others", ctypes.c_uint64)
+    return 0 if most is None else int(most())
 
 
 def free_cublas_workspaces() -> None:
@@ -197,7 +191,7 @@ def outer_leaf(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor if tensor.grad_fn is None else None
 
 
-def memory_profiler(*, with_dtypes: bool) -> Any:
+def memory_profiler(*, with_dtypes: bool = False) -> Any:
     """A profiler of operators and of every block that they ask for; quiet about itself."""
     os.environ["KINETO_LOG_LEVEL"] = "99"
     profiler: Any = torch.profiler
@@ -205,20 +199,47 @@ def memory_profiler(*, with_dtypes: bool) -> Any:
     return profiler.profile(activities=[cpu], profile_memory=True, record_shapes=with_dtypes)
 
 
-def cpu_blocks(profiler: Any) -> list[tuple[int, int, int]]:
-    """Births and deaths of blocks on the CPU in order: when (nanoseconds), address, bytes.
+class Allocation(NamedTuple):
+    """A block's birth or death on the CPU, as the profiler has it."""
 
-    Bytes are below zero where a block dies.
-    """
-    found: list[tuple[int, int, int]] = []
-    waiting = list(profiler_events(profiler))
+    when: int
+    """Nanoseconds."""
+    bytes: int
+    """Below zero: a death."""
+    address: int
+    total: int
+    """What the allocator holds then, as far as it counts."""
+    in_collective: bool
+    on_main_thread: bool
+
+
+_COLLECTIVES = ("c10d::", "gloo:")
+"""What names of operators begin with that send and receive."""
+_FIRST_THREAD = 1
+"""Number that PyTorch gives to the first thread it runs in."""
+
+
+def cpu_allocations(profiler: Any) -> list[Allocation]:
+    """Births and deaths of blocks on the CPU in order."""
+    found: list[Allocation] = []
+    waiting = [(event, False) for event in profiler_events(profiler)]
     while waiting:
-        event = waiting.pop()
+        event, inside = waiting.pop()
         kind, fields = event.typed
         if kind.name == "Allocation" and fields.device.type == "cpu":
-            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
-        waiting.extend(event.children)
-    return sorted(found, key=lambda one: (one[0], one[2]))
+            found.append(
+                Allocation(
+                    when=event.start_time_ns,
+                    bytes=fields.alloc_size,
+                    address=fields.ptr,
+                    total=fields.total_allocated,
+                    in_collective=inside,
+                    on_main_thread=event.start_tid == _FIRST_THREAD,
+                )
+            )
+        inside = inside or event.name.startswith(_COLLECTIVES)
+        waiting.extend((child, inside) for child in event.children)
+    return sorted(found, key=lambda one: one[:2])
 
 
 def graph_breaks() -> Iterator[str]:

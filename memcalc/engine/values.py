@@ -21,20 +21,27 @@ from typing import Any
 import torch
 
 from memcalc.engine import source_lines
-from memcalc.engine.followed_operators import (
+from memcalc.engine.host_view import (
     CALLED_WITH_OUT,
     COMPARES,
+    FLOATS,
     MOVES,
     PLACES,
     PUTS,
     RESULTS,
+    WHOLES,
     WITH_COUNTS,
     draws,
+    fits,
     is_composed,
+    is_plain,
+    on_host,
+    over,
     read_by,
+    span,
+    tensors_in,
     written,
 )
-from memcalc.engine.host_view import FLOATS, WHOLES, fits, is_plain, on_host, over, span, tensors_in
 from memcalc.engine.patches import Patches
 from memcalc.engine.stub import load as stub
 

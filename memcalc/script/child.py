@@ -168,15 +168,15 @@ def _described(error: BaseException) -> dict[str, str]:
 
 
 def _answer(session: Session, name: str, ending: Ending) -> dict[str, Any]:
-    found = session.recorded(name)
+    traces, refusal = session.recorded(name)
     if ending.out_of_memory:
-        ending = msgspec.structs.replace(ending, refusal=found.refusal)
+        ending = msgspec.structs.replace(ending, refusal=refusal)
     return {
         "ending": encode(ending),
         "raised": _raised,
         "state": encode(session.models.state()),
         "traces": {
-            device: base64.b64encode(pack(trace)).decode() for device, trace in found.traces.items()
+            device: base64.b64encode(pack(trace)).decode() for device, trace in traces.items()
         },
     }
 

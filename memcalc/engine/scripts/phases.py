@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,15 +18,102 @@ from torch.nn.modules import module as modules
 from torch.nn.utils import clip_grad
 
 from memcalc.engine import source_lines
+from memcalc.engine import torch_internals as internals
 from memcalc.engine.host_view import tensors_in
-from memcalc.engine.modules_at_work import AtWork
+from memcalc.engine.notes import AtWork
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.counters import Counters
-from memcalc.engine.scripts.functional import Functional
 from memcalc.engine.scripts.models import Models, held_by
 from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.records.trace import Component, Phase
 from memcalc.workload.inference import caches_of
+
+_PLAIN = 0
+"""Key of tensors that are trained without a module."""
+_MOST = 100_000
+"""Nodes of a graph that are looked at for its leaves."""
+
+
+class Functional:
+    """Follows weights that are replaced by new tensors in every step.
+
+    Args:
+        counters: told what is a weight or a gradient.
+        models: told of every update.
+    """
+
+    def __init__(self, counters: Counters, models: Models) -> None:
+        self._counters, self._models = counters, models
+        self._given: dict[int, frozenset[int]] = {}
+        """Where the weights lie that a module was given last."""
+
+    def install(self, patches: Patches) -> None:
+        """Follow from now on."""
+        patches.wrap(torch.func, "functional_call", self._called)
+
+    def _called(self, original: Any, module: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            buffers = {name for name, _ in module.named_buffers()}
+            parts = [given] if isinstance(given, Mapping) else given
+            self._are_weights(
+                id(module),
+                (one for part in parts for name, one in part.items() if name not in buffers),
+            )
+        return original(module, given, *args, **kwargs)
+
+    def _are_weights(self, key: int, tensors: Iterable[Any]) -> None:
+        leaves = [leaf for one in tensors if (leaf := internals.outer_leaf(one)) is not None]
+        found = frozenset(address for leaf in leaves for address in self._counters.addresses(leaf))
+        if not found:
+            return  # Inner steps of meta-learning: they are parts of a graph.
+        if self._given.get(key, found) != found:
+            self._models.touch()
+        self._given[key] = found
+        self._counters.name_at(Component.WEIGHTS, list(found))
+
+    def look_for_plain(self, roots: Any) -> None:
+        """A program without modules and optimizers trains the leaves that a backward reaches."""
+        leaves = list(_leaves(one.grad_fn for one in _tensors_given(roots)))
+        self._are_weights(_PLAIN, leaves)
+        self._models.adopt(leaves)
+
+    def gradients(self, given: Any, found: Any) -> None:
+        """What ``torch.autograd.grad`` returns for weights are gradients.
+
+        Args:
+            given: its ``inputs``.
+            found: its result.
+        """
+        known = {at for one in self._models.parameters() for at in self._counters.addresses(one)}
+        known = known.union(*self._given.values())
+        named = []
+        for one, gradient in zip(_tensors_given(given), _tensors_given(found), strict=False):
+            leaf = internals.outer_leaf(one)
+            if leaf is not None and known.intersection(self._counters.addresses(leaf)):
+                named.append(internals.behind(gradient))
+        self._counters.name(Component.GRADIENTS, named)
+
+
+def _tensors_given(given: Any) -> list[torch.Tensor]:
+    """The tensors that are given to autograd, or come from it, in whatever way."""
+    several = [given] if isinstance(given, torch.Tensor) else given
+    listed = several.values() if isinstance(several, Mapping) else several
+    return [one for one in listed if isinstance(one, torch.Tensor)]
+
+
+def _leaves(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors that a backward from these nodes accumulates gradients in."""
+    waiting = [node for node in nodes if node is not None]
+    seen: set[Any] = set()
+    while waiting and len(seen) < _MOST:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting += [other for other, _ in node.next_functions if other is not None]
+
 
 _CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 WATCHED = 3
