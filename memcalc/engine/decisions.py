@@ -21,13 +21,7 @@ NO_END = "generate() sees no end-of-sequence token: it generates as many tokens 
 
 
 def install(patches: Patches, values: Values, say: Callable[[str], None]) -> None:
-    """Answer from now on.
-
-    Args:
-        patches: what is changed.
-        values: told what a tensor holds.
-        say: told what is taken to be so.
-    """
+    """Answer from now on, tell ``values`` what a tensor holds, and say what is taken to be so."""
 
     def all_true(original: Any, checked: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = original(checked)

@@ -31,8 +31,8 @@ from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.files.artifact import encode
 from memcalc.files.trace_file import pack
 from memcalc.script import overlay, surroundings
+from memcalc.script.command import as_main, run
 from memcalc.script.records import Ending, Request
-from memcalc.script.running import as_main, run
 
 _INTERRUPTED = 130
 """What a shell says of a program that Ctrl-C ended."""
@@ -56,7 +56,7 @@ def main(asked: str, answered: str) -> None:
         told = msgspec.structs.replace(
             ending,
             steps=session.steps.most,
-            started=others.commands,
+            started=tuple(others),
             others=internals.most_of_others(),
             trains=session.phases.backwards > 0,
         )

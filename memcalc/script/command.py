@@ -1,18 +1,22 @@
-"""Finds the program of a command line: a script, a module or a console script."""
+"""Finds the program of a command line, a script, a module or a console script; and runs it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import runpy
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
-from memcalc.script import dispatchers, launchers, prefixes
+from memcalc.script import launchers, prefixes
 
 _WITH_VALUE = ("-W", "-X")
 _NO_MATTER = ("-u", "-B", "-q", "-X")
@@ -88,7 +92,7 @@ def _program(command: list[str], folder: Path | None, environment: Mapping[str, 
     found = shutil.which(first)
     if found is None or not _is_python(Path(found)):
         raise UsageError(prefixes.refusal_of_starter(command) or _no_program(first, found))
-    if dispatchers.is_swift(Path(found)):
+    if _is_swift(Path(found)):
         return _swift(rest, environment)
     return Program(path=found, arguments=tuple(rest))
 
@@ -100,13 +104,6 @@ def _no_program(first: str, found: str | None) -> str:
         f"{first} is no Python program: name the script it runs, "
         "as in memcalc simulate -- python train.py."
     )
-
-
-def _swift(rest: list[str], environment: Mapping[str, str]) -> Program:
-    started, arguments = dispatchers.swift(rest, environment)
-    if started in launchers.NAMES:
-        return Program(launcher=launchers.NAMES[started], arguments=tuple(arguments))
-    return Program(module=started, arguments=tuple(arguments))
 
 
 def _python(rest: list[str], folder: Path | None, environment: Mapping[str, str]) -> Program:
@@ -125,7 +122,7 @@ def _python(rest: list[str], folder: Path | None, environment: Mapping[str, str]
             return Program(launcher=launchers.NAMES[rest[1]], arguments=tuple(rest[2:]))
         named = (
             _swift(rest[2:], environment)
-            if rest[1] == dispatchers.SWIFT
+            if rest[1] == _SWIFT
             else Program(module=rest[1], arguments=tuple(rest[2:]))
         )
     elif not rest or rest[0].startswith("-"):
@@ -184,3 +181,61 @@ def _is_python(path: Path) -> bool:
         return False
     # Long paths are reached by way of the shell: '''exec' /long/path/python "$0" "$@".
     return first.startswith(b"#!") and (b"python" in first or b"python" in second)
+
+
+_SWIFT = "swift.cli.main"
+"""The module of ms-swift's command; other packages and languages have a ``swift`` too."""
+_SEVERAL = ("pt", "sft", "rlhf", "infer")
+"""Programs of ms-swift that torchrun starts where the environment says how many."""
+_TOLD = ("NPROC_PER_NODE", "MASTER_PORT", "NNODES", "NODE_RANK", "MASTER_ADDR")
+"""What ms-swift tells torchrun, which calls its options alike."""
+
+
+def _is_swift(path: Path) -> bool:
+    """Whether this console script is ms-swift's."""
+    return path.name == "swift" and _SWIFT in path.read_text(errors="replace")
+
+
+def _swift(words: Sequence[str], environment: Mapping[str, str]) -> Program:
+    """The program that ``swift sft ...`` starts, or ``torchrun`` with it.
+
+    Such a command would be simulated, and what it starts would not: the program itself is run.
+    Source: swift/cli/main.py, ``cli_main`` (4.6).
+
+    Raises:
+        UsageError: no program is named, or its options are in a file.
+    """
+    if not words or words[0].startswith("-"):
+        raise UsageError("Name a command of swift: memcalc simulate -- swift sft --model ....")
+    method, rest = words[0].replace("_", "-"), list(words[1:])
+    if rest and rest[0].endswith((".json", ".yaml", ".yml")):
+        raise UsageError(
+            f"swift {method} {rest[0]} makes options of a file: type them, as in "
+            f"memcalc simulate -- swift {method} --model ...."
+        )
+    module = f"swift.cli.{method.replace('-', '_')}"
+    if method not in _SEVERAL or not {"NPROC_PER_NODE", "NNODES"} & environment.keys():
+        return Program(module=module, arguments=tuple(rest))
+    told = [f"--{name.lower()}={environment[name]}" for name in _TOLD if name in environment]
+    return Program(launcher="torchrun", arguments=(*told, "-m", module, *rest))
+
+
+def run(program: Program) -> dict[str, Any]:
+    """Run it to its end; returns its variables."""
+    if program.path:
+        return runpy.run_path(program.path, run_name="__main__")
+    return runpy.run_module(program.module, run_name="__main__", alter_sys=True)
+
+
+@contextlib.contextmanager
+def as_main(program: Program) -> Iterator[None]:
+    """Arguments and import path as Python gives them to a program."""
+    before = sys.argv, list(sys.path)
+    sys.argv = [program.path or program.module, *program.arguments]
+    here = str(Path(program.path).resolve().parent) if program.path else os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.argv = before[0]
+        sys.path[:] = before[1]

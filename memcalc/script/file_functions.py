@@ -177,7 +177,6 @@ class _Functions:
 
     @_by_path
     def mkdir(self, original: Any, path: Any, named: str, *args: Any, **kwargs: Any) -> Any:
-        """As ``os.mkdir``."""
         files = self.files
         if os.path.lexists(named):
             raise failure(errno.EEXIST, path)
@@ -189,7 +188,6 @@ class _Functions:
 
     @_by_path
     def rmdir(self, original: Any, path: Any, named: str, **kwargs: Any) -> Any:
-        """As ``os.rmdir``."""
         files, at = self.files, self._found(path, named)
         if not os.path.isdir(at) or (at == named and not files.was_there(named)):
             return original(path, **kwargs)
@@ -199,7 +197,6 @@ class _Functions:
 
     @_by_path
     def rmtree(self, original: Any, path: Any, named: str, *args: Any, **kwargs: Any) -> Any:
-        """As ``shutil.rmtree``."""
         at = self.files.where(named)
         if at is None or not os.path.isdir(at) or os.path.islink(named):
             return original(path, *args, **kwargs)
@@ -234,7 +231,6 @@ class _Functions:
 
     @_by_path
     def listdir(self, original: Any, path: Any, named: str) -> Any:
-        """As ``os.listdir``."""
         if not self.files.touches(named):
             return original(path)
         self._found(path, named)
@@ -242,7 +238,6 @@ class _Functions:
 
     @_by_path
     def scandir(self, original: Any, path: Any, named: str) -> Any:
-        """As ``os.scandir``."""
         if not self.files.touches(named):
             return original(path)
         return Scan(os.fspath(path or "."), self.listdir(None, path))

@@ -26,12 +26,7 @@ _SAID = "weights beyond the first 0.2 billion are not initialized on the host (-
 
 
 def install(patches: Patches, say: Callable[[str], None]) -> None:
-    """Draw no more from some number of weights on.
-
-    Args:
-        patches: what is changed.
-        say: told that weights are zeros.
-    """
+    """Draw no more from some number of weights on, and say that they are zeros."""
     drawn = [0]
 
     def draw(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,11 +1,11 @@
-"""The environment of a user's program: its files, and processes that it starts."""
+"""The environment of a user's program: its files, trackers, GPUs and packages."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,78 +13,49 @@ import torch
 from memcalc.engine import decisions, source_lines
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.session import Session
-from memcalc.script import large_weights, lightning, protection
-from memcalc.script.packages import accelerate, deepspeed, diffusers, transformers
+from memcalc.script import large_weights, saving, started_programs
+from memcalc.script.packages import accelerate, deepspeed, diffusers, saved_models, transformers
 from memcalc.script.records import Request
-from memcalc.script.subprocesses import Subprocesses
 
 
 @contextlib.contextmanager
-def program(request: Request, session: Session) -> Iterator[Subprocesses]:
-    """Keep the user's files as they are, and run the first of processes that it starts here."""
-    patches, others = session.patches, Subprocesses()
+def program(request: Request, session: Session) -> Iterator[Iterable[str]]:
+    """Keep the user's files as they are, and run the first of processes that it starts here.
+
+    Gives the other Python programs that it starts.
+    """
+    patches, say = session.patches, session.say
     patches.environment("MEMCALC_SIMULATED", "1")
-    others.install(patches)
+    others = started_programs.python_commands(patches)
 
-    def started(count: int, of: str) -> None:
-        session.say(f"{source_lines.named(f'of {count} {of}')} the first runs")
-        if count > 1:
-            _count_gpus(patches, count)
-            session.be_one_of_many()
+    def started(of: str) -> Callable[[int], None]:
+        def tell(count: int) -> None:
+            say(f"{source_lines.named(f'of {count} {of}')} the first runs")
+            if count > 1:
+                _count_gpus(patches, count)
+                session.be_one_of_many()
 
-    _spawn_here(patches, lambda count: started(count, "spawned processes"))
+        return tell
+
+    started_programs.spawn_here(patches, started("spawned processes"))
     if request.launched:
         _count_gpus(patches, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     elif request.gpus > 1:
-        lightning.install(patches, request.gpus, started)
-    decisions.install(patches, session.values, session.say)
+        told = started("processes that Lightning starts")
+        started_programs.follow_lightning(patches, request.gpus, told)
+    decisions.install(patches, session.values, say)
     if not request.weights:
-        large_weights.install(patches, session.say)
-    protection.install(patches, session.say)
+        large_weights.install(patches, say)
+    files = saving.install(patches, say)
+    files.overlay.covers = lambda: say(source_lines.named(_STAY))
+    _turn_trackers_off(patches, say)
+    saved_models.install(patches, say, files.overlay)
     accelerate.install(patches)
     deepspeed.install(patches, session)
     if not request.weights:
-        transformers.install(patches, session.say)
-        diffusers.install(patches, session.say)
+        transformers.install(patches, say)
+        diffusers.install(patches, say)
     yield others
-
-
-class _Ended:
-    """Stands for processes that have all ended well."""
-
-    processes: tuple[Any, ...] = ()
-
-    def join(self, *args: Any, **kwargs: Any) -> bool:
-        """They have."""
-        return True
-
-    def pids(self) -> list[int]:
-        """None are left."""
-        return []
-
-
-def _spawn_here(patches: Patches, started: Callable[[int], None]) -> None:
-    """Of the processes of ``torch.multiprocessing.spawn`` the first runs here.
-
-    ``started`` is told how many there would be, before it runs.
-    """
-
-    def start(
-        original: Any,
-        fn: Callable[..., Any],
-        args: Any = (),
-        nprocs: int = 1,
-        join: bool = True,
-        *rest: Any,
-        **more: Any,
-    ) -> _Ended | None:
-        started(nprocs)
-        fn(0, *args)
-        return None if join else _Ended()
-
-    module = sys.modules["torch.multiprocessing.spawn"]
-    for name in ("start_processes", "spawn"):
-        patches.wrap(module, name, start, (torch.multiprocessing,))
 
 
 def _count_gpus(patches: Patches, count: int) -> None:
@@ -104,3 +75,37 @@ def _count_gpus(patches: Patches, count: int) -> None:
 
     for module in (torch.cuda, torch.cuda.random):
         patches.set(module, "get_rng_state_all", states)
+
+
+_STAY = "files that were there before stay as they were"
+_KEEP_TRACKERS = "MEMCALC_TRACKERS"
+"""Variable of the environment that leaves trackers on."""
+_OFF = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "NEPTUNE_MODE": "debug"}
+"""How trackers are told to keep still, by their own documentation."""
+
+
+class _NoWriter:
+    """Takes what TensorBoard's event file would be told."""
+
+    def __init__(self, log_dir: Any = "", *args: Any, **kwargs: Any) -> None:
+        self._folder = str(log_dir)
+
+    def get_logdir(self) -> str:
+        return self._folder
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+def _turn_trackers_off(patches: Patches, say: Callable[[str], None]) -> None:
+    """Track nothing, unless ``MEMCALC_TRACKERS`` is set; ``say`` is told so where they are used."""
+    if os.environ.get(_KEEP_TRACKERS):
+        return
+    for name, value in _OFF.items():
+        patches.environment(name, value)
+
+    def tensorboard(module: ModuleType) -> None:
+        patches.set(module, "FileWriter", _NoWriter)
+        say("trackers are off: MEMCALC_TRACKERS=1 leaves them on")
+
+    patches.when_imported("torch.utils.tensorboard.writer", tensorboard)

@@ -30,12 +30,7 @@ class _Inert:
 
 
 def install(patches: Patches, session: Session) -> None:
-    """Act when DeepSpeed is imported.
-
-    Args:
-        patches: what is changed.
-        session: told of the engine's steps.
-    """
+    """Act when DeepSpeed is imported, and tell the session of its engine's steps."""
     _without_kernels(patches, session)
 
     def made(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:

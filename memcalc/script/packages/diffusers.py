@@ -14,12 +14,7 @@ from memcalc.script.large_weights import NOT_HERE
 
 
 def install(patches: Patches, say: Callable[[str], None]) -> None:
-    """Act when diffusers is imported.
-
-    Args:
-        patches: what is changed.
-        say: told what a checkpoint is taken to be.
-    """
+    """Act when diffusers is imported, and say what a checkpoint is taken to be."""
 
     def models(module: ModuleType) -> None:
         def not_fetched(
@@ -85,15 +80,10 @@ def _as_config_says(cls: Any, config: Any) -> dict[str, torch.Tensor]:
 @contextmanager
 def _read_as(module: ModuleType, weights: dict[str, torch.Tensor]) -> Iterator[None]:
     """What is loaded meanwhile is one file that holds these."""
-    instead: dict[str, Any] = {
-        "_get_model_file": lambda *_, **__: module.SAFETENSORS_WEIGHTS_NAME,
-        "_fetch_index_file": lambda *_, **__: None,
-        "_fetch_index_file_legacy": lambda *_, **__: None,
-        "load_state_dict": lambda *_, **__: dict(weights),
-    }
-    before = {name: getattr(module, name) for name in instead}
-    vars(module).update(instead)
-    try:
+    file = module.SAFETENSORS_WEIGHTS_NAME
+    with Patches() as patches:
+        patches.set(module, "_get_model_file", lambda *_, **__: file)
+        patches.set(module, "_fetch_index_file", lambda *_, **__: None)
+        patches.set(module, "_fetch_index_file_legacy", lambda *_, **__: None)
+        patches.set(module, "load_state_dict", lambda *_, **__: dict(weights))
         yield
-    finally:
-        vars(module).update(before)

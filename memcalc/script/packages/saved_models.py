@@ -13,21 +13,15 @@ from typing import Any
 
 from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
-from memcalc.script.files import NOT_WRITTEN
 from memcalc.script.overlay import Overlay, full
+from memcalc.script.saving import NOT_WRITTEN
 
 _COPIED = 1 << 24
 """Bytes up to which a file is copied: configs and tokenizers, which may be written again."""
 
 
 def install(patches: Patches, say: Callable[[str], None], overlay: Overlay) -> None:
-    """Act when the packages are imported.
-
-    Args:
-        patches: what is changed.
-        say: told what was not done.
-        overlay: where models are saved.
-    """
+    """Act when the packages are imported: save models in the overlay, and say so."""
     saved = _Saved(say, overlay)
 
     def wrapped(module: str, owner: str, **around: Any) -> None:
@@ -60,7 +54,7 @@ _NOT_WRITTEN = ("save_state", "save_metrics", "push_to_hub", "_push_from_checkpo
 
 
 class _Saved:
-    """Functions in place of those that save and load; arguments as for ``install``."""
+    """Functions in place of those that save and load."""
 
     def __init__(self, say: Callable[[str], None], overlay: Overlay) -> None:
         self._say, self._overlay = say, overlay

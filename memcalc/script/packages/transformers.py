@@ -19,12 +19,7 @@ from memcalc.workload.quantised import held_once, quantise
 
 
 def install(patches: Patches, say: Callable[[str], None]) -> None:
-    """Act when transformers is imported.
-
-    Args:
-        patches: what is changed.
-        say: told what a checkpoint is taken to be.
-    """
+    """Act when transformers is imported, and say what a checkpoint is taken to be."""
 
     def not_fetched(original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         config = _config(cls, name, kwargs)
