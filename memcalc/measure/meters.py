@@ -159,13 +159,3 @@ def counted_everywhere() -> bool:
         return False
     flag.value = True
     return True
-
-
-def memory_events(profiler: torch.profiler.profile) -> list[tuple[int, int]]:
-    """When (nanoseconds) and how many bytes: every allocation (positive) and free (negative)."""
-    return CpuEvents().of(profiler)
-
-
-def meter_for(device: str, snapshot: str | None) -> CudaMeter | CpuMeter:
-    """The meter of a device."""
-    return CudaMeter(snapshot) if device == "cuda" else CpuMeter()

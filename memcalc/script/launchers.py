@@ -186,7 +186,7 @@ def _on_machine_of(gpus: int) -> Iterator[None]:
 
 
 def _with_deepspeed(given: Any, defaults: Any, precision_of_file: bool) -> Any:
-    """What processes find where DeepSpeed trains, as ``launch_command`` of accelerate 1.15 has it."""
+    """What processes find where DeepSpeed trains, by ``launch_command`` of accelerate 1.15."""
     if importlib.util.find_spec("deepspeed") is None:
         raise _missing("deepspeed", "the config asks for it")
     fields = [*defaults.deepspeed_config] if defaults else []

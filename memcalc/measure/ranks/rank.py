@@ -24,14 +24,14 @@ ending = Ending()
 
 def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], dict[str, Any]]:
     """A function that answers requests."""
-    from memcalc.measure.runs import training
+    from memcalc.measure.runs import run
 
-    run = training.answer_for(breadcrumbs)
+    train = run.answer_for(breadcrumbs)
 
     def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
         try:
             index = _join(request)
-            found = run({**request, "index": index}, speaker)
+            found = train({**request, "index": index}, speaker)
         except Exception as error:
             if _deserted(error):
                 raise DesertedError(" ".join(str(error).split())[:200]) from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from memcalc.measure.meters import CudaMeter, memory_events, profiler, requested_only
+from memcalc.measure.meters import CpuEvents, CudaMeter, profiler, requested_only
 from memcalc.records.measurement import PhaseReading, last_finished
 from memcalc.records.trace import Phase
 
@@ -117,7 +117,7 @@ class CpuReadings:
     def _stop(self) -> None:
         self._profiler.__exit__(None, None, None)
         self._open = False
-        events = iter((*memory_events(self._profiler), None))
+        events = iter((*CpuEvents().of(self._profiler), None))
         event = next(events)
         level = 0
         for number, (step, phase, ended) in enumerate(self._spans):

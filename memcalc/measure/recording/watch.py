@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from memcalc.measure.meters import meter_for
+from memcalc.engine.patches import Patches
+from memcalc.measure.meters import CpuMeter
 from memcalc.records.trace import Phase
 
 
@@ -25,7 +26,7 @@ class CudaWatch:
         self._key = f"{metric}_bytes.all"
         self._start: list[int] = []
         self._peak: list[int] = []
-        self._reset: Any = None
+        self._patches = Patches()
 
     def begin(self) -> None:
         """From here on."""
@@ -34,22 +35,20 @@ class CudaWatch:
             torch.cuda.empty_cache()
         self._peak = [0] * torch.cuda.device_count()
         self._start = self._read("current")
-        self._reset = torch.cuda.memory.reset_peak_memory_stats
         for index in range(len(self._start)):
-            self._reset(index)
-        for module in (torch.cuda, torch.cuda.memory):
-            module.reset_peak_memory_stats = self._keep_and_reset  # type: ignore[attr-defined]
+            torch.cuda.reset_peak_memory_stats(index)
+        name, also = "reset_peak_memory_stats", (torch.cuda,)
+        self._patches.wrap(torch.cuda.memory, name, self._keep_and_reset, also)
 
     def end(self) -> int:
         """Bytes of the peak above the beginning, on the GPU where it is highest."""
-        for module in (torch.cuda, torch.cuda.memory):
-            module.reset_peak_memory_stats = self._reset  # type: ignore[attr-defined]
+        self._patches.undo()
         self._keep()
         return max(peak - start for peak, start in zip(self._peak, self._start, strict=True))
 
-    def _keep_and_reset(self, device: Any = None) -> None:
+    def _keep_and_reset(self, original: Any, *args: Any, **kwargs: Any) -> None:
         self._keep()
-        self._reset(device)
+        original(*args, **kwargs)
 
     def _keep(self) -> None:
         self._peak = [max(pair) for pair in zip(self._peak, self._read("peak"), strict=True)]
@@ -70,7 +69,7 @@ class CpuWatch:
     """
 
     def __init__(self) -> None:
-        self._meter = meter_for("cpu", None)
+        self._meter = CpuMeter()
 
     def begin(self) -> None:
         """From here on."""

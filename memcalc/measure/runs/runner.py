@@ -81,7 +81,7 @@ class Runner:
         child = None
         try:
             child = self.parent_for(request.plan).child(
-                "memcalc.measure.runs.training", "run", hint=hint
+                "memcalc.measure.runs.run", "run", hint=hint
             )
             return _heard(child, request, said, sampler)
         except TimeoutError:
@@ -103,12 +103,6 @@ class Runner:
             self.close()
             self._parent = Parent(MeasureError, environment)
         return self._parent
-
-
-def measure(request: Request, said: Callable[[PhaseReading], None]) -> Measurement:
-    """Measure one plan; see ``Runner.measure``."""
-    with Runner() as runner:
-        return runner.measure(request, said)
 
 
 def environment_of(plan: Plan) -> dict[str, str]:
