@@ -73,7 +73,9 @@ def place(program: Program, device: str, *, simulated: bool = False) -> Program:
         device: where to, by the name PyTorch knows it.
         simulated: give no values to weights, on the host either: nobody looks at them.
     """
-    _check_world(program)
+    wanted, (_, world) = layouts.spread(program.plan).world, _group()
+    if wanted != world:
+        raise MeasureError(f"The plan is one of {wanted} processes, and this is one of {world}.")
     if program.plan.scheme is not None:
         if device == "cpu":
             # The meter of host memory follows this thread alone.
@@ -107,12 +109,6 @@ def _laid_out(program: Program, device: str, move: Move, simulated: bool) -> Pro
         fill=filler(program.model, on_host=not simulated),
     )
     return replace(program, model=layouts.of(program.plan).place(program.model, rank))
-
-
-def _check_world(program: Program) -> None:
-    wanted, (_, world) = layouts.spread(program.plan).world, _group()
-    if wanted != world:
-        raise MeasureError(f"The plan is one of {wanted} processes, and this is one of {world}.")
 
 
 def _group() -> tuple[int, int]:

@@ -158,15 +158,13 @@ def followed(recorder: Recorder, plan: Plan) -> Iterator[None]:
 def _averaged_alone(original: Any, model: Any, *args: Any, **kwargs: Any) -> None:
     """The fake group of the CPU reduces nothing and returns nothing, which DDP refuses."""
     original(model, *args, **kwargs)
-    # A lambda: DDP refuses annotations that are text.
-    model.register_comm_hook(None, lambda state, bucket: _reduced(bucket))
 
+    def reduced(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations as text.
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
 
-def _reduced(bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """A bucket is reduced in place."""
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
+    model.register_comm_hook(None, reduced)
 
 
 def _reset(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> None:

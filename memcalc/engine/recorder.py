@@ -97,8 +97,10 @@ class Recorder(Notes, Notebook):
             if self.wrapped:
                 # Of shards that are not reduced yet, a wrapper holds the whole gradients.
                 self.guess(Component.GRADIENTS, [interval.begin])
-        if phase in (Phase.RESUME, Phase.BACKWARD, Phase.STEP):
-            self._name_states()
+        named_now = phase in (Phase.RESUME, Phase.BACKWARD, Phase.STEP)
+        if named_now and self.model is not None and self.optimizer is not None:
+            homes = {id(tensor): home for home, _, tensor in named(self.model, self.paths)}
+            self.name_state(self.optimizer, homes)
 
     def meet(self, model: torch.nn.Module | None, optimizer: Any) -> None:
         """Learn the model and the optimizer that the program has by now."""
@@ -113,12 +115,6 @@ class Recorder(Notes, Notebook):
     def know(self, model: torch.nn.Module) -> None:
         """Learn the paths of modules before a wrapper puts its own names before them."""
         self.paths = {id(module): path for path, module in model.named_modules()}
-
-    def _name_states(self) -> None:
-        """What the optimizer keeps, and for which parameter."""
-        if self.model is not None and self.optimizer is not None:
-            homes = {id(tensor): home for home, _, tensor in named(self.model, self.paths)}
-            self.name_state(self.optimizer, homes)
 
     def _follow(self, phase: Phase, step: int) -> None:
         """Begin or end to follow modules and operators, as the step is a watched one."""

@@ -194,7 +194,7 @@ def for_each_run(
             many elements stay whole.
     """
     for run in _runs([p.numel() for p in batch.params], room, multiple):
-        part = _select(batch, run)
+        part = _with_lists(batch, lambda tensors: [tensors[i] for i in run])  # noqa: B023
         if len(run) == 1:
             update(part)
             continue
@@ -202,7 +202,9 @@ def for_each_run(
         update(packed)
         for name in _lists(part):
             if name != "grads":
-                _unpack(getattr(packed, name)[0], getattr(part, name))
+                tensors = getattr(part, name)
+                pieces = torch.split(getattr(packed, name)[0], [t.numel() for t in tensors])
+                torch._foreach_copy_(tensors, pieces)
 
 
 def _runs(sizes: list[int], room: int, multiple: int) -> Iterator[list[int]]:
@@ -226,14 +228,6 @@ def _lists(batch: Batch) -> list[str]:
     return [f.name for f in fields(batch) if isinstance(getattr(batch, f.name), list)]
 
 
-def _select(batch: Batch, run: list[int]) -> Batch:
-    return _with_lists(batch, lambda tensors: [tensors[i] for i in run])
-
-
 def _with_lists(batch: Batch, change: Callable[[list[Tensor]], list[Tensor]]) -> Batch:
     changed: dict[str, Any] = {name: change(getattr(batch, name)) for name in _lists(batch)}
     return replace(batch, **changed)
-
-
-def _unpack(packed: Tensor, tensors: list[Tensor]) -> None:
-    torch._foreach_copy_(tensors, torch.split(packed, [t.numel() for t in tensors]))

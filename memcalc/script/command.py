@@ -92,7 +92,7 @@ def _program(command: list[str], folder: Path | None, environment: Mapping[str, 
     found = shutil.which(first)
     if found is None or not _is_python(Path(found)):
         raise UsageError(prefixes.refusal_of_starter(command) or _no_program(first, found))
-    if _is_swift(Path(found)):
+    if name == "swift" and _SWIFT in Path(found).read_text(errors="replace"):
         return _swift(rest, environment)
     return Program(path=found, arguments=tuple(rest))
 
@@ -189,11 +189,6 @@ _SEVERAL = ("pt", "sft", "rlhf", "infer")
 """Programs of ms-swift that torchrun starts where the environment says how many."""
 _TOLD = ("NPROC_PER_NODE", "MASTER_PORT", "NNODES", "NODE_RANK", "MASTER_ADDR")
 """What ms-swift tells torchrun, which calls its options alike."""
-
-
-def _is_swift(path: Path) -> bool:
-    """Whether this console script is ms-swift's."""
-    return path.name == "swift" and _SWIFT in path.read_text(errors="replace")
 
 
 def _swift(words: Sequence[str], environment: Mapping[str, str]) -> Program:

@@ -34,8 +34,11 @@ def sent(what: str, value: Any) -> bytes:
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
-            if type(obj) in (torch.Tensor, torch.nn.Parameter) and _is_large(obj):
-                return _shaped, _shape(obj)
+            is_plain = type(obj) in (torch.Tensor, torch.nn.Parameter)
+            if is_plain and obj.layout is torch.strided and (obj.numel() > _SMALL or obj.is_cuda):
+                place = obj.dtype, str(obj.device)
+                kind = obj.requires_grad, isinstance(obj, torch.nn.Parameter)
+                return _shaped, (tuple(obj.shape), obj.stride(), *place, *kind)
             return super().reducer_override(obj)
 
     buffer = io.BytesIO()
@@ -47,17 +50,6 @@ def sent(what: str, value: Any) -> bytes:
             "what is simulated, or type memcalc simulate -- python train.py."
         ) from None
     return buffer.getvalue()
-
-
-def _is_large(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and (tensor.numel() > _SMALL or tensor.is_cuda)
-
-
-def _shape(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (
-        *(tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device)),
-        *(tensor.requires_grad, isinstance(tensor, torch.nn.Parameter)),
-    )
 
 
 def _shaped(

@@ -74,16 +74,12 @@ def _owners(model: torch.nn.Module) -> dict[int, str]:
     for module in model.modules():
         name = type(module).__name__
         embeds = isinstance(module, torch.nn.Embedding)
-        for tensor in _own(module):
+        own = (*module._parameters.values(), *module._buffers.values())
+        for tensor in (one for one in own if one is not None):
             if embeds:
                 owners[id(tensor)] = name if name == "StableEmbedding" else "Embedding"
             owners.setdefault(id(tensor), name)
     return owners
-
-
-def _own(module: torch.nn.Module) -> list[torch.Tensor]:
-    found = (*module._parameters.values(), *module._buffers.values())
-    return [tensor for tensor in found if tensor is not None]
 
 
 def _describe(name: str, tensor: torch.Tensor, module: str, *, buffer: bool) -> Parameter:

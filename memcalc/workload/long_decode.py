@@ -90,10 +90,7 @@ class _Passes:
                 *more,
                 **named,
             )
-        return self._made()
-
-    def _made(self) -> Any:
-        """What the model returns, with logits of this pass's own."""
+        # What the model returns, with logits of this pass's own.
         outputs, (shape, dtype, device) = copy.copy(self._outputs), self._logits
         outputs["logits"] = torch.empty(shape, dtype=dtype, device=device)
         return outputs

@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -128,7 +128,10 @@ def find(
     asked = _nearest(reported, capability)
     if isinstance(asked, str):
         return Missing(reason=asked, reported=reported)
-    requirement = f"{_available(package)}=={_text(asked, full=True)}"
+    # No package for CUDA 11 has cuDNN 9.8 or later.
+    built = re.search(r"cu(\d+)$", package)
+    major = max(int(built[1]) if built else _OLDEST_CUDA, _OLDEST_CUDA)
+    requirement = f"nvidia-cudnn-cu{major}=={_text(asked, full=True)}"
     folder = fetch.kept(requirement)
     if folder is None and offline:
         return Missing(reason=f"{requirement} is not here, and this is offline", reported=reported)
@@ -163,12 +166,6 @@ def _nearest(version: Version, capability: Version) -> Version | str:
     return next((one for one in later if _refusal(one, capability) is None), reason)
 
 
-def _available(package: str) -> str:
-    """The package that has cuDNN 9.8 and later: there is none for CUDA 11."""
-    found = re.search(r"cu(\d+)$", package)
-    return f"nvidia-cudnn-cu{max(int(found[1]) if found else _OLDEST_CUDA, _OLDEST_CUDA)}"
-
-
 def _installed(paths: Sequence[Path]) -> _Found | None:
     """The cuDNN that PyTorch would load: from its package, or of the system."""
     for place in paths:
@@ -177,19 +174,15 @@ def _installed(paths: Sequence[Path]) -> _Found | None:
             folder = place / _FOLDER
             if any(folder.glob("libcudnn.so.[0-9]")):
                 return _Found(package.replace("_", "-"), _version(version), str(folder))
-    for folder in _of_system(paths):
+    # Where conda, Debian's packages and CUDA's installer put libraries.
+    of_conda = (path.parents[1] for path in paths if path.name == "site-packages")
+    of_system = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/local/cuda/lib64")
+    for folder in (*of_conda, *map(Path, of_system)):
         for file in sorted(folder.glob("libcudnn.so.*.*.*")):
             version = file.name.removeprefix("libcudnn.so.")
             if re.fullmatch(r"\d+\.\d+\.\d+", version):
                 return _Found("", _version(version), str(folder))
     return None
-
-
-def _of_system(paths: Sequence[Path]) -> Iterator[Path]:
-    """Where conda, Debian's packages and CUDA's installer put libraries."""
-    yield from (path.parents[1] for path in paths if path.name == "site-packages")
-    yield Path(f"/usr/lib/{platform.machine()}-linux-gnu")
-    yield Path("/usr/local/cuda/lib64")
 
 
 def _required(paths: Sequence[Path]) -> _Found | None:

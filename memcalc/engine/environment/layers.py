@@ -134,7 +134,9 @@ def make(ready: Callable[[], Layer | None], build: Callable[[Path], Built]) -> L
         EstimateError: the cache cannot be written, or what ``build`` raises.
     """
     with _alone():
-        _sweep()
+        # No other memcalc is at work: what is unfinished was left behind.
+        for entry in folder().glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(entry, ignore_errors=True)
         if (found := ready()) is not None:
             return found
         unfinished = folder() / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
@@ -185,12 +187,6 @@ def _alone() -> Iterator[None]:
                     "to another folder."
                 ) from None
         yield
-
-
-def _sweep() -> None:
-    """Delete what was left unfinished; called while no other memcalc is at work."""
-    for entry in folder().glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(entry, ignore_errors=True)
 
 
 def _marker(path: Path) -> Marker | None:

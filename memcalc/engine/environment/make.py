@@ -176,7 +176,8 @@ class Maker:
                     "folder on a larger disk."
                 )
             if torch:
-                _empty(target)
+                shutil.rmtree(target, ignore_errors=True)
+                target.mkdir()
         raise _error(torch or ", ".join(requirements), failures)
 
 
@@ -219,11 +220,6 @@ def _require_cuda(target: Path) -> str | None:
             "without CUDA; name a newer release, as in --torch 2.14"
         )
     return None
-
-
-def _empty(target: Path) -> None:
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir()
 
 
 def _watch(scratch: Path, named: str) -> Callable[[], None]:

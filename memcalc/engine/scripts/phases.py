@@ -295,8 +295,12 @@ class Phases:
         if self.phase is Phase.FORWARD or (
             self.phase is Phase.LOAD and not _prepares(module, args)
         ):
-            self._enter(Phase.EVAL if self._evaluates(module) else Phase.FORWARD)
-        self._arrive(args)
+            quiet = not module.training and not torch.is_grad_enabled()
+            evaluates = quiet and self._models.is_trained(module)
+            self._enter(Phase.EVAL if evaluates else Phase.FORWARD)
+        # What nothing has computed was handed to the model from outside.
+        given = (t for t in tensors_in(args) if t.grad_fn is None and not t.requires_grad)
+        self._counters.name_at(None, [at for t in given for at in self._counters.addresses(t)])
 
     def _leaving(self, module: torch.nn.Module, args: Any, out: Any) -> None:
         if threading.get_ident() != self._main and self.phase is not Phase.BACKWARD:
@@ -318,16 +322,6 @@ class Phases:
                 self._counters.name(Component.KV_CACHE, caches_of(out))
             if self.phase is Phase.EVAL:
                 self._mark(Phase.FORWARD)
-
-    def _arrive(self, args: Any) -> None:
-        """What a model is given that nothing has computed was handed to it from outside."""
-        given = (t for t in tensors_in(args) if t.grad_fn is None and not t.requires_grad)
-        self._counters.name_at(None, [at for t in given for at in self._counters.addresses(t)])
-
-    def _evaluates(self, module: torch.nn.Module) -> bool:
-        if module.training or torch.is_grad_enabled():
-            return False
-        return self._models.is_trained(module)
 
 
 def _prepares(module: torch.nn.Module, args: Any) -> bool:

@@ -140,11 +140,9 @@ class Steps:
         key = id(owner)
         if key not in self._alive:
             with contextlib.suppress(TypeError):
-                self._alive[key] = weakref.ref(owner, lambda _: self._gone(key))
-
-    def _gone(self, key: int) -> None:
-        self._alive.pop(key, None)
-        self.made.pop(key, None)
+                self._alive[key] = weakref.ref(
+                    owner, lambda _: (self._alive.pop(key, None), self.made.pop(key, None))
+                )
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._driven:

@@ -261,22 +261,15 @@ def _write(folder: Path, library: Path, own: list[Path], beside: list[Path], cud
     for soname in sorted(sonames):
         needed = [build.NAME, *([_EXTRA] if missing else [])]
         shell = elf.shared_object(soname, needed=needed, runpath=_SELF_REFERENCE, machine=machine)
-        _put(folder / _file_name(soname), shell)
+        # The loader goes by what a shell says its soname is. A loaded file of CUDA's runtime is for
+        # PyTorch a sign that it should load NVIDIA's other libraries, where they are installed.
+        _put(folder / soname.replace("libcudart.so", "cudart.so"), shell)
     # Triton links what it compiles to the driver by this name.
     (folder / "libcuda.so").unlink(missing_ok=True)
     (folder / "libcuda.so").symlink_to(_DRIVER)
     stub = Stub(library=library, folder=folder, cuda=cuda, missing=missing)
     _put(folder / _RECORD, msgspec.json.encode(stub, enc_hook=str))
     return stub
-
-
-def _file_name(soname: str) -> str:
-    """The loader goes by what a shell says its soname is, and needs no file of that name.
-
-    PyTorch takes a file of CUDA's runtime among the loaded ones for a sign that it should load
-    NVIDIA's other libraries, where they are installed, and finds none of this name.
-    """
-    return soname.replace("libcudart.so", "cudart.so")
 
 
 def _put(path: Path, data: bytes) -> None:
@@ -302,7 +295,7 @@ def _asked(own: list[Path], beside: list[Path], cuda: int) -> tuple[set[str], se
             one = elf.read(path, defined=False)
         except (ValueError, OSError):
             continue
-        linked = {soname for soname in one.needed if _OF_NVIDIA.fullmatch(_plain(soname))}
+        linked = {soname for soname in one.needed if _OF_NVIDIA.match(soname)}
         runtimes = {match[2] for soname in linked if (match := _RUNTIME.match(soname))}
         # Code for another CUDA than PyTorch's does not run beside it on a GPU either.
         if linked and runtimes <= {str(cuda // 1000)}:
@@ -311,8 +304,3 @@ def _asked(own: list[Path], beside: list[Path], cuda: int) -> tuple[set[str], se
     sonames |= {_DRIVER, _NVML}
     wanted = {name for one in objects for name in one.wanted if _FUNCTION.fullmatch(name)}
     return sonames, wanted - {name for one in of_torch for name in one.defined}
-
-
-def _plain(soname: str) -> str:
-    """Without what follows ``.so``."""
-    return re.sub(r"\.so.*", ".so", soname)
