@@ -17,12 +17,7 @@ TraceEntry = tuple[str, int, int, int]
 
 
 class AllocatorState:
-    """State of the caching allocator of one device, and the steps that keep it whole.
-
-    Args:
-        settings: what ``PYTORCH_ALLOC_CONF`` says.
-        device: where memory comes from.
-    """
+    """State of the caching allocator of one device, and the steps that keep it whole."""
 
     def __init__(self, settings: AllocatorSettings, device: DeviceMemory) -> None:
         self.settings = settings

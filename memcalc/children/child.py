@@ -72,14 +72,7 @@ class Speaker:
 
 
 def serve(end: socket.socket, module: str, name: str, breadcrumbs: Breadcrumbs) -> None:
-    """Answer requests until the client closes.
-
-    Args:
-        end: where they come from.
-        module: the job module.
-        name: what a job is called in sentences.
-        breadcrumbs: where the jobs leave their place.
-    """
+    """Answer requests until the client closes."""
     channel = Channel(end)
     place = channel.receive()
     if place is None:

@@ -58,13 +58,7 @@ def ending(
 
 
 def told(error: BaseException, name: str, where: str) -> dict[str, Any]:
-    """An error as whoever asked is told of it; with its ``kind`` where a user's code raised it.
-
-    Args:
-        error: what was raised.
-        name: what was done: ``simulated run``.
-        where: its last place, as breadcrumbs say it.
-    """
+    """An error as whoever asked is told of it; with its ``kind`` where a user's code raised it."""
     if os.environ.get("MEMCALC_DEBUG"):
         traceback.print_exception(error)
     if isinstance(error, MemcalcError):

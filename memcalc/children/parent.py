@@ -30,12 +30,7 @@ _LONGEST = 1 << 16
 
 
 def main(control: int, asker: int) -> None:
-    """Fork children until the client closes.
-
-    Args:
-        control: descriptor of the control socket, or of one that listens for them.
-        asker: the process to die with.
-    """
+    """Fork children until the client closes."""
     # What is imported here stays: looking for garbage in it takes a sixth of the time of importing.
     gc.disable()
     family = _Family()

@@ -37,11 +37,7 @@ _SETTLES = 2
 
 
 class Compiling:
-    """Follows what a program compiles.
-
-    Args:
-        say: told what is assumed.
-    """
+    """Follows what a program compiles."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -75,11 +75,7 @@ class Gap(msgspec.Struct, kw_only=True):
 
 
 class Notes:
-    """What was noted of one GPU while a program ran.
-
-    Args:
-        device: number of the GPU whose allocator is followed.
-    """
+    """What was noted of one GPU while a program ran."""
 
     KIND = "cuda"
 
@@ -216,12 +212,7 @@ class Notebook:
         self.name(Component.QUANTISED_WEIGHTS, [quantised.packed(tensor)])
 
     def name_state(self, optimizer: Any, homes: Mapping[int, str]) -> None:
-        """Name what an optimizer keeps.
-
-        Args:
-            optimizer: of any class.
-            homes: modules of parameters, by the ids of these.
-        """
+        """Name what an optimizer keeps; ``homes``: modules of parameters, by the ids of these."""
         owners: dict[int, Owner] = {}
         for parameter, state in state_of(optimizer).items():
             home = homes.get(id(parameter), "")
@@ -273,11 +264,7 @@ def dtype_of(tensor: torch.Tensor) -> str:
 
 
 class AtWork:
-    """The modules whose forward runs, the innermost last.
-
-    Args:
-        book: told of each.
-    """
+    """The modules whose forward runs, the innermost last."""
 
     def __init__(self, book: Notebook) -> None:
         self._book = book
@@ -291,13 +278,7 @@ class AtWork:
         return len(self._stack) - 1
 
     def enters(self, path: str | None, args: Any, *, again: bool) -> None:
-        """A module begins; ``again``: inside the backward of one, as checkpointing has it.
-
-        Args:
-            path: of the module; ``None``: of the one around it.
-            args: of its forward.
-            again: it is called in backward.
-        """
+        """A module begins, also in backward (``again``), as checkpointing has it."""
         if not self.depth:
             self._begun = self._book.moments()
             self._stack[0] = self._book.at_work() if again else ""

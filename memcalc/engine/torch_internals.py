@@ -26,11 +26,7 @@ EVERYTHING = 10**8
 
 
 def start_history(*, with_lines: bool) -> None:
-    """Have the caching allocator write down every block (torch/cuda/memory.py).
-
-    Args:
-        with_lines: keep the Python lines that asked for a block, which costs time.
-    """
+    """Have the caching allocator write down every block (torch/cuda/memory.py); lines cost time."""
     context = "alloc" if with_lines else None
     _record_history("all", context=context, stacks="python", max_entries=EVERYTHING)
 

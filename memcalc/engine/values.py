@@ -64,11 +64,7 @@ _VALUES, _COUNTS = "Fake", "TESTING_ONLY_GenericMode"
 
 
 class Values:
-    """Follows what a program has on the GPU.
-
-    Args:
-        say: told what is assumed.
-    """
+    """Follows what a program has on the GPU."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -54,11 +54,6 @@ def _until_then(prediction: Prediction, code: int) -> Prediction:
 def _growth(trace: Trace, room: int | None, reserved: int) -> Growth | None:
     """By how much a run grows in each of its last steps.
 
-    Args:
-        trace: of the run.
-        room: bytes that the allocator may take of the GPU; ``None``: no GPU is named.
-        reserved: bytes that it had taken at its peak.
-
     Returns:
         ``None``: it does not grow, or made too few steps to tell.
     """
@@ -115,13 +110,7 @@ _WORST = FitVerdict.FITS, FitVerdict.TIGHT, FitVerdict.DOES_NOT_FIT
 
 
 def answered(question: Asked, traces: Mapping[int, Trace], state: OptimizerState) -> Traced | None:
-    """The answer of the GPU on which most is, beside the peaks of all; ``None``: none was used.
-
-    Args:
-        question: what was run.
-        traces: of each GPU that was used, by its number.
-        state: what optimizers keep.
-    """
+    """The answer of the GPU on which most is, beside the peaks of all; ``None``: none was used."""
     found = {
         gpu: Traced(prediction=predict(question, trace, state), trace=trace)
         for gpu, trace in traces.items()

@@ -46,10 +46,6 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 def parse(typed: str, folder: Path | None = None) -> Program:
     """Find the Python program in a command as it is typed.
 
-    Args:
-        typed: the command.
-        folder: where it is to run; ``None``: here.
-
     Raises:
         UsageError: there is none, or it starts others.
     """
@@ -151,10 +147,6 @@ def script(path: str, rest: Sequence[str], folder: Path | None = None) -> Progra
 
 def launched(plan: Plan, folder: Path | None = None) -> tuple[Program, launchers.Launch | None]:
     """What the launcher of a plan's command starts; a program that none starts is itself.
-
-    Args:
-        plan: its command.
-        folder: where it is to run; ``None``: here.
 
     Raises:
         UsageError: the launcher does not take its command line, or there is no such script.

@@ -79,11 +79,6 @@ class Simulation:
 def run_apart(work: Callable[[], Any], settings: Mapping[str, Any], name: str) -> Traced | None:
     """Run code on a simulated GPU in a process of its own; this one stays as it is.
 
-    Args:
-        work: the code.
-        settings: of the plan.
-        name: what the run is called.
-
     Returns:
         What it took; ``None``: it used no GPU.
 

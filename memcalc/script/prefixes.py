@@ -45,10 +45,6 @@ def assigned(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 def refusal(words: Sequence[str], folder: Path) -> str:
     """What to type in place of a shell's commands, or of those that start the program elsewhere.
 
-    Args:
-        words: the command.
-        folder: where it would run.
-
     Returns:
         Empty: it is neither.
     """

@@ -41,13 +41,7 @@ class UnwrittenFiles:
         patches.wrap(shutil, "copyfile", self._copy)
 
     def put(self, file: Any, content: Any, size: int = 0) -> None:
-        """Keep what was saved.
-
-        Args:
-            file: where it was saved: a path, or something open.
-            content: what was saved.
-            size: bytes that the file would have.
-        """
+        """Keep what was saved in a path, or something open, and would have so many bytes."""
         with self.overlay.lock:
             self._put(file, content, size)
 

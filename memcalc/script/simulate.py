@@ -155,12 +155,7 @@ class _Run:
         self._folder, self._weights, self._python = folder, weights, python
 
     def answer(self, *, limited: bool, quiet: bool = False) -> Simulated:
-        """Run it in a process of its own.
-
-        Args:
-            limited: to the memory of the GPU.
-            quiet: what it prints was seen before.
-        """
+        """Run it in a process of its own, limited to the GPU's memory or not."""
         with tempfile.TemporaryDirectory(prefix="memcalc-") as scratch:
             asked_in, answered = Path(scratch, "request.json"), Path(scratch, "answer.json")
             request, work = self._request(), Path(scratch, "work")

@@ -38,9 +38,8 @@ def run(
         program: what to run.
         watch: told of phases.
         device: ``cuda`` or ``cpu``.
-        between: passes in the middle of a long generation only grow the cache, because nobody
-            looks at values; this is called with ``True`` before the first and ``False`` after the
-            last of them.
+        between: passes in the middle of a long generation only grow the cache; this is called with
+            ``True`` before the first and ``False`` after the last of them.
     """
     plan, model = program.plan, program.model.eval()
     with torch.no_grad(), PRECISIONS[plan.precision].context(device)():

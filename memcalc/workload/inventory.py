@@ -49,11 +49,6 @@ def take(model: torch.nn.Module, name: str, task: str, freeze: tuple[str, ...] =
 def whole(source: ModelSource, head: Head, plan: Plan | None = None) -> Inventory:
     """The inventory of a model that is built on the meta device for it.
 
-    Args:
-        source: what to build.
-        head: for what it is trained.
-        plan: its adapters are added, with the model in its precision.
-
     Raises:
         UsageError: the model cannot be built or adapted.
     """

@@ -41,13 +41,7 @@ def said(tokens: int) -> str:
 
 
 def shorten(model: Any, tokens: int, between: Between) -> None:
-    """Let a model's passes in the middle of a generation grow the cache alone.
-
-    Args:
-        model: whose ``forward`` is replaced.
-        tokens: how many passes there are.
-        between: told before the first of those passes, and after the last.
-    """
+    """Let a model's passes in the middle grow the cache alone; ``between`` is told of both ends."""
     run = model.forward
     passes = _Passes(tokens, between)
 

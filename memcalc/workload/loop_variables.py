@@ -67,11 +67,6 @@ class Script:
     Evaluation follows under the same names, as in transformers' ``run_glue_no_trainer.py``: the
     last training batch and outputs live until evaluation has made its first, the last loss to the
     end.
-
-    Args:
-        job: what is trained.
-        model: its model, perhaps wrapped.
-        context: what forward runs under.
     """
 
     batch: Any = None

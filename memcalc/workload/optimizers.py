@@ -19,11 +19,6 @@ def make(
 ) -> torch.optim.Optimizer:
     """Make the optimizer over the parameters of a model that train.
 
-    Args:
-        program: names the optimizer and the loop.
-        model: its parameters are on their device already.
-        only: make it over this parameter alone.
-
     Raises:
         UsageError: its package is not installed, or the class refuses its arguments.
     """

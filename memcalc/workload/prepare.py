@@ -30,11 +30,6 @@ from memcalc.workload.tasks import CALLABLE, Task
 def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
     """Build everything that a plan names.
 
-    Args:
-        plan: what to build.
-        choice: the optimizer.
-        device: where; what it builds is moved to the device that trains later.
-
     Raises:
         UsageError: the model cannot be built or checkpointed, or a pattern matches nothing.
     """
@@ -222,14 +217,7 @@ def _is_reentrant(model: torch.nn.Module) -> bool:
 
 
 def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[str]:
-    """Sentences on what a run is assumed to do.
-
-    Args:
-        plan: what is run.
-        choice: the optimizer.
-        loop: who drives it.
-        cached: the model returns its keys and values.
-    """
+    """Sentences on what a run is assumed to do."""
     if plan.infers:
         yield from _said_of_inference(plan)
         return

@@ -56,13 +56,6 @@ def load(
 ) -> torch.nn.Module:
     """Load a model quantized onto a device.
 
-    Args:
-        model: of transformers, not quantized, on the meta device; it gets memory.
-        checkpoint: as ``written`` returns it.
-        plan: how to quantize, if the checkpoint is not quantized already.
-        device: target device.
-        make: makes the checkpoint's tensors.
-
     Raises:
         UsageError: a package is missing, or refuses the model, or finds nothing to quantize.
     """
@@ -221,12 +214,7 @@ class _Slice:
 
 
 def written(model: torch.nn.Module, plan: Plan) -> Checkpoint:
-    """Tensors of the plan's checkpoint: tied weights once, each expert separately.
-
-    Args:
-        model: of transformers, not quantized, on the meta device.
-        plan: names it, and so says whether its checkpoint is quantized.
-    """
+    """Tensors of the plan's checkpoint: tied weights once, each expert separately."""
     made = as_published(model, plan, compute_dtype(plan))
     loading = importlib.import_module("transformers.core_model_loading")
     reverted: Checkpoint = loading.revert_weight_conversion(made, held_once(made))
@@ -252,13 +240,7 @@ def settings(plan: Plan) -> Mapping[str, Any] | None:
 
 
 def quantise(model: torch.nn.Module, told: Mapping[str, Any], dtype: torch.dtype) -> None:
-    """Quantize a model on the meta device, as its checkpoint was.
-
-    Args:
-        model: of transformers, not quantized; it is changed.
-        told: the checkpoint's settings.
-        dtype: of its weights before.
-    """
+    """Quantize a model of transformers on the meta device, as its checkpoint was."""
     transformers = importlib.import_module("transformers")
     package = importlib.import_module("bitsandbytes")
     quantizer = transformers.quantizers.AutoHfQuantizer.from_config(dict(told), pre_quantized=False)
@@ -304,13 +286,7 @@ def saved_in(config: Mapping[str, Any] | None, otherwise: torch.dtype) -> torch.
 
 
 def as_published(model: torch.nn.Module, plan: Plan, dtype: torch.dtype) -> torch.nn.Module:
-    """A copy of a model without memory, quantized as its checkpoint is; or the model itself.
-
-    Args:
-        model: on the meta device.
-        plan: names it.
-        dtype: of the checkpoint, where its config does not say it.
-    """
+    """A copy of a model without memory, quantized as its checkpoint is; or the model itself."""
     told = settings(plan)
     if told is None:
         return model

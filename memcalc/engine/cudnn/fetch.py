@@ -46,10 +46,7 @@ def command(requirement: str) -> str:
 
 
 def fetch(requirement: str) -> Path:
-    """The folder of a release; fetched if it is not here.
-
-    Args:
-        requirement: such as ``nvidia-cudnn-cu13==9.24.0.43``.
+    """The folder of a release such as ``nvidia-cudnn-cu13==9.24.0.43``; fetched if it is not here.
 
     Raises:
         EstimateError: it cannot be fetched or kept.

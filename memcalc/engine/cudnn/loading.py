@@ -34,9 +34,6 @@ def environment(found: Library | Missing) -> dict[str, str]:
 
     The version must be set before PyTorch is imported. The library may be set later, in a process
     that was forked: it is read when cuDNN is first needed.
-
-    Args:
-        found: what ``library.find`` gave.
     """
     named = {_VERSION: str(_number(found.reported))} if found.reported else {}
     if isinstance(found, Missing):
@@ -57,9 +54,6 @@ def shim() -> Path:
 
 def preload(settings: Mapping[str, str]) -> dict[str, str]:
     """The variables of a process, with the shim first in ``LD_PRELOAD``.
-
-    Args:
-        settings: of the stub driver and all others that the process gets.
 
     Raises:
         EstimateError: there is no shim, and it cannot be compiled.

@@ -124,11 +124,7 @@ def _absent(release: str) -> Path:
 
 
 def make(ready: Callable[[], Layer | None], build: Callable[[Path], Built]) -> Layer:
-    """Make a folder, unless another memcalc has made it meanwhile.
-
-    Args:
-        ready: looks for it; called once no other memcalc is at work.
-        build: fills an empty folder.
+    """Make a folder by ``build``, unless another memcalc has made it meanwhile: ``ready`` looks.
 
     Raises:
         EstimateError: the cache cannot be written, or what ``build`` raises.

@@ -75,10 +75,6 @@ class Maker:
     def rest(self, wanted: Sequence[Requirement], here: Mapping[str, installed.Package]) -> Layer:
         """What is missing of some requirements, and of theirs.
 
-        Args:
-            wanted: requirements that nothing installed meets.
-            here: what is imported without this folder.
-
         Raises:
             EstimateError: it cannot be fetched.
         """

@@ -122,12 +122,7 @@ class _Search:
         self.below = installed.packages(sys.path)
 
     def over(self, running: installed.Torch | None, transformers: Release | None) -> Environment:
-        """The environment over a running Python.
-
-        Args:
-            running: its own PyTorch; packages with compiled parts are built for it.
-            transformers: the release that is asked for.
-        """
+        """The environment over a running Python."""
         own = self.below.get("transformers")
         if transformers and not (own and transformers.matches(own.version)):
             self.first.append(self.maker.single("transformers", transformers))

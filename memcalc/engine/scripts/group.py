@@ -26,11 +26,7 @@ every 100 ms (ProcessGroupNCCL.cpp, 2.13), and steps over the stub driver are sh
 
 
 class Groups:
-    """The groups that the program joins.
-
-    Args:
-        counters: told of the buckets of DistributedDataParallel.
-    """
+    """The groups that the program joins."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters

@@ -35,12 +35,7 @@ _MOST = 100_000
 
 
 class Functional:
-    """Follows weights that are replaced by new tensors in every step.
-
-    Args:
-        counters: told what is a weight or a gradient.
-        models: told of every update.
-    """
+    """Follows weights that are replaced by new tensors in every step."""
 
     def __init__(self, counters: Counters, models: Models) -> None:
         self._counters, self._models = counters, models
@@ -78,12 +73,7 @@ class Functional:
         self._models.adopt(leaves)
 
     def gradients(self, given: Any, found: Any) -> None:
-        """What ``torch.autograd.grad`` returns for weights are gradients.
-
-        Args:
-            given: its ``inputs``.
-            found: its result.
-        """
+        """What ``torch.autograd.grad`` returned for weights that it was given are gradients."""
         known = {at for one in self._models.parameters() for at in self._counters.addresses(one)}
         known = known.union(*self._given.values())
         named = []
@@ -121,13 +111,7 @@ WATCHED = 3
 
 
 class Phases:
-    """Follows a program, and notes where it is.
-
-    Args:
-        counters: of the allocators.
-        models: told of modules and optimizers as they show up.
-        steps: counts.
-    """
+    """Follows a program, and notes where it is."""
 
     def __init__(self, counters: Counters, models: Models, steps: Steps) -> None:
         self.phase, self.step = Phase.LOAD, 0

@@ -156,13 +156,7 @@ class Sampler:
             self.failure = str(error)
 
     def moment(self, name: str, facts: dict[str, Any], pid: int) -> None:
-        """The run waits at a quiet point.
-
-        Args:
-            name: which.
-            facts: what the run says of itself: ``uuid``, ``reserved``, ``cuda_used``.
-            pid: of the run.
-        """
+        """The run waits at a quiet point."""
         device = process = None
         self._cuda_total = facts.get("cuda_total", self._cuda_total)
         if self.failure is None:

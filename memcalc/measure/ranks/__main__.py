@@ -18,12 +18,7 @@ from memcalc.measure.ranks import rank
 
 
 def main(address: str, launcher: int) -> None:
-    """Do what is asked, and leave.
-
-    Args:
-        address: of the abstract socket where the asker listens.
-        launcher: the process that started this one, which it does not outlive.
-    """
+    """Do what is asked, and leave."""
     die_with(launcher, signal.SIGKILL)
     end = socket.socket(socket.AF_UNIX)
     end.connect(f"\0{address}")

@@ -278,13 +278,7 @@ def _rank(end: socket.socket) -> int | None:
 def first_failure(
     members: Sequence[Member], failures: Mapping[int, int], kills: int | None
 ) -> str | None:
-    """What the rank says or is said of that failed by itself; ``None``: none did.
-
-    Args:
-        members: all ranks, gone by now.
-        failures: exit codes of those that torchrun saw fail, not ended by itself.
-        kills: ``oom_kills`` from before.
-    """
+    """What the rank says or is said of that failed by itself; ``None``: none did."""
     short = [
         one
         for one in members

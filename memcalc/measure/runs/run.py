@@ -72,11 +72,6 @@ class Listener:
 def measure(plan: Plan, options: Options, listener: Listener | None = None) -> Measurement:
     """Train for real.
 
-    Args:
-        plan: what to train.
-        options: where and how long.
-        listener: told of every reading as it is made, and asked to wait at quiet points.
-
     Raises:
         MeasureError: there is no such device, or the weights cannot be loaded.
         UsageError: the plan cannot be built.

@@ -67,10 +67,6 @@ class Runner:
     def measure(self, request: Request, said: Callable[[PhaseReading], None]) -> Measurement:
         """Measure one plan.
 
-        Args:
-            request: what to measure.
-            said: told of every reading as it comes.
-
         Raises:
             MeasureTimeoutError: the run took too long; it is gone.
             MeasureError: the run failed, or died.
