@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -174,15 +174,19 @@ def _installed(paths: Sequence[Path]) -> _Found | None:
             folder = place / _FOLDER
             if any(folder.glob("libcudnn.so.[0-9]")):
                 return _Found(package.replace("_", "-"), _version(version), str(folder))
-    # Where conda, Debian's packages and CUDA's installer put libraries.
-    of_conda = (path.parents[1] for path in paths if path.name == "site-packages")
-    of_system = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/local/cuda/lib64")
-    for folder in (*of_conda, *map(Path, of_system)):
+    for folder in _of_system(paths):
         for file in sorted(folder.glob("libcudnn.so.*.*.*")):
             version = file.name.removeprefix("libcudnn.so.")
             if re.fullmatch(r"\d+\.\d+\.\d+", version):
                 return _Found("", _version(version), str(folder))
     return None
+
+
+def _of_system(paths: Sequence[Path]) -> Iterator[Path]:
+    """Where conda, Debian's packages and CUDA's installer put libraries."""
+    yield from (path.parents[1] for path in paths if path.name == "site-packages")
+    yield Path(f"/usr/lib/{platform.machine()}-linux-gnu")
+    yield Path("/usr/local/cuda/lib64")
 
 
 def _required(paths: Sequence[Path]) -> _Found | None:
