@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from memcalc.allocator.blocks import Block
-from memcalc.allocator.state import AllocatorState
+from memcalc.allocator.state import AllocatorState, Block
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 """Bytes; a thousand times what the largest machines have."""

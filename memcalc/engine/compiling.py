@@ -55,16 +55,10 @@ class Compiling:
         patches.when_imported("triton", lambda _: os.environ.update(own))
         patches.when_imported("torch._dynamo.eval_frame", lambda m: self._hide_hooks(m, patches))
         patches.when_imported("torch._dynamo.callback", self._watch)
-        patches.when_imported(
-            "torch._inductor.runtime.triton_heuristics",
-            lambda module: patches.wrap(module.CachingAutotuner, "bench", self._bench),
-        )
-        patches.when_imported(
-            "triton.runtime.autotuner",
-            lambda module: patches.wrap(
-                module.Autotuner, "_bench", lambda *args, **kwargs: [self._bench(*args)] * 3
-            ),
-        )
+        heuristics = "torch._inductor.runtime.triton_heuristics"
+        patches.wrap_later(heuristics, "CachingAutotuner.bench", self._bench)
+        benched = lambda *args, **kwargs: [self._bench(*args)] * 3  # noqa: E731
+        patches.wrap_later("triton.runtime.autotuner", "Autotuner._bench", benched)
         patches.also(optimizers.register_optimizer_step_post_hook(self._settle).remove)
         patches.also(self._end)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -45,14 +44,12 @@ def install(patches: Patches, values: Values, say: Callable[[str], None]) -> Non
         with values.nothing_equal():
             return original(spectrum, *args, **kwargs)  # type: ignore[no-any-return]
 
-    def criteria(module: ModuleType) -> None:
-        patches.wrap(module.EosTokenCriteria, "__call__", met_end)
-
     patches.wrap(torch, "_is_all_true", all_true)
     patches.wrap(torch.optim.LBFGS, "step", _endless(values, say))
     patches.wrap(torch, "istft", inverted)
     patches.wrap(torch.Tensor, "istft", inverted)
-    patches.when_imported("transformers.generation.stopping_criteria", criteria)
+    criteria = "transformers.generation.stopping_criteria"
+    patches.wrap_later(criteria, "EosTokenCriteria.__call__", met_end)
 
 
 def _endless(values: Values, say: Callable[[str], None]) -> Around:

@@ -81,6 +81,13 @@ class Patches:
             sys.meta_path.insert(0, self._finder)
         self._finder.waiting.setdefault(name, []).append(act)
 
+    def wrap_later(self, module: str, place: str, around: Around) -> None:
+        """Wrap a function such as ``Class.name`` of a module once that has been imported."""
+        owner, _, name = place.rpartition(".")
+        self.when_imported(
+            module, lambda m: self.wrap(getattr(m, owner) if owner else m, name, around)
+        )
+
     def environment(self, name: str, value: str) -> None:
         """Set a variable of the environment."""
         before = os.environ.get(name)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.allocator.context import context_span
+from memcalc.allocator.outside import context_span
 from memcalc.catalog import gpus
 from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.plan import make

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from memcalc.engine.patches import Patches
-from memcalc.script import prefixes
+from memcalc.script.command import commands
 
 _FABRIC = ("lightning.fabric", "lightning_fabric")
 _TRAINER = ("lightning.pytorch", "pytorch_lightning")
@@ -105,13 +105,11 @@ def python_commands(patches: Patches) -> dict[str, None]:
         if isinstance(args, list | tuple):
             words = [os.fsdecode(one) for one in args if isinstance(one, str | bytes | os.PathLike)]
             args = shlex.join(words)
-        for command in (
-            prefixes.commands(os.fsdecode(args)) if isinstance(args, str | bytes) else ()
-        ):
+        for typed in commands(os.fsdecode(args)) if isinstance(args, str | bytes) else ():
             # This Python by its short name.
-            typed = command.replace(sys.executable, "python")
-            if " -c " not in typed:
-                found[typed] = None
+            named = typed.replace(sys.executable, "python")
+            if " -c " not in named:
+                found[named] = None
 
     def popen(original: Any, process: Any, args: Any, *others: Any, **kwargs: Any) -> Any:
         see(args)

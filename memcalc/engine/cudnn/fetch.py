@@ -51,14 +51,14 @@ def fetch(requirement: str) -> Path:
     Raises:
         EstimateError: it cannot be fetched or kept.
     """
-    from memcalc.engine.environment.make import Maker
+    from memcalc.engine.environment.make import install
 
     name = _name(requirement)
     size = _SIZES.get(requirement.partition("==")[0], "up to 0.7 GB")
 
     def build(target: Path) -> Built:
         tell(Progress(f"fetching {requirement} ({size}), once"))
-        notes = Maker().install((requirement,), target)
+        notes = install((requirement,), target)
         if not (target / _LIBRARY).is_dir():
             raise EstimateError(f"{requirement} has no {_LIBRARY}.")
         return Built(name, notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +17,6 @@ from memcalc.records.facts import Fact
 
 if TYPE_CHECKING:
     from memcalc.engine.environment.layers import Layer
-    from memcalc.engine.environment.make import Maker
 
 ELSEWHERE = (
     "Exact estimates run PyTorch's CUDA build, which memcalc runs on Linux: use WSL or a Linux "
@@ -76,16 +76,15 @@ def find(torch: str | None = None, transformers: str | None = None) -> Environme
     if here and here.cuda and fits and of_transformers is None:
         # The usual case: nothing is to be looked at but PyTorch's version.
         return Environment(root=here.root, torch=here.release, cuda=here.cuda)
-    from memcalc.engine.environment.make import Maker
+    from memcalc.engine.environment import make
 
-    maker = Maker()
     if here and here.cuda and fits:
-        return _Search(maker, here).over(here, of_transformers)
-    layer = maker.torch(of_torch or _release_of(here))
+        return _Search(make, here, None).over(here, of_transformers)
+    layer = make.torch(of_torch or _release_of(here))
     made = installed.torch_in([str(layer.path)])
     if made is None:
         raise EstimateError(f"{layer.path} is damaged: delete that folder.")
-    return _Search(maker, made, layer).over(here, of_transformers)
+    return _Search(make, made, layer).over(here, of_transformers)
 
 
 def _release_of(here: installed.Torch | None) -> Release | None:
@@ -116,8 +115,8 @@ def hide(environment: Environment) -> None:
 class _Search:
     """Gathers folders until all that is asked for is there and fits."""
 
-    def __init__(self, maker: Maker, torch: installed.Torch, layer: Layer | None = None) -> None:
-        self.maker, self.torch, self.layer = maker, torch, layer
+    def __init__(self, make: ModuleType, torch: installed.Torch, layer: Layer | None) -> None:
+        self.make, self.torch, self.layer = make, torch, layer
         self.first: list[Layer] = []
         self.below = installed.packages(sys.path)
 
@@ -125,7 +124,7 @@ class _Search:
         """The environment over a running Python."""
         own = self.below.get("transformers")
         if transformers and not (own and transformers.matches(own.version)):
-            self.first.append(self.maker.single("transformers", transformers))
+            self.first.append(self.make.single("transformers", transformers))
         if self.layer is not None:
             self._companions()
         self._rest()
@@ -166,7 +165,7 @@ class _Search:
             if layers.is_absent(f"{name}-{candidate}"):
                 continue
             try:
-                layer = self.maker.single(name, candidate)
+                layer = self.make.single(name, candidate)
             except layers.AbsentError:
                 layers.note_absent(f"{name}-{candidate}")
                 continue
@@ -187,7 +186,7 @@ class _Search:
             wanted += [need for need in torch.requirements() if not installed.is_vendor(need)]
         lacking = installed.missing(wanted, self._imported())
         if lacking:
-            self.first.insert(0, self.maker.rest(lacking, self._imported()))
+            self.first.insert(0, self.make.rest(lacking, self._imported()))
 
     def _hidden(self, running: installed.Torch | None) -> tuple[str, ...]:
         """Modules of packages that ask for another version of what the folders bring.

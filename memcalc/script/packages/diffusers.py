@@ -30,15 +30,12 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
 
         patches.wrap(module.ModelMixin, "from_pretrained", not_fetched)
 
-    def pipelines(module: ModuleType) -> None:
-        def configs(original: Any, *args: Any, ignore_patterns: Any = None, **kwargs: Any) -> Any:
-            ignored = [*(ignore_patterns or []), *_WEIGHTS]
-            return original(*args, ignore_patterns=ignored, **kwargs)
-
-        patches.wrap(module, "snapshot_download", configs)
+    def configs(original: Any, *args: Any, ignore_patterns: Any = None, **kwargs: Any) -> Any:
+        ignored = [*(ignore_patterns or []), *_WEIGHTS]
+        return original(*args, ignore_patterns=ignored, **kwargs)
 
     patches.when_imported("diffusers.models.modeling_utils", models)
-    patches.when_imported("diffusers.pipelines.pipeline_utils", pipelines)
+    patches.wrap_later("diffusers.pipelines.pipeline_utils", "snapshot_download", configs)
 
 
 _OF_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")

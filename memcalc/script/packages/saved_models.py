@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from memcalc.engine import source_lines
@@ -24,31 +23,21 @@ def install(patches: Patches, say: Callable[[str], None], overlay: Overlay) -> N
     """Act when the packages are imported: save models in the overlay, and say so."""
     saved = _Saved(say, overlay)
 
-    def wrapped(module: str, owner: str, **around: Any) -> None:
-        def act(found: ModuleType) -> None:
-            for name, function in around.items():
-                patches.wrap(getattr(found, owner), name, function)
-
-        patches.when_imported(module, act)
-
-    wrapped("transformers.modeling_utils", "PreTrainedModel", save_pretrained=saved.model)
-    wrapped("peft.peft_model", "PeftModel", save_pretrained=saved.model)
-    wrapped(
-        "transformers.tokenization_utils_base",
-        "PreTrainedTokenizerBase",
-        save_pretrained=saved.save,
-        from_pretrained=saved.load_tokenizer,
-    )
-    wrapped(
-        "transformers.trainer",
-        "Trainer",
-        _save_checkpoint=saved.checkpoint,
-        _get_output_dir=saved.output_dir,
-        save_model=saved.by_trainer,
-        **dict.fromkeys(_NOT_WRITTEN, saved.not_written),
-    )
+    patches.wrap_later(_MODELS, "PreTrainedModel.save_pretrained", saved.model)
+    patches.wrap_later("peft.peft_model", "PeftModel.save_pretrained", saved.model)
+    patches.wrap_later(_TOKENIZERS, "PreTrainedTokenizerBase.save_pretrained", saved.save)
+    patches.wrap_later(_TOKENIZERS, "PreTrainedTokenizerBase.from_pretrained", saved.load_tokenizer)
+    for name, around in (
+        ("_save_checkpoint", saved.checkpoint),
+        ("_get_output_dir", saved.output_dir),
+        ("save_model", saved.by_trainer),
+        *((name, saved.not_written) for name in _NOT_WRITTEN),
+    ):
+        patches.wrap_later("transformers.trainer", f"Trainer.{name}", around)
 
 
+_MODELS = "transformers.modeling_utils"
+_TOKENIZERS = "transformers.tokenization_utils_base"
 _NOT_WRITTEN = ("save_state", "save_metrics", "push_to_hub", "_push_from_checkpoint")
 """Methods of a Trainer that do nothing."""
 

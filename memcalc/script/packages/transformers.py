@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -33,9 +32,6 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
         model.name_or_path = model.config._name_or_path = str(name)
         return loaded
 
-    def models(module: ModuleType) -> None:
-        patches.wrap(module.PreTrainedModel, "from_pretrained", not_fetched)
-
     def bundled(original: Any, cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
         config = without_hub(str(name))
         if config is None or os.path.isdir(name) or _is_found(str(name), kwargs):
@@ -44,11 +40,9 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
         left = {key: value for key, value in kwargs.items() if key not in _OF_HUB}
         return copy.deepcopy(config), left
 
-    def configs(module: ModuleType) -> None:
-        patches.wrap(module.PreTrainedConfig, "get_config_dict", bundled)
-
-    patches.when_imported("transformers.modeling_utils", models)
-    patches.when_imported("transformers.configuration_utils", configs)
+    models, configs = "transformers.modeling_utils", "transformers.configuration_utils"
+    patches.wrap_later(models, "PreTrainedModel.from_pretrained", not_fetched)
+    patches.wrap_later(configs, "PreTrainedConfig.get_config_dict", bundled)
 
 
 def _is_found(name: str, options: dict[str, Any]) -> bool:
