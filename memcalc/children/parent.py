@@ -76,13 +76,11 @@ class _Family:
         self._doors += 1
 
     def serve(self) -> None:
-        """Do what is asked until the last door closes."""
         while self._doors:
             for key, _ in self._selector.select():
                 key.data(key.fileobj)
 
     def leave(self) -> None:
-        """End everything, this process too."""
         try:
             self._end(list(self._living))
         finally:

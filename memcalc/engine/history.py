@@ -125,7 +125,6 @@ class Timeline:
         self.events.append(~number)
 
     def _refuse(self, entry: dict[str, Any]) -> None:
-        """A request failed for lack of memory."""
         line = self._line_of(entry.get("frames", ()))
         free = entry["device_free"]
         self.refused.append(Refused(len(self.events), entry["size"], free, line))
@@ -290,7 +289,6 @@ class Timeline:
         return nccl_traffic.between(before, intervals[inside[-1]].given)
 
     def _readings(self) -> tuple[Reading, ...]:
-        """What PyTorch's counters said of each phase of each step."""
         names = Reading.__struct_fields__
         return tuple(
             Reading(**{name: getattr(one, name) for name in names})
@@ -323,7 +321,6 @@ class _Requested:
         self._after, self._before_next = [0], [0]
 
     def born(self, size: int) -> None:
-        """A block of this size."""
         self._level += size
         self._append()
 

@@ -130,7 +130,6 @@ class _Functions:
         return files.hide(files.entry(here))
 
     def rename(self, original: Any, source: Any, target: Any, **kwargs: Any) -> Any:
-        """As ``os.rename`` and ``os.replace``."""
         here, there = full(source), full(target)
         if here is None or there is None or kwargs:
             return original(source, target, **kwargs)
@@ -278,25 +277,19 @@ class _Entry:
         return f"<DirEntry {self.name!r}>"
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """It is a file."""
         return os.path.isfile(self.path) and (follow_symlinks or not self.is_symlink())
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """It is a folder."""
         return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
 
     def is_symlink(self) -> bool:
-        """It is a symbolic link."""
         return os.path.islink(self.path)
 
     def is_junction(self) -> bool:
-        """It is not: those are Windows'."""
         return False
 
     def inode(self) -> int:
-        """Its number."""
         return self.stat(follow_symlinks=False).st_ino
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """What is known of it."""
         return (os.stat if follow_symlinks else os.lstat)(self.path)

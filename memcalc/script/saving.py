@@ -228,7 +228,6 @@ class _Tensors:
         pass
 
     def keys(self) -> list[str]:
-        """Names of the tensors."""
         return sorted(self.tensors)
 
     def offset_keys(self) -> list[str]:
@@ -238,15 +237,12 @@ class _Tensors:
         )
 
     def metadata(self) -> Any:
-        """What was saved with them."""
         return self._metadata
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """A tensor by itself."""
         return self.tensors[name].loaded(self._device, {})
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
-        """All of them."""
         return {name: self.get_tensor(name) for name in self.offset_keys()}
 
     get_slice = get_tensor
@@ -279,7 +275,6 @@ def _location(asked: Any, was: torch.device) -> torch.device:
 
 
 def _kept(value: Any) -> Any:
-    """A checkpoint as it is kept."""
     if isinstance(value, torch.Tensor):
         return _Kept(value)
     return _mapped(value, _kept)

@@ -84,7 +84,10 @@ def _generate(
     tokens = plan.generate
     assert tokens is not None
     config = model.generation_config
-    vars(model)["_has_unfinished_sequences"] = _Countdown(tokens)
+    # By this private method transformers asks before every token whether to go on (5.23,
+    # generation/utils.py): as many times, whichever tokens there are.
+    left = iter(range(tokens))
+    vars(model)["_has_unfinished_sequences"] = lambda *_, **__: next(left, None) is not None
     options: dict[str, Any] = {
         "max_new_tokens": tokens,
         # Serving engines sample from the whole vocabulary; otherwise decoding is greedy.
@@ -112,7 +115,6 @@ def _generate(
 
 
 def _cache_options(cache: str) -> dict[str, Any]:
-    """Arguments of ``generate`` for a cache."""
     name, _, kind = cache.partition("-")
     if name not in _KINDS:
         return {}
@@ -120,21 +122,6 @@ def _cache_options(cache: str) -> dict[str, Any]:
         return {"cache_implementation": cache.replace("-", "_")}
     backend = {"cache_config": {"backend": kind}} if kind else {}
     return {"cache_implementation": name, **backend}
-
-
-class _Countdown:
-    """Ends generation after a number of tokens, whichever tokens they are.
-
-    It replaces the private method by which ``_sample`` and ``_beam_search`` ask before every token
-    whether to go on (transformers 5.23, generation/utils.py); they still read from the device.
-    """
-
-    def __init__(self, tokens: int) -> None:
-        self._left = tokens
-
-    def __call__(self, *_: object, **__: object) -> bool:
-        self._left -= 1
-        return self._left >= 0
 
 
 def check(model: torch.nn.Module, plan: Plan) -> None:
@@ -162,7 +149,6 @@ def check(model: torch.nn.Module, plan: Plan) -> None:
 
 
 def _refuse_images(model: torch.nn.Module) -> None:
-    """Refuse a model that writes text about images."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as KNOWN,
     )

@@ -223,7 +223,6 @@ def written(model: torch.nn.Module, plan: Plan) -> Checkpoint:
 
 @contextlib.contextmanager
 def _quietly(transformers: Any) -> Iterator[None]:
-    """Hide progress bars."""
     bars = transformers.utils.logging
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()

@@ -230,14 +230,12 @@ class Phases:
             return original(*args, **kwargs)
 
     def _step_begins(self, owner: Any) -> None:
-        """An optimizer begins its update."""
         self._inside_backward = self.phase is Phase.BACKWARD
         if self._inside_backward:
             self._models.gradients(held_by(owner))
         self._mark(Phase.STEP)
 
     def _step_ends(self, owner: Any, steps: int) -> None:
-        """An optimizer has made so many updates."""
         self._stepped.add(id(owner))
         if steps == 1:
             self.settled = self.step + 1

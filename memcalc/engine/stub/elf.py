@@ -112,7 +112,6 @@ class _File:
         self._strings = self._offset(self._values[_STRINGS])
 
     def read(self, *, defined: bool) -> SharedObject:
-        """All that is known of it."""
         soname = self._text(self._values[_SONAME]) if _SONAME in self._values else ""
         symbols = self._offset(self._values[_SYMBOLS])
         wanted: set[str] = set()

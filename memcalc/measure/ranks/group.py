@@ -232,11 +232,9 @@ class _Group:
 
     @property
     def known(self) -> bool:
-        """Whether any rank has come in."""
         return any(one.pid for one in self.members)
 
     def look(self) -> None:
-        """Let ranks in, and hear what those that are here have to say."""
         self._admit()
         for one in self.members:
             one.hear()

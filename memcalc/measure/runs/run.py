@@ -23,7 +23,7 @@ from memcalc.children.child import Breadcrumbs, Speaker
 from memcalc.engine import program as programs
 from memcalc.errors import NO_GPU, MeasureError
 from memcalc.files.artifact import decode, encode
-from memcalc.measure import oom, process
+from memcalc.measure import process
 from memcalc.measure.meters import CpuMeter, CudaMeter
 from memcalc.measure.process import read_state, storage_bytes
 from memcalc.records.measurement import Measurement, OutOfMemory, PhaseReading
@@ -91,9 +91,9 @@ def measure(plan: Plan, options: Options, listener: Listener | None = None) -> M
         watch.listener.moment("context")
         (_generate if plan.infers else _train)(program, options, watch, found)
     except (RuntimeError, MemoryError) as error:
-        if not oom.ran_out(error):
+        if not process.ran_out(error):
             raise
-        found["out_of_memory"] = oom.read(error, watch.at, noticed)
+        found["out_of_memory"] = process.read_failure(error, watch.at, noticed)
     finally:
         watch.close()
     found["seconds"] = time.perf_counter() - started
@@ -104,14 +104,14 @@ def measure(plan: Plan, options: Options, listener: Listener | None = None) -> M
     return measurement
 
 
-def _open(device: str, index: int) -> oom.Noticed | None:
+def _open(device: str, index: int) -> process.RefusedRequest | None:
     """Make the CUDA context, and nothing else yet."""
     if device != "cuda":
         return None
     torch.cuda.init()
     torch.cuda.set_device(index)
     torch.cuda.synchronize()
-    return oom.observe()
+    return process.observe_oom()
 
 
 def _load(
@@ -189,7 +189,6 @@ class _Watch:
         self.listener.said(reading)
 
     def close(self) -> None:
-        """Let go of everything that trained."""
         self.before_clearing = None
         self.meter.close()
 

@@ -53,7 +53,6 @@ class _Saved:
         return self._overlay.folder(os.path.abspath(os.fspath(folder)))
 
     def save(self, original: Any, one: Any, save_directory: Any, *args: Any, **kw: Any) -> Any:
-        """As ``save_pretrained``."""
         kw.pop("push_to_hub", None)
         return original(one, self._instead(save_directory), *args, **kw)
 
@@ -64,7 +63,6 @@ class _Saved:
             self.save(original, model, save_directory, *args, **kw)
 
     def load_tokenizer(self, original: Any, cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
-        """As ``from_pretrained``."""
         wanted, overlay = full(name), self._overlay
         at = overlay.where(wanted) if wanted is not None else None
         if wanted is None or at is None or at == wanted:
@@ -80,7 +78,6 @@ class _Saved:
         return loaded
 
     def not_written(self, original: Any, *args: Any, **kwargs: Any) -> None:
-        """Say that nothing is written."""
         self._say(source_lines.named(NOT_WRITTEN))
 
     def by_trainer(
@@ -93,7 +90,6 @@ class _Saved:
             original(trainer, folder, *args, **kwargs)
 
     def checkpoint(self, original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """As ``Trainer._save_checkpoint``."""
         self.not_written(original)
         if trainer.args.world_size == 1:
             original(trainer, *args, **kwargs)

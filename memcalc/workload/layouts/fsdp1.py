@@ -71,10 +71,7 @@ def _check_tied(wrapped: torch.nn.Module, tied: list[list[torch.nn.Module]]) -> 
 
 def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
     """Which modules become units: blocks, modules with enough parameters, or none."""
-    from torch.distributed.fsdp.wrap import (
-        size_based_auto_wrap_policy,
-        transformer_auto_wrap_policy,
-    )
+    from torch.distributed.fsdp import wrap
 
     from memcalc.workload.blocks import blocks
 
@@ -85,10 +82,10 @@ def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
         # Without a number PyTorch has its own default; accelerate drops 0 likewise.
         least = options.get("min_num_params", 0)
         said = {"min_num_params": least} if least else {}
-        return functools.partial(size_based_auto_wrap_policy, **said)
+        return functools.partial(wrap.size_based_auto_wrap_policy, **said)
     units = blocks(model, str(options.get("transformer_layer_cls_to_wrap", "")))
     return functools.partial(
-        transformer_auto_wrap_policy, transformer_layer_cls={type(one) for one in units}
+        wrap.transformer_auto_wrap_policy, transformer_layer_cls={type(one) for one in units}
     )
 
 

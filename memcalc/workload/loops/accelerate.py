@@ -59,13 +59,7 @@ def run(job: Job, watch: Watch, steps: int) -> None:
 
 def _accelerator(job: Job) -> Accelerator:
     """As a script makes it that trains this job."""
-    from accelerate import Accelerator
-    from accelerate.utils import (
-        DeepSpeedPlugin,
-        DistributedDataParallelKwargs,
-        FullyShardedDataParallelPlugin,
-        TorchDynamoPlugin,
-    )
+    from accelerate import Accelerator, utils
 
     from memcalc.workload import library_settings
 
@@ -74,12 +68,12 @@ def _accelerator(job: Job) -> Accelerator:
         mixed_precision=library_settings.mixed(job),
         gradient_accumulation_steps=job.plan.grad_accum,
         cpu=job.device == "cpu",
-        fsdp_plugin=FullyShardedDataParallelPlugin(**sharding) if sharding else None,
-        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=engine) if engine else None,
-        dynamo_plugin=TorchDynamoPlugin(backend="inductor", mode=job.plan.compile)
+        fsdp_plugin=utils.FullyShardedDataParallelPlugin(**sharding) if sharding else None,
+        deepspeed_plugin=utils.DeepSpeedPlugin(hf_ds_config=engine) if engine else None,
+        dynamo_plugin=utils.TorchDynamoPlugin(backend="inductor", mode=job.plan.compile)
         if job.plan.compile
         else None,
-        kwargs_handlers=[DistributedDataParallelKwargs(**job.options)]
+        kwargs_handlers=[utils.DistributedDataParallelKwargs(**job.options)]
         if job.layout.name == "ddp"
         else None,
     )

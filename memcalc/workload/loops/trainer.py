@@ -177,7 +177,6 @@ class _Followed:
 
     @contextlib.contextmanager
     def _preparing(self) -> Iterator[None]:
-        """The model is wrapped, and the optimizer."""
         from memcalc.workload import library_settings
 
         check = self.job.checked()
