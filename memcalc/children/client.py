@@ -209,7 +209,7 @@ class Child:
         self._send(
             {
                 "environment": parent.environment,
-                "folder": _folder(),
+                "folder": folder(),
                 "path": [*parent.first, *_path()],
             }
         )
@@ -321,7 +321,8 @@ def _path() -> list[str]:
     return [entry for entry in sys.path if isinstance(entry, str)]
 
 
-def _folder() -> str | None:
+def folder() -> str | None:
+    """The current one; ``None``: it is gone."""
     with contextlib.suppress(FileNotFoundError):
         return os.getcwd()
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import linecache
 import sys
@@ -64,19 +65,12 @@ def _shaped(
 # ---- the body of a ``with``
 
 
-class Body:
-    """Statements, and the names that they use."""
-
-    def __init__(self, source: str, file: str, line: int, names: dict[str, Any]) -> None:
-        self.source, self.file, self.line, self.names = source, file, line, names
-
-    def __call__(self) -> None:
-        """Run them."""
-        tree = ast.increment_lineno(ast.parse(self.source), self.line - 1)
-        exec(compile(tree, self.file, "exec"), {"__name__": "__main__", **self.names})
+def _run(source: str, file: str, line: int, names: dict[str, Any]) -> None:
+    tree = ast.increment_lineno(ast.parse(source), line - 1)
+    exec(compile(tree, file, "exec"), {"__name__": "__main__", **names})
 
 
-def body_at(frame: FrameType) -> Body:
+def body_at(frame: FrameType) -> Callable[[], None]:
     """The body of the ``with`` that a frame is entering.
 
     Raises:
@@ -108,7 +102,7 @@ def body_at(frame: FrameType) -> Body:
     names = {name: held[name] for name in _used(code) if name in held}
     for name, value in names.items():
         sent(name, value)
-    return Body(source, file, first.lineno, names)
+    return functools.partial(_run, source, file, first.lineno, names)
 
 
 def text_of(lines: list[str], first: ast.stmt, last: ast.stmt) -> str:

@@ -33,7 +33,6 @@ from memcalc.files.artifact import decode
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Trace
 from memcalc.script.answer import answered, as_it_ended
 from memcalc.script.command import Program, launched
 from memcalc.script.launchers import Launch
@@ -260,7 +259,11 @@ class _Run:
     def _understood(self, answer: dict[str, Any]) -> Simulated:
         ending = decode(Ending, answer["ending"])
         state = decode(OptimizerState, answer["state"])
-        traces = {int(gpu): _unpacked(packed) for gpu, packed in answer["traces"].items()}
+        packed = {int(gpu): base64.b64decode(text) for gpu, text in answer["traces"].items()}
+        try:
+            traces = {gpu: unpack(data) for gpu, data in packed.items()}
+        except DamagedTraceError as error:
+            raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
         traced = answered(self._question, traces, state)
         count = self._question.plan.devices
         one_of_many = any(max(trace.groups, default=1) > 1 for trace in traces.values())
@@ -294,13 +297,6 @@ def _raised(kept: dict[str, str]) -> BaseException:
         error = EstimateError(f"{kept['kind']}: {kept['text']}")
     error.add_note(kept["trace"])
     return error
-
-
-def _unpacked(packed: str) -> Trace:
-    try:
-        return unpack(base64.b64decode(packed))
-    except DamagedTraceError as error:
-        raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
 
 
 def plan_of(command: Sequence[str], **settings: Any) -> Plan:

@@ -244,17 +244,12 @@ def describe() -> list[Fact]:
     for path, layer in kept:
         if layer is None:
             size = layers.size_text(layers.size_of(path))
-            facts.append(
-                Fact(
-                    name="environment",
-                    value=f"{path} is unfinished or damaged: {size}",
-                    advice=f"it is created again when needed; to delete it: rm -r {path}",
-                )
-            )
+            value = f"{path} is unfinished or damaged: {size}"
+            advice = f"it is created again when needed; to delete it: rm -r {path}"
         else:
-            value = f"{layer.name}, {layers.size_text(layer.marker.bytes)}"
-            said = "; ".join(layer.marker.notes)
-            facts.append(Fact(name="environment", value=f"{value}; {said}" if said else value))
+            size = layers.size_text(layer.marker.bytes)
+            value, advice = "; ".join((f"{layer.name}, {size}", *layer.marker.notes)), ""
+        facts.append(Fact(name="environment", value=value, advice=advice))
     if kept:
         facts.append(
             Fact(

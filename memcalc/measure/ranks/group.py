@@ -20,6 +20,7 @@ from typing import Any
 
 from memcalc.catalog import models
 from memcalc.children.channel import Channel
+from memcalc.children.client import folder
 from memcalc.children.exit_reason import ending, oom_kills, status_of
 from memcalc.errors import MeasureError, UsageError
 from memcalc.files.artifact import decode, encode
@@ -71,10 +72,7 @@ class Member:
     def come(self, end: socket.socket, pid: int, request: dict[str, Any]) -> None:
         """Let it in, and tell it what to do."""
         self.pid, self._channel = pid, Channel(end)
-        folder = None
-        with contextlib.suppress(FileNotFoundError):
-            folder = os.getcwd()
-        self._tell({"environment": None, "folder": folder, "path": list(sys.path)})
+        self._tell({"environment": None, "folder": folder(), "path": list(sys.path)})
         self._tell({"job": 1, **request})
 
     def hear(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from memcalc.engine.patches import Patches
-from memcalc.script.large_weights import NOT_HERE
+from memcalc.script.large_weights import NOT_HERE, of_hub
 
 
 def install(patches: Patches, say: Callable[[str], None]) -> None:
@@ -38,14 +38,13 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
     patches.wrap_later("diffusers.pipelines.pipeline_utils", "snapshot_download", configs)
 
 
-_OF_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.ckpt", "*.msgpack", "*.onnx", "*.index.json")
 """Files of a pipeline's repository that a model's config stands in for."""
 
 
 def _is_here(module: ModuleType, name: Any, options: dict[str, Any]) -> bool:
     """A model's weights lie in a folder, or in the hub's cache."""
-    where = {key: options[key] for key in _OF_HUB if key in options} | {"local_files_only": True}
+    where = of_hub(options) | {"local_files_only": True}
     files = [module.SAFETENSORS_WEIGHTS_NAME, module.WEIGHTS_NAME]
     indices = [module.SAFE_WEIGHTS_INDEX_NAME, module.WEIGHTS_INDEX_NAME]
     for file in (*files, *indices):
@@ -60,8 +59,7 @@ def _is_here(module: ModuleType, name: Any, options: dict[str, Any]) -> bool:
 
 def _config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
     """The config to make weights of; ``None``: its checkpoint is not a plain one."""
-    where = {key: options[key] for key in _OF_HUB if key in options}
-    config = cls.load_config(options.get("config") or name, **where)
+    config = cls.load_config(options.get("config") or name, **of_hub(options))
     return config if config.get("quantization_config") is None else None
 
 
