@@ -13,16 +13,17 @@ from bisect import bisect_left
 import msgspec
 
 from memcalc.allocator import expandable
-from memcalc.allocator.constants import (
+from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.settings import (
     MIN_BLOCK,
     MIN_OWN_SEGMENT,
     SEGMENT_ROUNDING,
     SMALL_REQUEST,
     SMALL_SEGMENT,
     UNLIMITED,
+    AllocatorSettings,
+    round_size,
 )
-from memcalc.allocator.device import DeviceMemory
-from memcalc.allocator.settings import AllocatorSettings, round_size
 from memcalc.allocator.state import AllocatorState, Block, Pool
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from memcalc.allocator.constants import DEVICE_PAGE
+from memcalc.allocator.settings import DEVICE_PAGE
 
 FIRST_ADDRESS = 0x7F00_0000_0000
 """Where made-up addresses begin; they only grow, so that no two segments are ever alike."""

@@ -6,7 +6,7 @@ and ``ExpandableSegment`` in ``c10/cuda/CUDACachingAllocator.cpp``.
 
 from __future__ import annotations
 
-from memcalc.allocator.constants import SMALL_SEGMENT
+from memcalc.allocator.settings import SMALL_SEGMENT
 from memcalc.allocator.state import AllocatorState, Block, ExpandableSegment, Pool
 
 

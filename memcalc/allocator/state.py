@@ -9,10 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from memcalc.allocator.constants import UNLIMITED
 from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.levels import Levels, Tally
-from memcalc.allocator.settings import AllocatorSettings
+from memcalc.allocator.settings import UNLIMITED, AllocatorSettings
 
 
 class ExpandableSegment:

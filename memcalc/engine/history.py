@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
-from memcalc.engine import nccl_traffic, operators
+from memcalc.engine import nccl_traffic, torch_internals
 from memcalc.engine.notes import Interval, Notes, Owner
 from memcalc.errors import EstimateError
 from memcalc.records.trace import (
@@ -197,7 +197,7 @@ class Timeline:
     def _name_operators(self) -> None:
         begin, end = self._recorder.profiled
         own = [block for block in self.blocks if begin <= block.born < end]
-        seen = operators.blocks(self._recorder.profiler, self._recorder.KIND)
+        seen = torch_internals.blocks_by_operator(self._recorder.profiler, self._recorder.KIND)
         if [block.address for block in own] != [block.address for block in seen]:
             raise EstimateError("PyTorch's profiler and its allocator saw different blocks.")
         for block, shown in zip(own, seen, strict=True):

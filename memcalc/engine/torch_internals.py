@@ -1,5 +1,7 @@
 """The private names of PyTorch that the engine uses; each says where it was read.
 
+Among them is the event tree of PyTorch's profiler, which tells the operator of each block.
+
 Read in PyTorch 2.4 to 2.14.
 """
 
@@ -13,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from memcalc.engine.stub import load as stub
@@ -254,3 +257,97 @@ def graph_breaks() -> Iterator[str]:
     skipped = counters["inductor"]["cudagraph_skips"]
     if skipped:
         yield f"{skipped} graphs run without CUDA graphs (TORCH_LOGS=perf_hints says why)"
+
+
+_MAKERS = (
+    "aten::empty",
+    "aten::full",
+    "aten::new_empty",
+    "aten::new_zeros",
+    "aten::ones",
+    "aten::resize_",
+    "aten::zeros",
+)
+"""Operators that make a tensor for the operator around them."""
+_COMPILED = ("## Call CompiledFxGraph", "CompiledFunction", "Torch-Compiled Region")
+"""What ``torch.compile`` made: many kernels, and what they hand on to each other."""
+_NODE = "autograd::engine::evaluate_function: "
+
+
+class Block(msgspec.Struct):
+    """A block as the profiler saw it, in order of birth."""
+
+    address: int
+    op: str
+    """The innermost operator around it, without its namespace."""
+    dtype: str = ""
+    """Of the tensor that an operator read there first; empty: not read."""
+    scratch: bool = False
+    """It was given back before the operator that asked for it ended."""
+    until: str = ""
+    """The node of autograd's graph that was running when it died."""
+
+
+class _Frame(msgspec.Struct):
+    """What runs around an event."""
+
+    op: str
+    end: int
+    node: str
+
+
+def blocks_by_operator(profiler: Any, device: str = "cuda") -> list[Block]:
+    """The blocks of a device that were born while the profiler ran, in order of birth."""
+    changes: list[tuple[int, int, int, _Frame]] = []
+    reads: list[tuple[int, int, str]] = []
+    _visit(profiler_events(profiler), _Frame("", 0, ""), device, changes, reads)
+    found: list[Block] = []
+    alive: dict[int, tuple[Block, int]] = {}
+    changes.sort(key=lambda change: change[0])
+    spans: dict[int, list[tuple[int, Block]]] = {}
+    for moment, address, size, frame in changes:
+        if size > 0:
+            block = Block(address=address, op=frame.op)
+            alive[address] = block, frame.end
+            spans.setdefault(address, []).append((moment, block))
+            found.append(block)
+        elif address in alive:
+            block, end = alive.pop(address)
+            block.scratch = moment < end
+            block.until = frame.node
+    for moment, address, dtype in reads:
+        for born, block in reversed(spans.get(address, ())):
+            if born <= moment:
+                block.dtype = block.dtype or dtype
+                break
+    return found
+
+
+def _visit(
+    events: Any,
+    frame: _Frame,
+    device: str,
+    changes: list[tuple[int, int, int, _Frame]],
+    reads: list[tuple[int, int, str]],
+) -> None:
+    for event in events:
+        kind, fields = event.typed
+        if kind.name == "Allocation":
+            if fields.device.type == device:
+                changes.append((event.start_time_ns, fields.ptr, fields.alloc_size, frame))
+            continue
+        inner = frame
+        if kind.name == "TorchOp":
+            name = event.name
+            for tensor in fields.inputs:
+                key = getattr(tensor, "storage_data_ptr", None)
+                if key is not None:
+                    dtype = str(tensor.dtype).removeprefix("torch.")
+                    reads.append((event.start_time_ns, key, dtype))
+            if name.startswith(_NODE):
+                inner = _Frame(frame.op, frame.end, name.removeprefix(_NODE))
+            elif name.startswith(_COMPILED):
+                inner = _Frame("compiled code", 0, frame.node)
+            elif not (frame.op and name.startswith(_MAKERS)):
+                inner = _Frame(name.rpartition("::")[2], event.end_time_ns, frame.node)
+        _visit(event.children, inner, device, changes, reads)

@@ -18,8 +18,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 from memcalc.workload import cache_layers, long_decode
 from memcalc.workload.inputs import Batch, without_adapters
-from memcalc.workload.job import Program, Turns, Watch, as_found
-from memcalc.workload.precision import PRECISIONS
+from memcalc.workload.job import PRECISIONS, Program, Turns, Watch, as_found
 from memcalc.workload.wrapped_tensors import plain
 
 _CACHES = (*cache_layers.NAMES, "cache_params", "past_buckets_states", "mems", "state")

@@ -12,8 +12,8 @@ from memcalc.errors import UsageError
 from memcalc.records.model import Inventory, Parameter
 from memcalc.records.plan import Plan
 from memcalc.workload import quantised
+from memcalc.workload.job import PRECISIONS
 from memcalc.workload.model import attach, build
-from memcalc.workload.precision import PRECISIONS
 from memcalc.workload.tasks import Head
 
 

@@ -1,4 +1,4 @@
-"""What a loop runs: a plan whose model is on a device, real or simulated."""
+"""What a loop runs: a plan's program, its precision, and the job on a device, real or simulated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,36 @@ from memcalc.registry import Choice
 from memcalc.workload import layouts
 from memcalc.workload.inputs import Batch, Inputs
 from memcalc.workload.layouts import Layout
-from memcalc.workload.precision import PRECISIONS, Precision
+
+
+class Precision(msgspec.Struct, frozen=True, kw_only=True):
+    """How weights are stored and in what the forward computes."""
+
+    weights: torch.dtype
+    autocast: torch.dtype | None = None
+    scaled: bool = False
+    """Losses are scaled by ``torch.amp.GradScaler``."""
+
+    def context(self, device_type: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+        """Make the context that the forward runs in."""
+        if self.autocast is None:
+            return contextlib.nullcontext
+        return lambda: torch.autocast(device_type, dtype=self.autocast)
+
+    def scaler(self, device_type: str) -> Any:
+        """Make the gradient scaler, or ``None`` where there is none."""
+        return torch.amp.GradScaler(device_type) if self.scaled else None
+
+
+PRECISIONS = {
+    "fp32": Precision(weights=torch.float32),
+    "tf32": Precision(weights=torch.float32),
+    "amp-fp16": Precision(weights=torch.float32, autocast=torch.float16, scaled=True),
+    "amp-bf16": Precision(weights=torch.float32, autocast=torch.bfloat16),
+    "bf16+amp": Precision(weights=torch.bfloat16, autocast=torch.bfloat16),
+    "bf16": Precision(weights=torch.bfloat16),
+    "fp16": Precision(weights=torch.float16),
+}
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from memcalc.records.compact_options import adapter
 from memcalc.records.names import FLASH_ATTN
 from memcalc.records.plan import Plan
 from memcalc.workload import tasks
-from memcalc.workload.precision import PRECISIONS
+from memcalc.workload.job import PRECISIONS
 from memcalc.workload.tasks import Head, Task
 
 

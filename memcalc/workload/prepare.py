@@ -19,10 +19,9 @@ from memcalc.workload import audio, inference, layerdrop, layouts, loops, quanti
 from memcalc.workload.chunked import chunk_loss
 from memcalc.workload.inputs import Inputs, Use, check, described
 from memcalc.workload.inventory import take
-from memcalc.workload.job import Program
+from memcalc.workload.job import PRECISIONS, Program
 from memcalc.workload.loops import Loop
 from memcalc.workload.model import attach, build, told_attention
-from memcalc.workload.precision import PRECISIONS
 from memcalc.workload.quantised import compute_dtype
 from memcalc.workload.tasks import CALLABLE, Task
 

@@ -23,7 +23,7 @@ from memcalc.imports import line
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.workload import layouts
-from memcalc.workload.precision import PRECISIONS
+from memcalc.workload.job import PRECISIONS
 from memcalc.workload.wrapped_tensors import parts
 
 Make = Callable[[str, torch.Tensor], torch.Tensor]

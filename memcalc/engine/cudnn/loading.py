@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memcalc.engine.cudnn import fetch
+from memcalc.engine.cudnn import library
 from memcalc.engine.cudnn.library import Library, Missing
 from memcalc.engine.stub import build
 from memcalc.engine.stub import load as stub
@@ -38,7 +38,7 @@ def environment(found: Library | Missing) -> dict[str, str]:
     named = {_VERSION: str(_number(found.reported))} if found.reported else {}
     if isinstance(found, Missing):
         return {**named, "MEMCALC_CUDNN": "", "MEMCALC_CUDNN_COMMAND": "", _ASSUMED: ""}
-    line = fetch.command(found.requirement) if not found.folder else ""
+    line = library.command(found.requirement) if not found.folder else ""
     told = {"MEMCALC_CUDNN": found.folder, "MEMCALC_CUDNN_COMMAND": line}
     return {**named, **told, _ASSUMED: found.assumption}
 

@@ -25,7 +25,7 @@ def main(address: str, launcher: int) -> None:
     end.sendall(b'{"rank": %d}\n' % int(os.environ["RANK"]))
     child.serve(end, rank.__name__, "run", Breadcrumbs())
     sys.stderr.flush()
-    os._exit(rank.ending.code)
+    os._exit(rank.exit_code[0])
 
 
 if __name__ == "__main__":
