@@ -57,7 +57,10 @@ class Compiling:
         patches.when_imported("torch._dynamo.callback", self._watch)
         heuristics = "torch._inductor.runtime.triton_heuristics"
         patches.wrap_later(heuristics, "CachingAutotuner.bench", self._bench)
-        benched = lambda *args, **kwargs: [self._bench(*args)] * 3  # noqa: E731
+
+        def benched(*args: Any, **kwargs: Any) -> list[float]:
+            return [self._bench(*args)] * 3
+
         patches.wrap_later("triton.runtime.autotuner", "Autotuner._bench", benched)
         patches.also(optimizers.register_optimizer_step_post_hook(self._settle).remove)
         patches.also(self._end)

@@ -151,19 +151,19 @@ _DEEP = 4
 """Lists inside lists that are looked into."""
 
 
-def _variables(_namespaces: Iterable[Mapping[str, Any]], book: Notebook) -> dict[int, str]:
-    """Names of _variables, by the addresses of the blocks that they hold; the innermost first."""
+def _variables(namespaces: Iterable[Mapping[str, Any]], book: Notebook) -> dict[int, str]:
+    """Names of variables, by the addresses of the blocks that they hold; the innermost first."""
     found: dict[int, str] = {}
-    for namespace in _namespaces:
-        for _name_held, value in list(namespace.items()):
+    for namespace in namespaces:
+        for name, value in list(namespace.items()):
             for tensor in _tensors_in(value, _DEEP):
                 for address in book.addresses(tensor):
-                    found.setdefault(address, _name_held)
+                    found.setdefault(address, name)
     return found
 
 
 def _namespaces(trace: TracebackType | None) -> Iterator[Mapping[str, Any]]:
-    """The _variables of the user's frames in a traceback, the innermost first."""
+    """The variables of the user's frames in a traceback, the innermost first."""
     frames = []
     while trace is not None:
         if source_lines.is_users(trace.tb_frame.f_code.co_filename):
