@@ -13,7 +13,6 @@ from bisect import bisect_left
 import msgspec
 
 from memcalc.allocator import expandable
-from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.settings import (
     MIN_BLOCK,
     MIN_OWN_SEGMENT,
@@ -24,7 +23,7 @@ from memcalc.allocator.settings import (
     AllocatorSettings,
     round_size,
 )
-from memcalc.allocator.state import AllocatorState, Block, Pool
+from memcalc.allocator.state import AllocatorState, Block, DeviceMemory, Pool
 
 
 class FailedRequest(msgspec.Struct, frozen=True, kw_only=True):

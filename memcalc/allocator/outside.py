@@ -239,12 +239,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nccl_span(gpu: Gpu | None, groups: tuple[int, ...]) -> Span:
-    """Bytes that NCCL holds on one GPU.
-
-    Args:
-        gpu: which; ``None``: any.
-        groups: processes in each group that communicates.
-    """
+    """Bytes that NCCL holds on one GPU, for groups of so many processes each."""
     low = high = 0
     nvlink = table().links.nvlink
     names: dict[str, None] = {}

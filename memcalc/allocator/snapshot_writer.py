@@ -17,11 +17,10 @@ from typing import Any
 from msgspec.structs import asdict
 
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError
-from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.replay import Event, Op, to_pools
 from memcalc.allocator.segments import DEFAULT_POOL, segments
 from memcalc.allocator.settings import UNLIMITED, AllocatorSettings
-from memcalc.allocator.state import Block, TraceEntry
+from memcalc.allocator.state import Block, DeviceMemory, TraceEntry
 from memcalc.files.artifact import write_bytes
 
 Frame = tuple[str, int, str]

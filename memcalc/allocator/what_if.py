@@ -15,13 +15,12 @@ from msgspec.structs import replace
 
 from memcalc.allocator import caching, expandable
 from memcalc.allocator.caching import CachingAllocator
-from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.levels import Levels
 from memcalc.allocator.replay import Event, Op, Replay, replay
 from memcalc.allocator.segments import SegmentRecord, segments
 from memcalc.allocator.settings import AllocatorSettings
 from memcalc.allocator.snapshot_reader import Entry, Snapshot
-from memcalc.allocator.state import Block
+from memcalc.allocator.state import Block, DeviceMemory
 
 _ANOTHER_STREAM = -1
 """Which stream lagged behind is not recorded; only that one did."""

@@ -1,4 +1,4 @@
-"""The main loop of a child: it answers requests in order and turns errors into sentences."""
+"""The main loop of a child: it answers JSON lines in order and turns errors into sentences."""
 
 from __future__ import annotations
 
@@ -10,8 +10,58 @@ import socket
 import sys
 from typing import Any
 
-from memcalc.children.channel import Channel
+import msgspec
+
 from memcalc.children.exit_reason import told
+
+_CHUNK = 1 << 18
+
+
+class Channel:
+    """One end of a conversation."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self._buffer = bytearray()
+        self._searched = 0
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Say something; bytes become base64.
+
+        Raises:
+            OSError: nobody listens.
+        """
+        self.end.sendall(msgspec.json.encode(message) + b"\n")
+
+    def receive(self) -> dict[str, Any] | None:
+        """Hear the next message; ``None``: there will be none.
+
+        Raises:
+            TimeoutError: the socket's time is up; nothing is lost.
+            ValueError: a line is no message.
+        """
+        while (at := self._buffer.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._buffer)
+            try:
+                chunk = self.end.recv(_CHUNK)
+            except ConnectionError:
+                return None
+            if not chunk:
+                return None
+            self._buffer += chunk
+        line = bytes(self._buffer[:at])
+        del self._buffer[: at + 1]
+        self._searched = 0
+        if not line.strip():
+            return {}
+        try:
+            message = msgspec.json.decode(line)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(str(error)) from None
+        if not isinstance(message, dict):
+            raise ValueError("not a message")
+        return message
+
 
 SIZE = 512
 

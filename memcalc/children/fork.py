@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from memcalc.children.channel import Channel
+from memcalc.children.child import Channel
 from memcalc.children.exit_reason import ending, oom_kills, told
 from memcalc.errors import EstimateError, UsageError
 

@@ -180,12 +180,7 @@ class Notebook:
     def name_models(
         self, models: Iterable[tuple[str, torch.nn.Module]], paths: Mapping[int, str] | None = None
     ) -> None:
-        """Name weights and buffers, and say which module each is of.
-
-        Args:
-            models: and what their paths begin with.
-            paths: of modules, by their ids, where they are not those in the model.
-        """
+        """Name weights and buffers, and say of which module each is, after its model's name."""
         owners: dict[int, Owner] = {}
         weights: list[int] = []
         buffers: list[int] = []

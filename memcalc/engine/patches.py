@@ -49,14 +49,7 @@ class Patches:
                 self.set(other, alias, value)
 
     def wrap(self, owner: Any, name: str, around: Around, also: Sequence[ModuleType] = ()) -> None:
-        """Replace a function by one that calls ``around(original, *args, **kwargs)``.
-
-        Args:
-            owner: of the function, such as a class or a module.
-            name: of the function.
-            around: what is called.
-            also: modules that have it under the same name, where they do.
-        """
+        """Replace a function, in other modules too, by ``around(original, *args, **kwargs)``."""
         original = vars(owner).get(name, _MISSING)
         if original is _MISSING:
             original = getattr(owner, name)

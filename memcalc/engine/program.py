@@ -68,12 +68,8 @@ def _empty(name: str, like: torch.Tensor) -> torch.Tensor:
 def place(program: Program, device: str, *, simulated: bool = False) -> Program:
     """Put the model on this process's device, under the plan's layout.
 
-    A quantized model is not under it yet: it is finished first (``wrap``).
-
-    Args:
-        program: its model has no memory yet.
-        device: where to, by the name PyTorch knows it.
-        simulated: give no values to weights, on the host either: nobody looks at them.
+    A quantized model is not under it yet: it is finished first (``wrap``). On a simulated device no
+    weight has a value, on the host either: nobody looks at them.
     """
     wanted, (_, world) = layouts.spread(program.plan).world, _group()
     if wanted != world:

@@ -80,12 +80,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(launcher: str, words: Sequence[str], gpus: int | None = None) -> Launch:
-    """Read a launcher's command line.
-
-    Args:
-        launcher: one of the values of ``NAMES``.
-        words: what follows its name.
-        gpus: of the machine, for launchers that count them; ``None``: nobody said.
+    """Read what follows a launcher's name; some count the GPUs of the machine.
 
     Raises:
         UsageError: its own parser refuses them, or the launcher is not installed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import io
 import linecache
@@ -78,7 +79,10 @@ def body_at(frame: FrameType) -> Callable[[], None]:
     """
     file, line = frame.f_code.co_filename, frame.f_lineno
     text = "".join(linecache.getlines(file, frame.f_globals))
-    found = [one for one in _withs(text) if one.lineno <= line <= one.body[0].lineno]
+    found: list[ast.With] = []
+    with contextlib.suppress(SyntaxError):
+        withs = (one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.With))
+        found = [one for one in withs if one.lineno <= line <= one.body[0].lineno]
     if not found:
         raise EstimateError(
             "memcalc.simulate() reads the source of its block, and there is none here: put the "
@@ -111,13 +115,6 @@ def text_of(lines: list[str], first: ast.stmt, last: ast.stmt) -> str:
     text = "".join(lines[first.lineno - 1 : last.end_lineno]).encode()
     tail = len(lines[last.end_lineno - 1].encode()) - (last.end_col_offset or 0)
     return text[first.col_offset : len(text) - tail].decode()
-
-
-def _withs(text: str) -> list[ast.With]:
-    try:
-        return [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.With)]
-    except SyntaxError:
-        return []
 
 
 def _used(code: CodeType) -> set[str]:

@@ -194,15 +194,7 @@ def shared_object(
     runpath: str = "",
     machine: int = MACHINES["x86_64"],
 ) -> bytes:
-    """A shared object whose functions all return 0.
-
-    Args:
-        soname: its name for the loader.
-        symbols: names of its functions.
-        needed: sonames of the libraries that are loaded with it.
-        runpath: where these are looked for; ``$ORIGIN`` is its own folder.
-        machine: number of the machine, one of ``MACHINES``.
-    """
+    """A shared object whose functions all return 0; it needs others, looked for in ``runpath``."""
     names, libraries = sorted(set(symbols)), list(needed)
     strings, at = _string_table([soname, *libraries, *names, *([runpath] if runpath else [])])
     code = _RETURN_ZERO[machine]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memcalc.catalog import models
-from memcalc.children.channel import Channel
+from memcalc.children.child import Channel
 from memcalc.children.client import folder
 from memcalc.children.exit_reason import ending, oom_kills, status_of
 from memcalc.errors import MeasureError, UsageError
@@ -157,12 +157,6 @@ def measure(
     runner: Runner, request: Request, world: int, said: Callable[[PhaseReading], None]
 ) -> GroupReading:
     """Measure one plan on several devices of this machine.
-
-    Args:
-        runner: whose process starts this run as well.
-        request: what to measure.
-        world: how many processes.
-        said: told of every reading of the first rank as it comes.
 
     Raises:
         MeasureError: there is no torchrun, or no process.
