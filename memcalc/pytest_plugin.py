@@ -205,7 +205,7 @@ def _refuse(reason: str) -> NoReturn:
 def _device(asked: Any) -> str:
     if asked not in (None, "cuda", "cpu"):
         raise UsageError(f"device = {asked!r}: choose cuda or cpu.")
-    from memcalc.measure.recording.watch import has_cuda
+    from memcalc.measure.recording.readings import has_cuda
 
     if asked == "cuda" and not has_cuda():
         raise UsageError("PyTorch sees no CUDA GPU here.")
@@ -226,6 +226,6 @@ def _gpu(keywords: Mapping[str, Any]) -> str | None:
 
 
 def _watch(budget: TestBudget) -> Watch:
-    from memcalc.measure.recording.watch import CpuWatch, CudaWatch
+    from memcalc.measure.recording.readings import CpuWatch, CudaWatch
 
     return CudaWatch(budget.metric) if budget.device == "cuda" else CpuWatch()

@@ -16,7 +16,7 @@ from memcalc.cli.progress import progress
 from memcalc.cli.values import TEXT, counted
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files.formats import chosen, formats
-from memcalc.script.prefixes import to_type
+from memcalc.script.command import to_type
 from memcalc.script.records import Ending
 from memcalc.units import format_bytes
 

@@ -67,11 +67,7 @@ _SHOWN = 6
 
 
 class Values:
-    """Follows what a program has on the GPU.
-
-    Args:
-        say: told what is assumed.
-    """
+    """Follows what a program has on the GPU."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from memcalc.allocator.context import eager_span, library_span, outside
-from memcalc.allocator.nccl import nccl_span, together
+from memcalc.allocator.outside import eager_span, library_span, nccl_span, outside, together
 from memcalc.catalog.gpus import Gpu
 from memcalc.estimation.question import version_of
 from memcalc.records.plan import Plan

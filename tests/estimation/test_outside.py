@@ -2,7 +2,7 @@
 
 import pytest
 
-from memcalc.allocator.context import eager_span, outside
+from memcalc.allocator.outside import eager_span, outside
 from memcalc.catalog import contexts, gpus
 from memcalc.estimation.process_share import CODE, CONTEXT, NCCL, OLD_DRIVER, outside_span
 from memcalc.records.plan import Plan

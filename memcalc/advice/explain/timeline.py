@@ -10,10 +10,10 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.allocator.caching import CachingAllocator
-from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.levels import Levels
 from memcalc.allocator.replay import Op, Player
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
+from memcalc.allocator.state import DeviceMemory
 from memcalc.estimation.question import version_of
 from memcalc.estimation.replays import UNLIMITED, as_it_ran
 from memcalc.records.plan import Plan
