@@ -15,8 +15,7 @@ from markdown_it import MarkdownIt
 from msgspec.structs import replace
 
 from memcalc import untrusted_text
-from memcalc.advice.explain.explain import explain
-from memcalc.advice.explain.sections import Chapter
+from memcalc.advice.explain.explain import Chapter, explain
 from memcalc.advice.remedies.records import Option, Remedy, Search, Trial
 from memcalc.budgets.formats import writers
 from memcalc.budgets.records import Amount, Budget, Report, Rule, Status, Verdict, Where

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.goals import Goal
-from memcalc.advice.remedies.records import Change, Figures, Search, figures
+from memcalc.advice.remedies.records import Change, Figures, Goal, Search, figures
 from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
 from memcalc.budgets import metrics

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from memcalc.advice.explain.difference import difference
-from memcalc.advice.explain.sections import Chapter, again, chapter
+from memcalc.advice.explain.explain import Chapter, again, chapter
 from memcalc.cli.command import Top, argument, verb
 from memcalc.cli.options import plans_of, understood
 from memcalc.cli.output import NoCache, Output, deliver_answer, format_option

@@ -98,7 +98,7 @@ def _teller(steps: Steps) -> Callable[[Explanation], None]:
     told: set[str] = set()
 
     def tell(so_far: Explanation) -> None:
-        from memcalc.advice.remedies.table import candidates
+        from memcalc.advice.remedies.search import candidates
         from memcalc.report.explained import option_words
 
         for one in so_far.options:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from memcalc.advice.explain.difference import difference
-from memcalc.advice.explain.explain import Wish, explain_plan
-from memcalc.advice.explain.sections import Chapter, again, chapter
+from memcalc.advice.explain.explain import Chapter, Wish, again, chapter, explain_plan
 from memcalc.cli.command import Depth, Remedies, argument, option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import NoCache, put, wrote
@@ -99,7 +98,7 @@ def _one_of(file: str, tracer: Tracer, depth: int | None) -> Chapter:
 def draw(traced: Traced, name: str, output: Path) -> None:
     """Write the page, a picture or a snapshot of what was just traced."""
     if name == "pickle":
-        from memcalc.advice.explain.snapshot import predicted
+        from memcalc.advice.explain.timeline import predicted
 
         predicted(traced, output)
         wrote(output)

@@ -66,7 +66,7 @@ def command(
     names, or all (-v). A step has --batch times --grad-accum samples; what is suggested keeps their
     number.
     """
-    from memcalc.advice.suggest import prices
+    from memcalc.advice.suggest import speed_and_price
     from memcalc.advice.suggest.suggest import suggest_plan
     from memcalc.report import suggested
 
@@ -74,7 +74,7 @@ def command(
     if price is not None and tokens is None:
         raise UsageError("A price needs a number of tokens: add --tokens 1e9.")
     name = chosen("suggestions", format, output)
-    known = prices.read(price) if price is not None else None
+    known = speed_and_price.read(price) if price is not None else None
     work = suggested.Work(tokens=tokens, prices=known)
     if plan.gpu is None:
         if program is not None:

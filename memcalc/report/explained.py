@@ -180,7 +180,7 @@ def _compared(explanation: Explanation) -> tuple[str, ...]:
 
 def search_lines(search: Search, before: Figures) -> list[Line]:
     """The plan that holds, what it needs, and how to type it."""
-    from memcalc.advice.remedies.goals import needed_within
+    from memcalc.advice.remedies.records import needed_within
 
     rung = search.rung.replace("_", " ")
     high = " (with the largest CUDA context)" if search.rung == "process_used" else ""

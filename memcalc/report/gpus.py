@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from memcalc.advice.remedies.goals import needed, needed_within
+from memcalc.advice.remedies.records import needed, needed_within
 from memcalc.advice.suggest.records import Card, Cards
 from memcalc.records.fields import options
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table

@@ -15,8 +15,8 @@ import msgspec
 
 from memcalc import untrusted_text
 from memcalc.advice.explain.difference import Difference
+from memcalc.advice.explain.explain import Chapter
 from memcalc.advice.explain.records import Explanation
-from memcalc.advice.explain.sections import Chapter
 from memcalc.files.results import Run
 from memcalc.records.prediction import Prediction
 from memcalc.report import (

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from memcalc.advice.remedies.goals import needed, needed_within
-from memcalc.advice.suggest.prices import Prices
+from memcalc.advice.remedies.records import needed, needed_within
 from memcalc.advice.suggest.records import Speed, Suggestion, Suggestions, Tried
-from memcalc.advice.suggest.speed import UTILISATION, offloads
+from memcalc.advice.suggest.speed_and_price import UTILISATION, Prices, offloads
 from memcalc.records.fields import options
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.rows import asked_for, fit_words

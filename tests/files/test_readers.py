@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from memcalc.accuracy.compare import compare
 from memcalc.advice.explain import recorded
 from memcalc.advice.explain.difference import difference
-from memcalc.advice.explain.explain import explain
-from memcalc.advice.explain.sections import Chapter
+from memcalc.advice.explain.explain import Chapter, explain
 from memcalc.allocator import nccl
 from memcalc.budgets import baseline, detect
 from memcalc.budgets.read import read as read_budgets

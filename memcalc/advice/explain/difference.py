@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from memcalc.advice.explain.explain import Chapter
 from memcalc.advice.explain.records import PeakContents
-from memcalc.advice.explain.sections import Chapter
 from memcalc.records.display import Answer
 from memcalc.records.fields import changed_settings, plan_changes, version_changes
 from memcalc.records.prediction import RUNGS, Prediction

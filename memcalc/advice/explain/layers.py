@@ -1,13 +1,57 @@
-"""Layers of a quantized base model: bytes of weights and scales by kind of layer."""
+"""Module paths for display, and the layers of a quantized base model by kind."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 import msgspec
 
-from memcalc.advice.explain.module_names import Pattern, cut, write
 from memcalc.records.model import Inventory, Parameter
+
+Pattern = tuple[str, ...]
+"""A path's parts, with ``*`` for each index of a list."""
+
+
+def cut(path: str, depth: int | None) -> tuple[Pattern, tuple[int, ...]]:
+    """Split a path into its pattern and the indices that fill it.
+
+    Args:
+        path: such as ``transformer.h.3.mlp``.
+        depth: how many names to keep, indices not counted; ``None``: all.
+    """
+    pattern: list[str] = []
+    indices: list[int] = []
+    names = 0
+    for part in path.split(".") if path else ():
+        if part.isdigit():
+            pattern.append("*")
+            indices.append(int(part))
+            continue
+        if depth is not None and names == depth:
+            break
+        names += 1
+        pattern.append(part)
+    return tuple(pattern), tuple(indices)
+
+
+def write(pattern: Pattern, filled: Iterable[tuple[int, ...]]) -> str:
+    """Write a pattern with the indices that fill each of its places."""
+    columns = iter(list(zip(*filled, strict=True)))
+    return ".".join(_spans(next(columns)) if part == "*" else part for part in pattern)
+
+
+def _spans(numbers: Iterable[int]) -> str:
+    """``[0-3,7]``, or the number itself where there is only one."""
+    ordered = sorted(set(numbers))
+    if len(ordered) == 1:
+        return str(ordered[0])
+    spans: list[list[int]] = []
+    for number in ordered:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return "[" + ",".join(f"{a}-{b}" if a != b else str(a) for a, b in spans) + "]"
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):

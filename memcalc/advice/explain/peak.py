@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from memcalc.advice.explain import module_names
+from memcalc.advice.explain import layers
 from memcalc.advice.explain.records import Group, PeakContents
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase, Storage, Trace
@@ -137,8 +137,8 @@ def _moment(
         storage = trace.storages[number]
         components[storage.component] += storage.bytes
         why, where = kept(trace, number, deaths.get(number), set_to_none=plan.set_to_none)
-        module, indices = module_names.cut(storage.module, depth)
-        other, others = module_names.cut(where, depth)
+        module, indices = layers.cut(storage.module, depth)
+        other, others = layers.cut(where, depth)
         variable = trace.whole and storage.component is not Component.OPTIMIZER_STATE
         op = "" if variable or storage.phase is Phase.LOAD else storage.op
         key = storage.component, module, op, storage.dtype, why, other, storage.line
@@ -155,12 +155,12 @@ def _moment(
 
 def _group(key: Any, sizes: Sequence[int], indices: Sequence[Any], others: Sequence[Any]) -> Group:
     component, module, op, dtype, why, other, line = key
-    where = module_names.write(other, set(others)) or "the loss"
+    where = layers.write(other, set(others)) or "the loss"
     if other and (other, set(others)) == (module, set(indices)):
         where = "the same module"
     return Group(
         component=component,
-        module=module_names.write(module, set(indices)),
+        module=layers.write(module, set(indices)),
         op=op,
         dtype=dtype,
         count=len(sizes),

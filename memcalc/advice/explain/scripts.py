@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from memcalc.advice.explain.records import PeakContents
 from memcalc.advice.remedies.records import Option, Trial, figures
-from memcalc.advice.remedies.rows import free
+from memcalc.advice.remedies.rows import same_result
 from memcalc.allocator.replay import replay
 from memcalc.catalog.plan import to_simulate
 from memcalc.estimation.estimate import Traced
@@ -26,7 +26,7 @@ from memcalc.units import format_bytes
 def remedies(traced: Traced) -> Iterator[Option]:
     """The allocator's settings, by replaying what the script asked for."""
     before, trace = traced.prediction, traced.trace
-    for remedy in free.expandable(before.plan):
+    for remedy in same_result.expandable(before.plan):
         question = asked(replace(before.plan, **dict(remedy.changes)))
         found = of_replay(replay(as_it_ran(trace), question.settings, UNLIMITED), trace)
         saved = (before.peak.reserved or 0) - found.peaks.reserved

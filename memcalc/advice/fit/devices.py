@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from memcalc.advice.fit.oracle import Oracle
 from memcalc.advice.fit.records import DevicesFit, GpuFit
+from memcalc.advice.fit.search import Oracle
 from memcalc.catalog import gpus as catalog
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Tracer

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Collection
 from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.advice.fit import alignment, search
+from memcalc.advice.fit import search
 from memcalc.advice.fit.devices import devices_that_fit, gpus_that_fit
-from memcalc.advice.fit.oracle import Oracle
 from memcalc.advice.fit.records import FitAnswer, Grid, Limit, Probe
-from memcalc.advice.remedies.goals import fitting
-from memcalc.advice.remedies.records import Option
+from memcalc.advice.fit.search import Oracle
+from memcalc.advice.remedies.records import Option, fitting
 from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
 from memcalc.catalog import gpus as catalog
-from memcalc.catalog.capabilities import ARCHITECTURES
+from memcalc.catalog.capabilities import ARCHITECTURES, Architecture
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
@@ -234,7 +234,7 @@ def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -
         gap=gap if best > plain else None,
     )
     capability = catalog.find(plan.gpu).capability if plan.gpu else ASSUMED.capability
-    return alignment.advised(limit, plan, here.seq, ARCHITECTURES[capability])
+    return advised(limit, plan, here.seq, ARCHITECTURES[capability])
 
 
 def _grid(plan: Plan, seq: int | None, device: Device, oracle: Oracle) -> Grid:
@@ -247,3 +247,47 @@ def _grid(plan: Plan, seq: int | None, device: Device, oracle: Oracle) -> Grid:
     probes = iter(oracle.table(plans, device))
     cells = tuple(tuple(itertools.islice(probes, len(batches))) for _ in seqs)
     return Grid(batches=batches, seqs=seqs, cells=cells)
+
+
+_GUIDE = "NVIDIA, Matrix Multiplication Background User's Guide"
+
+
+def multiple(precision: str, architecture: Architecture) -> int:
+    """What the tokens of a batch should be a multiple of; 1 where no Tensor Cores run.
+
+    Source: NVIDIA, Matrix Multiplication Background User's Guide, "Requirements to use Tensor
+    Cores": dimensions that are multiples of 16 bytes are most efficient, of 128 bytes on an A100.
+    In a transformer the dimension that batch and sequence decide is their product.
+    """
+    element = 2 if "16" in precision else 4
+    if precision == "fp32" or (precision == "tf32" and not architecture.tf32):
+        return 1
+    return architecture.tile_bytes // element or 1
+
+
+def advised(limit: Limit, plan: Plan, seq: int | None, architecture: Architecture) -> Limit:
+    """The limit with the largest size up to it that makes whole tiles, and why; if anything fits.
+
+    Args:
+        limit: what fits.
+        plan: its precision decides, and the size that is not searched.
+        seq: tokens per sample of the plan.
+        architecture: of the GPU.
+    """
+    most = limit.value(limit.best)
+    if most is None:
+        return limit
+    wanted = multiple(plan.precision, architecture)
+    guide = f"Tensor Cores like multiples of {wanted} in {plan.precision} ({_GUIDE})"
+    size, step = most, wanted // math.gcd(wanted, seq or 1)
+    if wanted == 1:
+        guide = "matrix products here do not use Tensor Cores, so any size is fine"
+    elif limit.axis == "seq":
+        size = most - most % wanted or most
+    elif step == 1:
+        guide = f"any batch of {seq} tokens makes multiples of {wanted}; {guide}"
+    elif most < step:
+        guide = f"too few for multiples of {wanted} tokens; {guide}"
+    else:
+        size = most - most % step
+    return replace(limit, suggested=size, advice=guide)

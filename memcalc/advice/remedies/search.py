@@ -14,15 +14,16 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.goals import Goal, needed
-from memcalc.advice.remedies.records import Figures, Option, Remedy, Search, Trial
-from memcalc.advice.remedies.rows.slower import accumulate, pieces_of, two_of
-from memcalc.advice.remedies.table import candidates
+from memcalc.advice.remedies.records import Figures, Goal, Option, Remedy, Search, Trial, needed
+from memcalc.advice.remedies.rows import lower_precision, same_result
+from memcalc.advice.remedies.rows.same_result import accumulate, pieces_of, two_of
 from memcalc.advice.remedies.trials import Trials, apply
+from memcalc.catalog import models
 from memcalc.errors import MemcalcError
 from memcalc.estimation.analytic import least
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
+from memcalc.workload import tasks
 
 Found = tuple[Trial, Sequence[Remedy]]
 """What holds, and the remedies that it is made of."""
@@ -290,3 +291,28 @@ def advise(
         usable = [remedy for remedy in rows if remedy.key not in failed]
         found = search(trials, before, usable, goal, trials.inventory)
     return Advice(options=options, search=found)
+
+
+def candidates(plan: Plan) -> list[Remedy]:
+    """The remedies of a plan, cheapest first; what it does already is left out.
+
+    Raises:
+        UsageError: the plan names a model or task that is not known.
+    """
+    if plan.command:
+        return []
+    task = tasks.choose(models.find(plan.model), plan.task).task
+    if plan.infers:
+        found = [*same_result.of_kernels(plan), *lower_precision.of_inference(plan)]
+    else:
+        found = [
+            *same_result.of_training(plan),
+            *same_result.of_kernels(plan),
+            *same_result.of_pieces(plan, task),
+            *same_result.of_layouts(plan),
+            *same_result.of_losses(plan, task),
+            *same_result.of_backward(plan),
+            *lower_precision.of_training(plan),
+            *lower_precision.of_adapters(plan),
+        ]
+    return sorted(found, key=lambda remedy: remedy.rank)

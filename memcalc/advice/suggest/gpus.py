@@ -12,12 +12,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.goals import needed
-from memcalc.advice.remedies.records import Change, figures
-from memcalc.advice.remedies.rows.slower import SHARDED
+from memcalc.advice.remedies.records import Change, figures, needed
+from memcalc.advice.remedies.rows.same_result import SHARDED
 from memcalc.advice.remedies.trials import changed
 from memcalc.advice.suggest.records import Card, Cards, Way
-from memcalc.advice.suggest.speed import speed
+from memcalc.advice.suggest.speed_and_price import speed
 from memcalc.advice.suggest.strategies import way_of, ways
 from memcalc.advice.suggest.suggest import COUNTS, Floor, check_trains
 from memcalc.catalog import gpus

@@ -8,14 +8,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.goals import fitting, needed
-from memcalc.advice.remedies.records import Change, Figures, Remedy, figures
-from memcalc.advice.remedies.rows.slower import SHARDED, SHARDS
-from memcalc.advice.remedies.search import search
-from memcalc.advice.remedies.table import candidates
+from memcalc.advice.remedies.records import Change, Figures, Remedy, figures, fitting, needed
+from memcalc.advice.remedies.rows.same_result import SHARDED, SHARDS
+from memcalc.advice.remedies.search import candidates, search
 from memcalc.advice.remedies.trials import Trials, apply, changed
 from memcalc.advice.suggest.records import Suggestion, Suggestions, Way
-from memcalc.advice.suggest.speed import speed
+from memcalc.advice.suggest.speed_and_price import speed
 from memcalc.advice.suggest.strategies import ways
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make

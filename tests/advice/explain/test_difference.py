@@ -3,7 +3,7 @@
 import pytest
 
 from memcalc.advice.explain.difference import difference
-from memcalc.advice.explain.sections import chapter
+from memcalc.advice.explain.explain import chapter
 from memcalc.catalog.plan import make
 from memcalc.estimation.estimate import Tracer
 from memcalc.report import differences

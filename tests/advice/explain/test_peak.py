@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from memcalc.advice.explain import module_names
+from memcalc.advice.explain import layers
 from memcalc.advice.explain.peak import moments
 from memcalc.advice.explain.timeline import thin, timeline
 from memcalc.allocator.replay import Op
@@ -173,12 +173,12 @@ def test_what_keeps_a_storage_alive_is_said_of_every_kind(traced):
     ],
 )
 def test_a_path_is_cut_by_names_and_keeps_its_indices(path, depth, pattern):
-    assert module_names.cut(path, depth)[0] == pattern
+    assert layers.cut(path, depth)[0] == pattern
 
 
 @given(st.sets(st.integers(0, 40), min_size=1))
 def test_folded_indices_name_exactly_the_layers_there_are(numbers):
-    text = module_names.write(("h", "*"), [(number,) for number in numbers])
+    text = layers.write(("h", "*"), [(number,) for number in numbers])
     inside = text.removeprefix("h.").strip("[]")
     found = set()
     for span in inside.split(","):

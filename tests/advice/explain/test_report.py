@@ -15,9 +15,8 @@ from msgspec.structs import replace
 
 import memcalc
 from memcalc.advice.explain.difference import difference
-from memcalc.advice.explain.sections import again, chapter
-from memcalc.advice.explain.snapshot import predicted
-from memcalc.advice.explain.timeline import timeline
+from memcalc.advice.explain.explain import again, chapter
+from memcalc.advice.explain.timeline import predicted, timeline
 from memcalc.allocator.snapshot_reader import breakdown, read_snapshot
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer

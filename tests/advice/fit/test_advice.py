@@ -2,7 +2,7 @@
 
 import pytest
 
-from memcalc.advice.fit.alignment import advised, multiple
+from memcalc.advice.fit.fit import advised, multiple
 from memcalc.advice.fit.records import Limit, Probe
 from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.plan import make

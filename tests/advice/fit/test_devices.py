@@ -4,7 +4,7 @@ import pytest
 
 from memcalc.advice.fit.devices import _over
 from memcalc.advice.fit.fit import answer
-from memcalc.advice.remedies.table import candidates
+from memcalc.advice.remedies.search import candidates
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.records.plan import Plan

@@ -6,7 +6,7 @@ import threading
 import pytest
 from msgspec.structs import replace
 
-from memcalc.advice.fit.oracle import Oracle
+from memcalc.advice.fit.search import Oracle
 from memcalc.allocator.levels import Levels
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make

@@ -6,10 +6,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from memcalc.advice.explain.records import Explanation
-from memcalc.advice.remedies.goals import needed, under
-from memcalc.advice.remedies.records import Figures, Remedy, Search, Trial
-from memcalc.advice.remedies.search import search, stages
-from memcalc.advice.remedies.table import candidates
+from memcalc.advice.remedies.records import Figures, Remedy, Search, Trial, needed, under
+from memcalc.advice.remedies.search import candidates, search, stages
 from memcalc.advice.remedies.trials import apply
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memcalc.advice.suggest import prices
+from memcalc.advice.suggest import speed_and_price
 from memcalc.advice.suggest.records import Speed
 from memcalc.errors import UsageError
 from memcalc.report.suggested import Work
@@ -15,7 +15,7 @@ def cells(work, devices):
 
 
 def test_the_cost_is_that_of_all_gpus_for_the_hours():
-    work = Work(tokens=3.6e6, prices=prices.read("2"))
+    work = Work(tokens=3.6e6, prices=speed_and_price.read("2"))
     assert work.head([FAST]) == ("hours", "cost")
     assert cells(work, 1) == ["0.5 to 1", "1 to 2"]
     assert cells(work, 2) == ["0.5 to 1", "2 to 4"]
@@ -25,7 +25,7 @@ def test_the_cost_is_that_of_all_gpus_for_the_hours():
 def test_a_file_gives_each_gpu_its_price_and_a_machine_that_of_each_of_its_gpus(tmp_path):
     path = tmp_path / "prices.toml"
     path.write_text('T4 = 0.5\n"p5.48xlarge" = 80\n')
-    known = prices.read(str(path))
+    known = speed_and_price.read(str(path))
     assert known.of("T4") == 0.5
     assert known.of("H100 SXM") == 10
     with pytest.raises(UsageError, match="no price for L4, only for T4, H100 SXM"):
@@ -35,7 +35,7 @@ def test_a_file_gives_each_gpu_its_price_and_a_machine_that_of_each_of_its_gpus(
 @pytest.mark.parametrize("text", ["-1", "nan", "no/such/file"])
 def test_what_is_no_price_is_refused_in_a_sentence(text):
     with pytest.raises(UsageError, match=r"no price|no such file"):
-        prices.read(text)
+        speed_and_price.read(text)
 
 
 @pytest.mark.parametrize("body", ["", "T4 = true", "T4 = -2", "'no card' = 1"])
@@ -43,4 +43,4 @@ def test_a_file_of_no_prices_is_refused_in_a_sentence(tmp_path, body):
     path = tmp_path / "prices.toml"
     path.write_text(body)
     with pytest.raises(UsageError, match=r"price|Unknown GPU"):
-        prices.read(str(path))
+        speed_and_price.read(str(path))
