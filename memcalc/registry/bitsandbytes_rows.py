@@ -2,7 +2,8 @@
 
 Source: bitsandbytes 0.50.2, optim/optimizer.py (``init_state``, ``get_state_buffer``),
 optim/ademamix.py; every row is compared with the real class. The dtype of the state does not
-follow the parameter's.
+follow the parameter's. memcalc's own optimizers, which keep states in the same form, stand below
+(docs/optimizers.md).
 """
 
 from __future__ import annotations
@@ -11,7 +12,18 @@ import fnmatch
 from math import ceil
 
 from memcalc.records.model import Parameter, Place
-from memcalc.registry.row import COMMON, Args, Layout, OnCuda, Piece, Refusal, Row, number, truthy
+from memcalc.registry.row import (
+    COMMON,
+    Args,
+    Layout,
+    OnCuda,
+    Piece,
+    Refusal,
+    Row,
+    keeps,
+    number,
+    truthy,
+)
 from memcalc.version import installed
 
 BLOCK = 256
@@ -208,9 +220,39 @@ def _refusal(name: str, paged: bool, bits: int | None) -> Refusal:
     return refuse
 
 
-ROWS = tuple(
-    _row(name, family, rule, paged, bits, takes, more)
-    for name, family, rule, pages, takes, more in _FAMILIES
-    for paged in ((False, True) if pages else (False,))
-    for bits in (None, 8, 32)
+def _own(name: str, class_name: str) -> Row:
+    return Row(
+        name=f"memcalc.{name}",
+        implementation=f"memcalc.optim.{class_name}",
+        summary="8-bit states, scale per 256",
+        layout=_layout(_TWO),
+        defaults={"optim_bits": 8, "min_8bit_size": MIN_8BIT_SIZE, "32bit": None},
+        shared=_shared(_TWO),  # type: ignore[arg-type]
+        in_8bit=in_8bit,
+        takes=COMMON,
+        rule=2,
+        package="memcalc",
+    )
+
+
+ROWS = (
+    *(
+        _row(name, family, rule, paged, bits, takes, more)
+        for name, family, rule, pages, takes, more in _FAMILIES
+        for paged in ((False, True) if pages else (False,))
+        for bits in (None, 8, 32)
+    ),
+    _own("adamw8bit", "AdamW8bit"),
+    _own("adam8bit", "Adam8bit"),
+    Row(
+        name="memcalc.adamw_bf16",
+        implementation="memcalc.optim.AdamWBF16",
+        summary="two moments and a correction term in bf16",
+        layout=keeps("exp_avg", "exp_avg_sq", "shift", dtype="bfloat16"),
+        takes=COMMON,
+        rule=6,
+        package="memcalc",
+        aliases=("adamwbf16", "adamw_bf16"),
+        precision="bf16",
+    ),
 )
