@@ -1,7 +1,5 @@
 """The tree of user errors, each with its exit code."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import os

@@ -5,8 +5,6 @@ reader sees that it was there; what it would obey is written so that it is only 
 escaped by its template and XML by its writer, both of them after ``line``.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Versions: memcalc's own, and those of packages here."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

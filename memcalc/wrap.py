@@ -1,7 +1,5 @@
 """Lines that are too long, over as many as a terminal needs; no figure is parted from its unit."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 

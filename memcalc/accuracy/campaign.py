@@ -1,7 +1,5 @@
 """Measures plans in order and puts an estimate beside each."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Generator, Iterator, Sequence
 from typing import Protocol
 

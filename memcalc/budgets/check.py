@@ -1,7 +1,5 @@
 """One check from files to a report, and the exit code that a report has."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

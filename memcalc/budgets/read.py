@@ -1,7 +1,5 @@
 """Reads a budget file; errors name file and line."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,9 +1,8 @@
 """Finds the cheapest changes that bring a run under its budget."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
+from typing import Self
 
 from msgspec.structs import replace
 
@@ -33,7 +32,7 @@ class Adviser:
         self._trials: dict[Plan, Trials | None] = {}
         self._simulated: dict[Plan, Evidence] = {}
 
-    def __enter__(self) -> Adviser:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

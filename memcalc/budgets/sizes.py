@@ -1,7 +1,5 @@
 """From what a budget file says to an amount: ``"14.5 GiB"``, ``"15 GB"``, ``"2%"``, ``10``."""
 
-from __future__ import annotations
-
 import math
 import re
 from fractions import Fraction

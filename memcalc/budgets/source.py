@@ -1,7 +1,5 @@
 """One budget file as it was found: its values, its lines, and errors that name both."""
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

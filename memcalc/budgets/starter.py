@@ -1,7 +1,5 @@
 """Writes a starter budget file: limits are today's estimate and a margin, and say so."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Architectures of transformers: the class of each task, and the check of a config.json."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

@@ -7,8 +7,6 @@ shared memory) and "Arithmetic Instructions" (bf16, TF32); NVIDIA, Matrix Multip
 User's Guide, "Requirements to use Tensor Cores" (tiles).
 """
 
-from __future__ import annotations
-
 import msgspec
 from msgspec.structs import replace
 

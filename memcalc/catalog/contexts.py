@@ -4,8 +4,6 @@ Published readings are figures as their authors printed them; measured ones are 
 ``memcalc measure`` (configs/contexts_measured.json, where there is one).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from enum import Enum

@@ -1,7 +1,5 @@
 """The GPUs that memcalc knows (configs/gpus.toml), and their aliases."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import defaultdict

@@ -4,8 +4,6 @@ One JSON file a model: tensors as ``[name, shape, dtype, trainable, module, buff
 ``{a..b}`` in a name stands for each number of that range.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Finds a model's config by name: bundled, local, on the hub, or a callable."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

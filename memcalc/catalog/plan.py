@@ -1,7 +1,5 @@
 """Makes a Plan from a user's settings, or says in a sentence what is wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -4,8 +4,6 @@ What is trainable, and which GPU keeps what, is what transformers 5.23 says: ``i
 ``validate_environment`` of each method's ``HfQuantizer``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

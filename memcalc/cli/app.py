@@ -1,10 +1,8 @@
 """The application: its verbs, in the order help shows them; one is loaded when it is typed."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple, Self, get_args
 
 import typer
 from typer.core import TyperGroup
@@ -94,7 +92,7 @@ class _Plain:
         kind = next(iter(get_args(described.annotation)), described.annotation)
         self._read = described.parameter_info.parser or (Path if kind is Path else None)
 
-    def itself(self) -> _Plain:
+    def itself(self) -> Self:
         return self
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:

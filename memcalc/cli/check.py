@@ -1,7 +1,5 @@
 """``memcalc check``."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

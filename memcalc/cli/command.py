@@ -1,7 +1,5 @@
 """The base of memcalc's commands: their parameters, and the headings of their help."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

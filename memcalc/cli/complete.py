@@ -1,7 +1,5 @@
 """Shell completion for models, optimizers and GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from memcalc.records.fields import Field

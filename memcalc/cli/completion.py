@@ -1,7 +1,5 @@
 """``memcalc completion``, and what a shell is told that asks."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import typer

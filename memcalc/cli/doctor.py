@@ -1,7 +1,5 @@
 """``memcalc doctor``."""
 
-from __future__ import annotations
-
 import typer
 
 from memcalc.cli.command import verb

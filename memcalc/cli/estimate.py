@@ -1,7 +1,5 @@
 """``memcalc estimate``."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """``memcalc fit``."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from memcalc.cli.command import option

@@ -1,7 +1,5 @@
 """``memcalc init``."""
 
-from __future__ import annotations
-
 import shlex
 from fractions import Fraction
 from pathlib import Path

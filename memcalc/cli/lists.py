@@ -1,7 +1,5 @@
 """``memcalc list``: models, optimizers and GPUs."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """``memcalc measure`` and ``memcalc compare``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

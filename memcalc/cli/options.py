@@ -1,7 +1,5 @@
 """The options that describe a plan, the same for every verb that takes one."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature

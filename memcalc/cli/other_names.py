@@ -1,7 +1,5 @@
 """Names that other tools give to an option: transformers, torchrun, DeepSpeed, unsloth, vLLM."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 _NAMES = {

@@ -1,7 +1,5 @@
 """``memcalc run -- COMMAND``."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``memcalc show``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

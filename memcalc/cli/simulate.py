@@ -1,7 +1,5 @@
 """``memcalc simulate -- COMMAND``."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from itertools import pairwise

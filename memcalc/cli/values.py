@@ -1,7 +1,5 @@
 """Types of option values, checked like the settings of a plan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A prediction from closed forms alone: weights, gradients, states exact, the rest by formula."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Sequence
 
@@ -41,6 +39,27 @@ _UNCOUNTED = (
 """The last one only where there is an evaluation."""
 _LIST_TEMPORARIES = {"adadelta": 1, "adagrad": 2}
 """Whole lists of temporaries that a foreach step holds; one for the rest (torch/optim, 2.13)."""
+
+
+class Live(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run over one micro-batch keeps, in bytes; zero where ``unknown`` says why."""
+
+    seq: int | None
+    activations: int = 0
+    """Saved for backward when forward ends."""
+    loss_gradient: int = 0
+    outputs: int = 0
+    """Returned by the model; where the loop keeps them, until the next forward has ended."""
+    unknown: str = ""
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not depend on the batch, in bytes."""
+
+    weights: int
+    buffers: int
+    states: int
+    gradients: int
 
 
 def estimate(
@@ -104,27 +123,6 @@ def _unknown(live: Live, *, fits: bool) -> dict[str, str]:
     if live.unknown:
         unknown["activations"] = live.unknown
     return unknown
-
-
-class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run over one micro-batch keeps, in bytes; zero where ``unknown`` says why."""
-
-    seq: int | None
-    activations: int = 0
-    """Saved for backward when forward ends."""
-    loss_gradient: int = 0
-    outputs: int = 0
-    """Returned by the model; where the loop keeps them, until the next forward has ended."""
-    unknown: str = ""
-
-
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not depend on the batch, in bytes."""
-
-    weights: int
-    buffers: int
-    states: int
-    gradients: int
 
 
 def _phases(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from msgspec.structs import replace
 
@@ -64,7 +64,7 @@ class Inventories:
         self._client: Client | None = None
         self._known: dict[tuple[str, ...], Inventory] = {}
 
-    def __enter__(self) -> Inventories:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,14 +1,12 @@
 """Asks a child process to run plans; its failures become one sentence."""
 
-from __future__ import annotations
-
 import atexit
 import base64
 import os
 import tempfile
 import threading
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -63,7 +61,7 @@ class Engines:
         self._lock = threading.Lock()
         self.closed = False
 
-    def __enter__(self) -> Engines:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -166,7 +164,7 @@ class Client:
         self._runs: tuple[str | None, str | None] = (None, None)
         """Releases that the child runs."""
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

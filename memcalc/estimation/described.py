@@ -7,8 +7,6 @@ parameter for fp32 training with AdamW is 16 for weights, gradients and states a
 again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from memcalc.records.model import Inventory, OptimizerState

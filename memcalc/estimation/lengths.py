@@ -5,8 +5,6 @@ cut to their sizes, so what it reserves depends on the order they come in. A hun
 drawn, always the same ones, and three ways of training on them are compared.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """Makes a prediction from a trace: levels by phase, and components at the peak."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from msgspec.structs import replace

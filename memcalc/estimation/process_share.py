@@ -1,7 +1,5 @@
 """A process's GPU memory outside PyTorch's allocator: context and NCCL."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from memcalc.allocator.context import eager_span, library_span, outside

@@ -1,7 +1,5 @@
 """A checked question: the plan with its optimizer, GPU and PyTorch."""
 
-from __future__ import annotations
-
 import re
 
 import msgspec

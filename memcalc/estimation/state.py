@@ -1,7 +1,5 @@
 """The optimizer state of a run: by the registry's closed form, or from the run."""
 
-from __future__ import annotations
-
 from memcalc import registry
 from memcalc.estimation.question import Asked
 from memcalc.records.model import DTYPE_BYTES, OptimizerState, StateTensor

@@ -1,7 +1,5 @@
 """Checks a plan before anything heavy is imported, and hands on what it names."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

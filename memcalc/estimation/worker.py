@@ -4,8 +4,6 @@ What a run changes in PyTorch, in packages or on the simulated GPU is gone with 
 the second answer is that of a fresh process. The model is built once for all that differ in size.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import functools

@@ -4,8 +4,6 @@ Any number of processes share the folder: a file appears whole or not at all, an
 time. What has not been asked for the longest goes when all together exceed ``$MEMCALC_CACHE_SIZE``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

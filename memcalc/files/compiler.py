@@ -3,8 +3,6 @@
 It imports nothing of memcalc, for the build of the wheel loads it by its path.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Packages that only some answers need, checked before the work."""
 
-from __future__ import annotations
-
 import importlib.util
 
 

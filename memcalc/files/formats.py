@@ -1,7 +1,5 @@
 """The formats memcalc writes: their extensions, and what can be written in each; one table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A lock beside a file, so that two programs do not write it at once."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

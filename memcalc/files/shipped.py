@@ -1,7 +1,5 @@
 """Where the shipped configs are, inside the installed package or beside it in a checkout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar

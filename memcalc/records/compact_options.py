@@ -3,8 +3,6 @@
 Patterns are searched for by Python and by readers of JSON Schema (ECMA 262) alike.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The answer: memory by phase, and whether it fits a GPU."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Any
 

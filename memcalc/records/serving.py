@@ -3,8 +3,6 @@
 Legend: a block (a page, in SGLang's words) holds so many tokens of every layer of a group.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}

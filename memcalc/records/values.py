@@ -1,7 +1,5 @@
 """Values that users type, parsed and checked against a declared type."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal, get_args, get_origin
 

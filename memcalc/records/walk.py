@@ -1,7 +1,5 @@
 """Iterates over a run's events with their phases."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 

@@ -6,8 +6,6 @@ follow the parameter's. memcalc's own optimizers, which keep states in the same 
 (docs/optimizers.md).
 """
 
-from __future__ import annotations
-
 import fnmatch
 from math import ceil
 

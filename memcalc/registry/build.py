@@ -1,7 +1,5 @@
 """Builds the real optimizer of a choice."""
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import importlib

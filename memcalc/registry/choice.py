@@ -1,7 +1,5 @@
 """One optimizer with its arguments settled, and its state in bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ torchdistx 0.3 (not on PyPI: read only). benchmarks/extra_optimizers.py holds th
 packages where they are installed.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 from memcalc.records.model import DTYPE_BYTES, Parameter, Place

@@ -1,7 +1,5 @@
 """From an optimizer's name and arguments to a choice."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

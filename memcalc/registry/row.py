@@ -1,7 +1,5 @@
 """A registry row of one optimizer, and the terms of its closed forms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import msgspec

@@ -3,8 +3,6 @@
 Source: torch/optim/*.py, PyTorch 2.11 and 2.13; every row is compared with the real class.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 from memcalc.records.model import Parameter, Place

@@ -1,7 +1,5 @@
 """One prediction for a person at a terminal: the answer, why, and what to type next."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from memcalc.catalog.models import TAKEN

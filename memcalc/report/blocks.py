@@ -4,8 +4,6 @@ A report is a list of blocks. Text in them is plain: how it is shown is said by 
 what it would do to a medium is taken care of here and in ``memcalc.untrusted_text``.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """A check of memory budgets as blocks: a row for each budget, worst first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from memcalc.budgets.formats import text

@@ -1,7 +1,5 @@
 """Predictions as CSV: one row each, bytes unrounded."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A difference as blocks and as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from memcalc.advice.explain.difference import Change, Difference

@@ -1,7 +1,5 @@
 """The report of ``memcalc doctor``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from memcalc import untrusted_text

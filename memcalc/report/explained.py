@@ -1,7 +1,5 @@
 """An explanation as blocks, in the order people read it, and as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Answers of ``memcalc fit`` as blocks and as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from msgspec.structs import replace

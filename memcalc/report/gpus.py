@@ -1,7 +1,5 @@
 """The smallest card for each way to train, as blocks and as JSON."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 

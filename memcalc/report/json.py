@@ -1,7 +1,5 @@
 """Predictions as JSON; the keys are a contract, see docs/json.md."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

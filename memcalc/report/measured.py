@@ -1,7 +1,5 @@
 """Measurements beside their predictions, as blocks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 

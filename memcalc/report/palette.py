@@ -5,8 +5,6 @@ colors); gray, and five of Tol's muted scheme (sronpersonalpages.nl/~pault), are
 others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec

@@ -1,7 +1,5 @@
 """Predictions as blocks: one in full, or several side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from memcalc.records.model import Place

@@ -1,7 +1,5 @@
 """A recorded snapshot as blocks, and as JSON."""
 
-from __future__ import annotations
-
 from memcalc.advice.explain.recorded import Recorded, WhatIf
 from memcalc.allocator.levels import Levels
 from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS

@@ -1,7 +1,5 @@
 """Text and figures of a prediction, shared by all formats."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from memcalc.estimation.fits import growth_words, why_tight

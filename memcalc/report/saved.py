@@ -1,7 +1,5 @@
 """Any answer as blocks and as JSON, whether it was just found or a file keeps it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

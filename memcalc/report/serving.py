@@ -1,7 +1,5 @@
 """A serving engine's memory, as blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from memcalc.records.prediction import Prediction

@@ -1,7 +1,5 @@
 """Suggestions as blocks and as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import msgspec

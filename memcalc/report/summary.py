@@ -1,7 +1,5 @@
 """The top of a page: the verdict, a bar against the card, three figures; and bars of several."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import msgspec

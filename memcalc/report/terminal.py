@@ -1,7 +1,5 @@
 """A step's timeline for a terminal, drawn by plotext."""
 
-from __future__ import annotations
-
 from memcalc.advice.explain.timeline import Timeline, thin
 from memcalc.report.palette import stacked
 from memcalc.units import format_bytes

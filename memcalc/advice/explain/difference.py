@@ -1,7 +1,5 @@
 """The difference of two answers: by component, phase and module."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Explains a plan: one run of it, and one of each change that is tried; its part of a report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

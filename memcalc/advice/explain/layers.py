@@ -1,7 +1,5 @@
 """Module paths for display, and the layers of a quantized base model by kind."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Iterator
 
 import msgspec

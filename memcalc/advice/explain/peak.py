@@ -1,7 +1,5 @@
 """The peak of each phase: everything alive, grouped, with the reason it is kept."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What would need less of a user's own script: settings that are tried, and changes of its code."""
 
-from __future__ import annotations
-
 import linecache
 import re
 import shlex

@@ -1,12 +1,10 @@
 """The timeline of the steady step by component, and the run as a memory snapshot."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -55,7 +53,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         """The moment with the most requested bytes."""
         return max(range(len(self.requested)), key=self.requested.__getitem__)
 
-    def at(self, moments: Sequence[int], phases: Iterable[Stretch]) -> Timeline:
+    def at(self, moments: Sequence[int], phases: Iterable[Stretch]) -> Self:
         """These moments alone, in their phases."""
 
         def of(levels: tuple[int, ...] | None) -> tuple[int, ...] | None:

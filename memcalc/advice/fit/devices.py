@@ -1,7 +1,5 @@
 """How many of a GPU a plan needs: the fewest over which a layout fits, and what each one sends."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 

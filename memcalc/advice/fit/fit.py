@@ -1,7 +1,5 @@
 """``memcalc.fit``: finds what fits a plan's GPU."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The records of ``memcalc fit``."""
 
-from __future__ import annotations
-
 import msgspec
 
 from memcalc.advice.remedies.records import Figures, Option, Search

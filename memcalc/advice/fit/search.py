@@ -1,7 +1,5 @@
 """Finds the largest size that fits with few questions, each one a run over the stub driver."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

@@ -3,8 +3,6 @@
 A remedy saves the difference of two full estimates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

@@ -7,8 +7,6 @@ that is left was itself estimated in full, and holds. What cannot hold, because 
 and optimizer state alone are too large, is not estimated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import msgspec

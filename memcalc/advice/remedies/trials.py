@@ -1,7 +1,5 @@
 """Changed plans, each estimated in full and only once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec

@@ -6,8 +6,6 @@ has any. A plan is run on the card it is said to fit, and on the next smaller on
 not. Where one card is too few, 2, 4 and 8 of them share the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace

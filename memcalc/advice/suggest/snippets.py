@@ -3,8 +3,6 @@
 What that program has no word for is a comment, so that nothing of the plan is dropped unsaid.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from memcalc import registry

@@ -9,8 +9,6 @@ memory cross the bus in forward and backward, and gradients go back; the update 
 counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 What a way says of the optimizer and of the precision stands; everything else of the plan stays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from memcalc import registry

@@ -1,7 +1,5 @@
 """Suggests ways to train that fit a plan's GPU."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Finds a training configuration and reads what it says of memory; nothing in it is run."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Mapping

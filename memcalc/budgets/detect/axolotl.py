@@ -4,8 +4,6 @@ Source: axolotl 00ce888, ``utils/config/__init__.py``: with ``bf16`` the weights
 loaded in bfloat16, with ``fp16`` in float16; gradients are clipped at 1.0 by the Trainer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Reads ``TrainingArguments(...)`` and the model out of a Python script, without running it."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import Any

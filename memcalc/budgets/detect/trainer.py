@@ -4,8 +4,6 @@ Source: transformers 5.23.0, ``training_args.py``; ``max_length``, ``max_seq_len
 ``SFTConfig``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

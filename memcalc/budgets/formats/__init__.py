@@ -1,7 +1,5 @@
 """Reports of a check to text for forges and programs, one module a format."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """A report as annotations that GitHub shows on the lines of the budget file."""
 
-from __future__ import annotations
-
 import re
 
 from memcalc.budgets.formats import text

@@ -1,7 +1,5 @@
 """A report as JSON; the keys are a contract, see docs/ci.md."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A report as JUnit XML, in the dialect that Jenkins and GitLab read (junit-10.xsd)."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 from memcalc import untrusted_text

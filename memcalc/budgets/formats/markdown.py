@@ -1,7 +1,5 @@
 """A report as a comment on a pull request."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from memcalc import untrusted_text

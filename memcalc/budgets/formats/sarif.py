@@ -1,7 +1,5 @@
 """A report as SARIF 2.1.0, which code scanning reads: what fails, at its line."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

@@ -4,8 +4,6 @@ A file is data: nothing in it is run, and none of its launcher's code. What it s
 becomes settings, what changes memory and has no place in a plan is named, and the rest is left.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Source: accelerate 1.15.0, ``commands/config/config_args.py`` (``ClusterConfig``
 ``commands/launch.py`` (defaults of what a file leaves out) and ``utils/dataclasses.py``.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

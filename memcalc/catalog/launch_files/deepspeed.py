@@ -4,8 +4,6 @@ Source: DeepSpeed 0.19.8, ``runtime/config.py``, ``runtime/zero/config.py`` and
 ``runtime/precision_config.py``; transformers 5.23, ``integrations/deepspeed.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Applies a serving engine's memory rules to a simulated forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

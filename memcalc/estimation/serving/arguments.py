@@ -1,7 +1,5 @@
 """Settings of a serving engine, by its own names."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta

@@ -1,7 +1,5 @@
 """The forward pass that an engine's figures are read from."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

@@ -8,8 +8,6 @@ Nothing is profiled: the share is chosen by rules of thumb of the engine. Read i
 ``sglang/srt/arg_groups/fields/schedule.py`` (``swa_full_tokens_ratio``).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -8,8 +8,6 @@ Read in vLLM 0.33.0 (wheel): ``vllm/config/cache.py`` (share, block),
 takes), ``vllm/config/vllm.py`` ``max_in_flight_tokens``.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Remedies that lower the precision of products, weights or states, or train adapters instead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Remedies with the same result: at the same speed, or with a slower step."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 
