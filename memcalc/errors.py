@@ -26,12 +26,7 @@ class SettingError(UsageError):
     """One setting of a plan is not understood."""
 
     def __init__(self, setting: str, message: str) -> None:
-        """Say what is wrong.
-
-        Args:
-            setting: the field of ``Plan``.
-            message: one sentence that says what to type instead.
-        """
+        """Say what is wrong with a field of ``Plan``, and what to type instead, in one sentence."""
         super().__init__(message)
         self.setting = setting
 

@@ -57,11 +57,6 @@ def measure_all(plans: Sequence[Plan], how: How, watcher: Watcher) -> Generator[
     """Measure plans, each in a child process of its own; one that fails is an error in its run.
 
     Where the first on a GPU finds none, no other is begun.
-
-    Args:
-        plans: what to measure; ``target`` says on which device.
-        how: the same for all.
-        watcher: told of everything as it happens.
     """
     with Runner() as runner:
         missing = False

@@ -91,14 +91,7 @@ def growth(evidence: Evidence, before: Known) -> str:
 def judge(
     run: BudgetedRun, evidence: Evidence, before: Known | None, remedy: Remedy = no_remedy
 ) -> list[Verdict]:
-    """Judge all budgets of one run.
-
-    Args:
-        run: what was promised.
-        evidence: what is known.
-        before: the run in the baseline, if it is there.
-        remedy: knows what would bring a run under its budget.
-    """
+    """Judge all budgets of one run."""
     found = []
     for budget in run.budgets:
         verdict = judged(budget, evidence, before)

@@ -195,13 +195,7 @@ KEYS = ("peak", *COMPONENTS, PER_PARAMETER, "fits", "margin", "max_growth")
 
 
 def budgets(source: Source, run: str, tables: list[Key], default: str) -> tuple[Budget, ...]:
-    """Read all limits of one run.
-
-    Args:
-        source: the file.
-        run: its name.
-        tables: where limits stand; those of a later table win.
-        default: the metric that ``peak`` alone means.
+    """Read all limits of one run; of two tables the later one wins. ``default``: a bare ``peak``.
 
     Raises:
         UsageError: an unknown limit, or one whose value is not understood.

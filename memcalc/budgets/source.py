@@ -141,9 +141,6 @@ _LONGEST = 1000
 def locate(text: str) -> dict[Key, int]:
     """Find the line of every key; what stands in a value of several lines has that of its key.
 
-    Args:
-        text: TOML that ``tomllib`` accepts.
-
     Returns:
         Line, counted from 1, by path; of an array of tables the first that has the key.
     """

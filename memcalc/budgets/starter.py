@@ -58,13 +58,7 @@ def text(starter: Starter) -> str:
 
 
 def of_scripts(scripts: Sequence[Path], gpu: str | None, *, schema: bool) -> str:
-    """A file for scripts that were found and not run: they are judged by their growth.
-
-    Args:
-        scripts: by their paths from here.
-        gpu: that all shall fit; ``None``: none is named.
-        schema: name the schema, which is written beside.
-    """
+    """A file for scripts that were found and not run: they are judged by their growth."""
     lines = _head(schema=schema)
     lines += ["# Scripts that were found; none was run. Add the arguments that they need."]
     for script in scripts:

@@ -254,10 +254,6 @@ class NotOnHubError(Exception):
 def config_file(name: str, revision: str | None = None) -> Path:
     """Download, or find in the hub's cache, the config.json of a model.
 
-    Args:
-        name: such as ``org/model``.
-        revision: a branch, a tag or a commit; ``None``: the newest.
-
     Raises:
         NotOnHubError: no such model, no access to it, or the hub cannot be reached.
     """

@@ -51,11 +51,7 @@ def _declared(name: str, kind: Any, told: Any) -> Parameter:
 
 
 def with_plan(*examples: str) -> Callable[[Callable[..., None]], Command]:
-    """Make a verb that takes a plan; its function gets ``settings`` in place of the options.
-
-    Args:
-        *examples: what may be typed.
-    """
+    """Make a verb that takes a plan; its function gets ``settings`` in place of the options."""
 
     def made(function: Callable[..., None]) -> Command:
         model, *rest = (_parameter(field) for field in FIELDS.values() if field.option is not None)
@@ -127,11 +123,7 @@ def plans_of(settings: dict[str, Any]) -> list[Plan]:
 
 
 def plan_of(settings: dict[str, Any], what: str) -> Plan:
-    """The one plan of the settings.
-
-    Args:
-        settings: as ``with_plan`` gives them.
-        what: the verb does, for the sentence that refuses several optimizers.
+    """The one plan of the settings; ``what`` begins the sentence that refuses several.
 
     Raises:
         UsageError: there are several, or one cannot be understood.

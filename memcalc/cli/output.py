@@ -75,14 +75,7 @@ def in_full(verbose: bool, output: Path | None, name: str) -> bool:
 def deliver(
     name: str, output: Path | None, blocks: Iterable[Block], **others: Callable[[], str]
 ) -> None:
-    """Print or write an answer.
-
-    Args:
-        name: of the format.
-        output: the file; ``None``: standard output.
-        blocks: the answer, for people.
-        **others: what makes the text of each format for programs.
-    """
+    """Print or write an answer: as blocks, or by what makes the text of the format."""
     from memcalc.report.blocks import markdown, terminal
 
     if name in others:

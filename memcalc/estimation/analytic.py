@@ -70,16 +70,7 @@ def estimate(
     choice: Choice,
     gpu: Gpu | None = None,
 ) -> Prediction:
-    """Predict without running any code.
-
-    Args:
-        plan: what to train.
-        source: its config tells the sizes of the blocks.
-        inventory: every tensor, as planned.
-        state: of the optimizer, for tensors of the plan's precision.
-        choice: the optimizer.
-        gpu: where it should fit; ``None``: nowhere in particular.
-    """
+    """Predict without running any code, for tensors in the plan's precision."""
     # Updated inside backward, no two parameters' gradients are held together.
     in_backward = plan.optim_in_backward or choice.row.in_backward
     together = [max(inventory.trainable, key=lambda p: p.numel)] if in_backward else None
@@ -205,10 +196,6 @@ def least(plan: Plan, inventory: Inventory) -> int:
     Weights and optimizer state, and all gradients unless each is used inside backward. Beside
     adapters only the weights that they adapt count. Over GPUs it is the mean of what they divide,
     which the fullest holds at least; nothing where shards wait in host memory.
-
-    Args:
-        plan: what is trained.
-        inventory: of the model without adapters, in any precision.
 
     Raises:
         MemcalcError: the optimizer has no closed form, or nothing is left to train.

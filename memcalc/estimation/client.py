@@ -153,11 +153,7 @@ class Client:
     """
 
     def __init__(self, engines: Engines | None = None) -> None:
-        """Ask nothing yet.
-
-        Args:
-            engines: fork the child; ``None``: engines of the client's own.
-        """
+        """Ask nothing yet; without engines the client has its own."""
         self._own = engines is None
         self._engines = engines or Engines()
         self._child: Child | None = None

@@ -29,17 +29,7 @@ def described(
     components: dict[Component, int],
     method: str,
 ) -> Prediction:
-    """A prediction as far as requested bytes go.
-
-    Args:
-        plan: what was asked.
-        inventory: its tensors.
-        choice: its optimizer.
-        state: what that keeps.
-        phases: peak of each.
-        components: what is held at the highest of them.
-        method: who answers.
-    """
+    """A prediction as far as requested bytes go; components are those of the highest phase."""
     top = highest(phases)
     return Prediction(
         plan=plan,

@@ -136,12 +136,7 @@ def judge(
 
 
 def hopeless(least: int, device: Device) -> Fit | None:
-    """The answer for a run whose live bytes alone are too many for the device, else ``None``.
-
-    Args:
-        least: bytes of the blocks alive at once, at their most.
-        device: where.
-    """
+    """The answer where so many live bytes alone are too many for the device, else ``None``."""
     if least <= device.room(device.context.low):
         return None
     return Fit(

@@ -62,11 +62,7 @@ def samples(text: str, count: int, longest: int | None) -> list[int]:
 
 
 def varied(plan: Plan, text: str) -> Varied:
-    """Run a hundred batches of these lengths, one after the other, in three ways.
-
-    Args:
-        plan: ``seq`` is where samples are cut; ``None``: nowhere.
-        text: see ``samples``.
+    """Run a hundred batches of these lengths, cut at ``plan.seq``, in three ways.
 
     Raises:
         MemcalcError: the plan could not be run, or its model takes one length only.
@@ -135,12 +131,7 @@ def _run(question: Asked, runs: Sequence[tuple[str, Plan, Sequence[int]]]) -> li
 
 
 def over_batches(answer: Prediction, found: Varied) -> Prediction:
-    """An estimate whose peak and fit are those of all the batches, in the order drawn.
-
-    Args:
-        answer: of the plan, at the length that it names.
-        found: what the batches take.
-    """
+    """An estimate whose peak and fit are those of all the batches, in the order drawn."""
     drawn, peak = found.ways[0], answer.peak
     more = drawn.reserved - (peak.reserved or 0)
     used = peak.process_used

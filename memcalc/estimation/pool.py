@@ -27,11 +27,7 @@ class Pool:
     """
 
     def __init__(self, workers: int | None = None) -> None:
-        """Ask nothing yet.
-
-        Args:
-            workers: at most so many processes; ``None``: what cores and free memory allow.
-        """
+        """At most so many processes; ``None``: what cores and free memory allow."""
         self.workers = workers if workers is not None else room()
         self._stack = contextlib.ExitStack()
         self._clients: list[Client] = []

@@ -66,13 +66,7 @@ def size_limit() -> int:
 
 
 def key(plan: Plan, config: dict[str, Any], kind: str) -> str:
-    """A name for the answer: plan, model config, versions of all code that answers.
-
-    Args:
-        plan: every name in it as the catalog spells it.
-        config: of the model.
-        kind: what is kept.
-    """
+    """A name for the answer: plan as the catalog spells it, config, versions of all code."""
     question = {
         "kind": kind,
         "plan": encode(plan),

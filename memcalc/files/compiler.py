@@ -23,11 +23,7 @@ def system_compiler() -> list[str] | None:
 
 
 def run(command: Sequence[str], what: str) -> None:
-    """Compile.
-
-    Args:
-        command: the compiler and its arguments.
-        what: is compiled, for the error.
+    """Run the compiler on what an error would name.
 
     Raises:
         CompileError: it cannot be compiled.

@@ -49,11 +49,6 @@ def listed(names: Sequence[str]) -> str:
 def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
     """The format that was asked for: by name, or by the extension of the file it goes to.
 
-    Args:
-        kind: of answer.
-        name: as it was typed; ``None``: it was not.
-        output: where the answer goes; ``None``: to the screen, as a table.
-
     Raises:
         UsageError: this kind of answer is not written so, or no file can be there.
     """

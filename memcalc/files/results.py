@@ -189,11 +189,6 @@ def keeping(
 ) -> Iterator[ResultsWriter]:
     """Keep runs in a file, or only in memory.
 
-    Args:
-        path: where; ``None``: only in memory.
-        more: add to the runs that the file holds already.
-        say: told when the file cannot be written.
-
     Raises:
         UsageError: the file holds runs and ``more`` is false, it cannot be written, or another
             program writes it.

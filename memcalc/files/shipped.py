@@ -18,11 +18,7 @@ def configs() -> Path:
 
 
 def read(name: str, made: Callable[[Any], T]) -> T:
-    """What is made of the values in one of the files.
-
-    Args:
-        name: of a TOML or JSON file below ``configs``.
-        made: makes it; whatever it trips over is the file's fault.
+    """What is made of the values in a TOML or JSON file below ``configs``.
 
     Raises:
         UsageError: the file is missing or damaged.

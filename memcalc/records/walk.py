@@ -30,12 +30,6 @@ def counts(trace: Trace, phase: Phase, step: int, more: int = 0) -> bool:
 
     Of a script all are. Else the last step stands for all others, and resuming for itself, and so
     do loading and preparing where weights change on the way.
-
-    Args:
-        trace: the run.
-        phase: of the part.
-        step: of the part.
-        more: how often the last step was repeated.
     """
     if trace.whole:
         return True

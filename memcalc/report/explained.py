@@ -16,13 +16,7 @@ from memcalc.units import Unit, format_bytes, format_mib, unit_for
 
 
 def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[Block]:
-    """The verdict, what is alive at the peak, and what would need less.
-
-    Args:
-        explanation: what to show.
-        top: so many of the largest groups are shown, and the rest in one row.
-        verbose: where each remedy's cost is known from, as well.
-    """
+    """The verdict, the largest groups alive at the peak, and what would need less."""
     prediction = explanation.prediction
     rungs = [f"{name} {value}" for name, value in rows.ladder(prediction)]
     return [

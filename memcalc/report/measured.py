@@ -276,12 +276,7 @@ def percent(share: float, places: int = 2) -> str:
 
 
 def render(outcome: CommandResult, width: int | None = None) -> str:
-    """One line a fact.
-
-    Args:
-        outcome: what was found.
-        width: columns; ``None``: no line is broken.
-    """
+    """One line a fact."""
     measured = outcome.measurement
     lines = [f"ended with exit code {outcome.code} after {measured.seconds:.1f} s"]
     rss = measured.peak_rss

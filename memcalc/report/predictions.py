@@ -12,12 +12,7 @@ from memcalc.units import format_mib, unit_for
 
 
 def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[Block]:
-    """One prediction, or several side by side.
-
-    Args:
-        predictions: at least one.
-        verbose: every figure there is; ``False``: what a person reads in five seconds.
-    """
+    """One prediction, in full or as a person reads it in five seconds, or several side by side."""
     if len(predictions) == 1:
         found = predictions[0]
         brief = not verbose or found.serving is not None

@@ -84,14 +84,7 @@ def as_json(record: Any) -> str:
 
 
 def blocks(record: Any, *, verbose: bool, top: int, work: Work | None = None) -> list[Block]:
-    """An answer as blocks.
-
-    Args:
-        record: a prediction, explanation, measurement or other answer.
-        verbose: every figure and source.
-        top: kinds of storage to list.
-        work: what to train, where suggestions shall say how long that takes.
-    """
+    """Any answer as blocks, with so many kinds of storage; ``work``: what to train."""
     if isinstance(record, Prediction):
         return predictions.blocks([record], verbose=verbose)
     if isinstance(record, Measurement):

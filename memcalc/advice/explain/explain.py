@@ -126,12 +126,7 @@ def explain(
 def explain_plan(
     plan: Plan, wish: Wish, seen: Callable[[Explanation], None] = lambda so_far: None
 ) -> Explanation:
-    """Explain one plan.
-
-    Args:
-        plan: what is trained.
-        wish: what the explanation shall hold.
-        seen: told what is known so far, each time that there is more.
+    """Explain one plan; ``seen`` is told what is known so far, each time that there is more.
 
     Raises:
         UsageError: the question cannot be understood.

@@ -98,13 +98,7 @@ _ALWAYS = {
 
 
 def moments(trace: Trace, plan: Plan, *, depth: int | None = None) -> dict[Phase, PeakContents]:
-    """The highest moment of each phase of the steady step.
-
-    Args:
-        trace: what happened.
-        plan: what was traced.
-        depth: names of a module's path to keep, so that what is inside is one group.
-    """
+    """The highest moment of each phase of the steady step, modules cut to so many names."""
     ends = deaths(trace)
     return {
         phase: _moment(trace, plan, phase, event, ends, depth)

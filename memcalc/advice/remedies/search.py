@@ -34,15 +34,7 @@ def search(
     goal: Goal,
     inventory: Inventory | None = None,
 ) -> Search:
-    """Find the cheapest plan that reaches a goal.
-
-    Args:
-        trials: estimates changed plans.
-        before: figures of the plan as it is.
-        remedies: what may be changed, cheapest first.
-        goal: what to reach.
-        inventory: of the plan as it is, to rule plans out by; ``None``: none is.
-    """
+    """Find the cheapest plan that reaches a goal; the inventory rules plans out without a run."""
     finder = _Finder(trials, goal, inventory)
     if goal.holds(before):
         best: Trial | None = Trial(remedies=(), figures=before)
@@ -269,14 +261,7 @@ def advise(
     by_itself: bool = True,
     seen: Seen = lambda options: None,
 ) -> Advice:
-    """Try what there is.
-
-    Args:
-        trials: of the plan that is to need less.
-        goal: what a combination shall reach; ``None``: none is looked for.
-        by_itself: try every remedy by itself as well.
-        seen: told as soon as something is known.
-    """
+    """Try each remedy of a plan alone (``by_itself``), then what reaches the goal, if any."""
     before = trials.before
     rows = candidates(before.plan)
     options: tuple[Option, ...] = ()

@@ -39,13 +39,7 @@ def cards(
     use_cache: bool = True,
     seen: Callable[[Card, int], None] = lambda one, count: None,
 ) -> Cards:
-    """Find the smallest card for each way to train a plan's model.
-
-    Args:
-        plan: what is trained; it names no GPU.
-        among: cards to choose from; ``None``: those that clouds rent.
-        use_cache: keep and reuse traces on disk.
-        seen: told each answer as soon as it is known, and how many there will be.
+    """Find the smallest card, among these or those that clouds rent, for each way to train.
 
     Raises:
         UsageError: the plan cannot be understood, or there is no card that PyTorch runs on.

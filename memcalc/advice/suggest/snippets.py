@@ -297,11 +297,7 @@ PROGRAMS: dict[str, Callable[[Plan], Lines]] = {
 
 
 def snippet(plan: Plan, program: str) -> str:
-    """The plan as the settings of a program.
-
-    Args:
-        plan: what to train.
-        program: one of ``PROGRAMS``.
+    """The plan as the settings of a program, which is one of ``PROGRAMS``.
 
     Raises:
         UsageError: there is no such program.

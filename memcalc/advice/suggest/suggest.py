@@ -70,12 +70,7 @@ def suggest_plan(
     use_cache: bool = True,
     seen: Callable[[Suggestion, int], None] = lambda one, count: None,
 ) -> Suggestions:
-    """Find the ways that fit a plan's GPU.
-
-    Args:
-        plan: what is trained, and on which GPU.
-        use_cache: keep and reuse traces on disk.
-        seen: told each suggestion as soon as it is known, and how many there will be.
+    """Find the ways that fit a plan's GPU; ``seen`` is told each, and how many there will be.
 
     Raises:
         UsageError: the plan names no GPU, or cannot be understood.

@@ -29,12 +29,7 @@ _QUANT = {"load_in_4bit": "nf4-dq", "load_in_8bit": "int8"}
 
 
 def settings(data: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Translate; returns keys of a plan, and what has no place in one.
-
-    Args:
-        data: the file.
-        folder: where files that it names are looked for.
-    """
+    """Translate; returns keys of a plan, and what has no place in one."""
     found: dict[str, Any] = {"loop": "trainer", "task": "causal-lm"}
     for theirs, ours in (
         ("base_model", "model"),

@@ -13,13 +13,7 @@ _CALLS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "Trainin
 
 
 def read(text: str, file: str, folder: Path) -> Detected | None:
-    """Read a script; ``None`` where it is not Python or trains nothing with the Trainer.
-
-    Args:
-        text: the script.
-        file: its name.
-        folder: where files that it names are looked for.
-    """
+    """Read a script; ``None`` where it is not Python or trains nothing with the Trainer."""
     tree = _parsed(text)
     if tree is None:
         return None

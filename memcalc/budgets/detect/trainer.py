@@ -43,11 +43,7 @@ DEFAULT_OPTIM = "adamw_torch_fused"
 def settings(
     arguments: Mapping[str, Any], folder: Path | None = None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Translate arguments.
-
-    Args:
-        arguments: by their names.
-        folder: where files that they name are looked for; ``None``: here.
+    """Translate arguments; files that they name are looked for in the folder.
 
     Returns:
         Keys of a plan, and what has no place in one.
@@ -92,12 +88,7 @@ _FIRST = 1
 def spread_over(
     arguments: Mapping[str, Any], folder: Path
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Settings of a plan, and what has no place in one.
-
-    Args:
-        arguments: those of ``TrainingArguments``.
-        folder: where files that they name are looked for.
-    """
+    """Settings of a plan, and what has no place in one."""
     try:
         said = _said(arguments, folder)
     except UsageError as error:

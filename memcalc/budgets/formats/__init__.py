@@ -10,13 +10,7 @@ from memcalc.budgets.records import Report
 def writers(
     report: Report, code: int, *, only_failures: bool = False
 ) -> dict[str, Callable[[], str]]:
-    """What writes a report in each format but the table.
-
-    Args:
-        report: what was found.
-        code: the exit code, which some formats hold.
-        only_failures: leave out of Markdown what holds.
-    """
+    """What writes a report in each format but the table."""
     return {
         "json": partial(json.render, report, code=code),
         "markdown": partial(markdown.render, report, only_failures=only_failures),

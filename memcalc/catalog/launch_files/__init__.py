@@ -31,12 +31,7 @@ FILES = tuple(_READERS)
 
 
 def read(setting: str, path: str, given: Mapping[str, Any]) -> Said:
-    """What a file says.
-
-    Args:
-        setting: which of ``FILES`` names it.
-        path: as it was written.
-        given: settings beside it, under the names of a plan's fields.
+    """What the file of a setting in ``FILES`` says, beside other settings of a plan.
 
     Raises:
         SettingError: it cannot be read, or asks for what memcalc does not answer.

@@ -81,12 +81,7 @@ _SCALING = frozenset(
 
 
 def said(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Said:
-    """What the file says.
-
-    Args:
-        data: the file.
-        file: as people named it.
-        given: settings beside it; of them, devices and an optimizer.
+    """What the file says, beside the devices and the optimizer that are given.
 
     Raises:
         UsageError: DeepSpeed would not take it, or it asks for what memcalc does not answer.

@@ -15,11 +15,7 @@ CACHE_TYPE = Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2
 
 
 def read(plan: Plan, known: dict[str, Any]) -> dict[str, Any]:
-    """The engine's arguments of a plan, checked.
-
-    Args:
-        plan: what is asked.
-        known: type of each argument that the engine's rules look at.
+    """The engine's arguments of a plan, each of its known type.
 
     Raises:
         SettingError: one is unknown, or of the wrong type or size.

@@ -154,15 +154,7 @@ def pools(kinds: tuple[Kind, ...], given: dict[str, Any]) -> Pools:
 
 
 def capacity(found: Pools, size: int, length: int, longest: int, most: int | None) -> Capacity:
-    """What a cache of so many bytes holds.
-
-    Args:
-        found: how it is divided.
-        size: bytes for the cache.
-        length: of the sequences that are asked for.
-        longest: that the engine takes.
-        most: sequences that it shall run at once; ``None``: as many as it allows itself.
-    """
+    """What a cache of so many bytes holds of sequences; ``most``: as many as it allows itself."""
     tokens = int(max(size, 0) // found.cell) // found.page * found.page
     behind = tokens
     if found.full and found.window:

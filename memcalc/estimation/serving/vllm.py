@@ -138,15 +138,7 @@ def block_size(given: dict[str, Any]) -> int:
 
 
 def capacity(found: Groups, size: int, length: int, longest: int, most: int) -> Capacity:
-    """What a cache of so many bytes holds.
-
-    Args:
-        found: how layers are grouped.
-        size: bytes for the cache.
-        length: of the sequences that are asked for.
-        longest: that the engine takes.
-        most: sequences that it runs at once.
-    """
+    """What a cache of so many bytes holds of sequences, at most so many at once."""
     blocks = max(size, 0) // found.block_bytes
     low, high = 0, longest
     while low < high:
