@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from memcalc.budgets.check import CheckResult, Question, check, exit_code
 from memcalc.budgets.collect import Effort, keep
-from memcalc.budgets.formats import github, markdown, writers
+from memcalc.budgets.formats import forges, writers
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Report
 from memcalc.budgets.source import discover
@@ -117,7 +117,7 @@ def command(
         deliver(name, None, checked.blocks(outcome.report, only_failures=quiet), **others)
     except Exception as error:
         if name == "github":
-            put(github.refusal(sentence(error)))
+            put(forges.refusal(sentence(error)))
         raise
     if name == "github":
         _append_summary(outcome.report)
@@ -147,7 +147,7 @@ def _append_summary(report: Report) -> None:
         return
     try:
         with open(summary, "a", encoding="utf-8") as file:
-            file.write(markdown.render(report) + "\n")
+            file.write(forges.as_markdown(report) + "\n")
     except OSError as error:
         # The verdict stands; only its copy on GitHub's page is missing.
         say(f"warning: cannot write the step summary {summary}: {error.strerror}")
