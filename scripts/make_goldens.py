@@ -21,7 +21,7 @@ from memcalc.files import artifact
 from memcalc.files.results import load, predictions
 from memcalc.measure.doctor import Fact
 from memcalc.measure.watched_command import CommandResult
-from memcalc.report import doctor, measured
+from memcalc.report import measured, terminal
 
 ROOT = pathlib.Path(__file__).parent.parent
 FOLDER = ROOT / "tests" / "data" / "answers"
@@ -81,7 +81,7 @@ def shown(name: str, width: int) -> str:
 def _made(name: str, width: int) -> str:
     if name == "doctor":
         facts = artifact.decode(list[Fact], json.loads((FOLDER / "doctor.json").read_text()))
-        return doctor.render(facts, width)
+        return terminal.facts_text(facts, width)
     if name == "command":
         (run,) = load(FOLDER / "command.json")
         gpus = (run.measurement.gpu,) if run.measurement.gpu is not None else ()

@@ -22,7 +22,6 @@ from memcalc.budgets.records import Amount, Budget, Report, Rule, Status, Verdic
 from memcalc.files.results import Run
 from memcalc.records.measurement import Measurement
 from memcalc.report import checked, explained, measured, page, plots, predictions, saved
-from memcalc.report import csv as as_csv
 from memcalc.report.blocks import markdown, terminal
 from memcalc.report.page import Document
 
@@ -200,7 +199,7 @@ def _texts(traced, base, text):
     ):
         yield "terminal", terminal(blocks, width=60)
         yield "markdown", markdown(blocks)
-    yield "csv", as_csv.render([prediction])
+    yield "csv", predictions.as_csv([prediction])
     yield "json", saved.as_json(explanation)
     where = Where(file="memcalc.toml", line=1)
     budget = Budget(

@@ -14,12 +14,10 @@ from memcalc.budgets.formats import forges, writers
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Report
 from memcalc.budgets.source import discover
-from memcalc.cli.command import Steps, Timeout, argument, option, say, verb
-from memcalc.cli.output import NoCache, deliver, put
+from memcalc.cli.command import DEVICE, TEXT, Steps, Timeout, argument, counted, option, say, verb
+from memcalc.cli.output import NoCache, chosen, deliver, formats, listed, put
 from memcalc.cli.progress import progress
-from memcalc.cli.values import DEVICE, TEXT, counted
 from memcalc.errors import UsageError, sentence
-from memcalc.files.formats import chosen, formats, listed
 from memcalc.files.results import save as save_runs
 from memcalc.report import checked
 

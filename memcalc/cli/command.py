@@ -6,15 +6,58 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from inspect import Parameter
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from msgspec import Meta
 from typer.core import TyperCommand
 
 from memcalc import untrusted_text
 from memcalc.cli.app import plainly_read
-from memcalc.cli.values import SECONDS, Value, counted
+from memcalc.errors import UsageError
 from memcalc.files.offline import stay_offline
+from memcalc.records.fields import FIELDS
+from memcalc.records.plan import Method
+from memcalc.records.values import plain, typed
+from memcalc.units import parse_bytes
+
+
+class Value(NamedTuple):
+    """What an option takes."""
+
+    metavar: str
+    read: Callable[[str, str], Any]
+    """The value from the option's name and its text, or a ``UsageError``."""
+
+
+def of(kind: Any) -> Value:
+    """A value of a declared type, such as ``Annotated[int, Meta(ge=1, le=8)]``."""
+    metavar = {int: "N", float: "X"}.get(plain(kind), "NAME")
+    return Value(metavar, lambda name, text: typed(name, kind, text))
+
+
+def counted(least: int) -> Value:
+    """A whole number that is not below this one."""
+    return of(Annotated[int, Meta(ge=least, le=1 << 20)])
+
+
+def _size(name: str, text: str) -> int:
+    try:
+        size = parse_bytes(text)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+    if not size:
+        raise UsageError(f"{name} {text!r} must be more than 0 bytes.")
+    return size
+
+
+TEXT = Value("TEXT", lambda _, text: text)
+SIZE = Value("SIZE", _size)
+TOKENS = of(Annotated[float, Meta(gt=0, le=1e18)])
+SECONDS = of(Annotated[float, Meta(gt=0, le=1e9)])
+METHOD = of(Method)
+DEVICE = of(FIELDS["target"].type)
+
 
 AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Settings of a verb that takes a command: options behind the command are the command's own."""

@@ -5,14 +5,12 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import replace
 
-from memcalc.cli.command import option, say
+from memcalc.cli.command import METHOD, TEXT, option, say
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import NoCache, Output, Verbose, deliver_predictions, format_option
+from memcalc.cli.output import NoCache, Output, Verbose, chosen, deliver_predictions, format_option
 from memcalc.cli.progress import progress
-from memcalc.cli.values import METHOD, TEXT
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import advised, answers
-from memcalc.files.formats import chosen
 from memcalc.records.prediction import Prediction
 
 _Method = Annotated[

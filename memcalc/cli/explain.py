@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memcalc.advice.explain.explain import Wish, explain_plan
-from memcalc.cli.command import Depth, Remedies, Top, option
+from memcalc.cli.command import SIZE, Depth, Remedies, Top, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.output import (
     NoCache,
     Output,
     Verbose,
+    chosen,
     deliver_answer,
     format_option,
     put,
@@ -22,10 +23,8 @@ from memcalc.cli.output import (
 )
 from memcalc.cli.progress import Steps, progress
 from memcalc.cli.saved import check_alone, plans_in, saved
-from memcalc.cli.values import SIZE
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
-from memcalc.files.formats import chosen
 from memcalc.records.plan import Plan
 
 if TYPE_CHECKING:

@@ -2,13 +2,11 @@
 
 from typing import Annotated, Any
 
-from memcalc.cli.command import option
+from memcalc.cli.command import SIZE, TEXT, option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.output import NoCache, Output, Verbose, deliver_answer, format_option
+from memcalc.cli.output import NoCache, Output, Verbose, chosen, deliver_answer, format_option
 from memcalc.cli.progress import progress
-from memcalc.cli.values import SIZE, TEXT
 from memcalc.errors import UsageError
-from memcalc.files.formats import chosen
 
 _AXES = ("batch", "seq")
 

@@ -13,10 +13,9 @@ from memcalc.budgets.detect import Detected
 from memcalc.budgets.read import OF_COMMANDS, check_name
 from memcalc.budgets.source import has_section
 from memcalc.catalog import plan as plans
-from memcalc.cli.command import argument, option
+from memcalc.cli.command import METHOD, TEXT, argument, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.progress import progress
-from memcalc.cli.values import METHOD, TEXT
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.estimation.estimate import answers
 from memcalc.files import artifact, shipped

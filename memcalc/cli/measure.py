@@ -10,12 +10,11 @@ from msgspec.structs import replace
 
 from memcalc.accuracy.campaign import How, Watcher, estimate_all, measure_all
 from memcalc.catalog.plan import disagreement
-from memcalc.cli.command import Steps, Timeout, argument, option, say, verb
+from memcalc.cli.command import DEVICE, Steps, Timeout, argument, option, say, verb
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import deliver
 from memcalc.cli.progress import Steps as Told
 from memcalc.cli.progress import progress
-from memcalc.cli.values import DEVICE
 from memcalc.errors import UsageError
 from memcalc.files.results import ResultsWriter, Run, keeping, load
 from memcalc.records.measurement import PhaseReading

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from memcalc.catalog import plan as plans
 from memcalc.catalog.launch_files import FILES, spelled_out
-from memcalc.cli import complete
+from memcalc.cli import completion
 from memcalc.cli.command import Command, argument, declared, option, say, verb
 from memcalc.errors import UsageError
 from memcalc.files import untrusted_values
@@ -32,7 +32,7 @@ def plan_option(name: str) -> Any:
         f"--{field.option}",
         help=words,
         metavar=_NAMED.get(field.name, "NAME" if field.choices else _METAVARS[field.kind]),
-        autocompletion=complete.of(field),
+        autocompletion=completion.offers(field),
         rich_help_panel=field.group,
     )
 
@@ -40,7 +40,7 @@ def plan_option(name: str) -> Any:
 def _parameter(field: Field) -> Parameter:
     """A field of a plan as an argument or option; what is typed, the field itself reads."""
     if field.name == "model":
-        told = argument(field.help, autocompletion=complete.models, metavar="MODEL")
+        told = argument(field.help, autocompletion=completion.models, metavar="MODEL")
         return _declared("model", str | None, told)
     kind: Any = list[str] if field.repeats else bool if field.kind is bool else str
     return _declared(field.name, kind | None, plan_option(field.name))

@@ -8,13 +8,12 @@ from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.explain import Chapter, Wish, again, chapter, explain_plan
 from memcalc.cli.command import Depth, Remedies, argument, option, say
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import NoCache, put, wrote
+from memcalc.cli.output import NoCache, chosen, put, wrote
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import check_alone, only_prediction, plans_in, saved
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.files import artifact
-from memcalc.files.formats import chosen
 from memcalc.files.results import load, predictions
 from memcalc.records.plan import Plan
 from memcalc.report.page import Document

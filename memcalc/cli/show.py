@@ -3,19 +3,18 @@
 from pathlib import Path
 from typing import Annotated
 
-from memcalc.cli.command import Top, argument, option, verb
+from memcalc.cli.command import TEXT, Top, argument, counted, option, verb
 from memcalc.cli.output import (
     Output,
     Verbose,
+    chosen,
     deliver,
     deliver_answer,
     deliver_predictions,
     format_option,
 )
-from memcalc.cli.values import TEXT, counted
 from memcalc.errors import UsageError
 from memcalc.files import artifact
-from memcalc.files.formats import chosen
 from memcalc.files.results import load, predictions
 
 _AllocConf = Annotated[
@@ -77,7 +76,7 @@ def command(
     if kind == "measurements":
         deliver(chosen(kind, format, output), output, measured.blocks(load(file)))
     elif kind in KINDS:
-        name = chosen(KINDS[kind].format, format, output)
+        name = chosen(str(kind), format, output)
         deliver_answer(read(data, file), name, output, top=top, verbose=verbose)
     else:
         name = chosen("predictions", format, output)

@@ -7,13 +7,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from memcalc.cli.command import AS_TYPED, Words, option, say, verb
+from memcalc.cli.command import AS_TYPED, TEXT, Words, counted, option, say, verb
 from memcalc.cli.options import plan_option
-from memcalc.cli.output import Output, Verbose, deliver_predictions, format_option
+from memcalc.cli.output import Output, Verbose, chosen, deliver_predictions, format_option, formats
 from memcalc.cli.progress import progress
-from memcalc.cli.values import TEXT, counted
 from memcalc.errors import EstimateError, UsageError
-from memcalc.files.formats import chosen, formats
 from memcalc.script.prefixes import to_type
 from memcalc.script.records import Ending
 from memcalc.units import format_bytes

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memcalc.catalog import gpus
-from memcalc.cli.command import option
+from memcalc.cli.command import TEXT, TOKENS, of, option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.output import NoCache, Output, Verbose, deliver_answer, format_option, put
+from memcalc.cli.output import NoCache, Output, Verbose, chosen, deliver_answer, format_option, put
 from memcalc.cli.progress import progress
-from memcalc.cli.values import TEXT, TOKENS, of
 from memcalc.errors import UsageError
-from memcalc.files.formats import chosen
 from memcalc.records.plan import Plan
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from memcalc.estimation.estimate import answers
 from memcalc.files import artifact
 from memcalc.files.results import Run, save
 from memcalc.records.prediction import Prediction
-from memcalc.report import json
+from memcalc.report import predictions
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_a_run_is_found_in_what_estimate_wrote(runs, effort, tmp_path):
     (run,) = runs()
     (known,) = collect.estimate([run], effort)
     path = tmp_path / "answer.json"
-    artifact.write(path, json.render([known.prediction]))
+    artifact.write(path, predictions.as_json([known.prediction]))
     assert collect.saved([run], [path]) == [known]
 
 

@@ -3,12 +3,12 @@
 import pytest
 
 from memcalc.catalog import gpus
-from memcalc.cli import complete
+from memcalc.cli import completion
 
 
 @pytest.mark.parametrize("begun", ["", "rtx", "40", "2", "h1", "A1"])
 def test_every_gpu_that_is_offered_is_one(begun):
-    offered = complete.gpus(begun)
+    offered = completion.gpus(begun)
     assert offered
     for name in offered:
         assert begun.lower() in name
@@ -16,12 +16,12 @@ def test_every_gpu_that_is_offered_is_one(begun):
 
 
 def test_of_a_list_of_optimizers_the_last_is_completed():
-    assert "sgd,adamw" in complete.optimizers("sgd,adam")
+    assert "sgd,adamw" in completion.optimizers("sgd,adam")
 
 
 def test_a_name_is_found_by_what_is_inside_it():
-    assert "meta-llama/Llama-3.1-8B" in complete.models("llama-3.1")
-    assert complete.models("distil")
+    assert "meta-llama/Llama-3.1-8B" in completion.models("llama-3.1")
+    assert completion.models("distil")
 
 
 def test_zsh_is_told_to_match_inside_names_in_either_case(memcalc):

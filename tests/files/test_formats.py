@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from memcalc.cli.output import FORMATS, chosen, formats
 from memcalc.errors import UsageError
-from memcalc.files.formats import FORMATS, chosen, formats
 
 KINDS = sorted({kind for one in FORMATS.values() for kind in one.kinds.split()})
 

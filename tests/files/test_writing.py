@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from memcalc.cli.output import chosen
 from memcalc.errors import UsageError
 from memcalc.files import artifact
-from memcalc.files.formats import chosen
 from memcalc.files.results import append, keep, keeping, load
 from tests.files.test_results import run
 

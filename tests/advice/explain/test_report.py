@@ -24,9 +24,8 @@ from memcalc.files.results import Run
 from memcalc.records.measurement import Measurement, PhaseReading
 from memcalc.records.trace import Component
 from memcalc.report import drawing, page, plots, terminal
-from memcalc.report.page import Document
+from memcalc.report.page import Document, hero
 from memcalc.report.palette import STYLES
-from memcalc.report.summary import hero
 from memcalc.units import format_bytes
 
 
