@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.budgets import baseline, collect, sizes
+from memcalc.budgets import baseline, collect
 from memcalc.budgets.judge import Remedy, judge, no_remedy, worst_first
 from memcalc.budgets.records import (
     Baseline,
@@ -136,7 +136,7 @@ def _understood(runs: Sequence[BudgetedRun]) -> list[str]:
     for run in runs:
         for budget in run.budgets:
             for amount in (budget.amount, budget.margin):
-                if amount is not None and amount.bytes is not None and sizes.is_decimal(amount):
+                if amount is not None and amount.bytes is not None and amount.is_decimal:
                     size = f"{format_mib(amount.bytes)} ({amount.bytes:,} bytes)"
                     said[f"{amount.text} is understood as {size}"] = None
     return list(said)

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.budgets import sizes
+from memcalc.budgets import records
 from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER, default_peak
 from memcalc.budgets.records import Amount, Budget, BudgetedRun, BudgetFile, Rule
 from memcalc.budgets.source import Key, Source, load
@@ -209,7 +209,7 @@ def budgets(source: Source, run: str, tables: list[Key], default: str) -> tuple[
             with source.at((*table, *written)):
                 if path == ("margin",):
                     _once(here, path, path)
-                    margin = sizes.share_or_size(value)
+                    margin = records.share_or_size(value)
                     continue
                 budget = _budget(run, path, value, default)
                 _once(here, (budget.rule, budget.metric), path)
@@ -249,11 +249,11 @@ def _budget(run: str, path: Key, value: Any, default: str) -> Budget:
         return Budget(run=run, rule=Rule.FITS, metric="fits", gpu=gpu, where=nowhere)
     if path[0] == "max_growth":
         metric = _metric(path[1:] or ("peak",), default)
-        amount, rule = sizes.share_or_size(value), Rule.GROWTH
+        amount, rule = records.share_or_size(value), Rule.GROWTH
     else:
         metric, rule = _metric(path, default), Rule.MAX
         per_parameter = path[0] == PER_PARAMETER
-        amount = sizes.per_parameter(value) if per_parameter else sizes.size(value)
+        amount = records.per_parameter(value) if per_parameter else records.size(value)
     return Budget(run=run, rule=rule, metric=metric, amount=amount, where=nowhere)
 
 

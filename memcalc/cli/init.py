@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import replace
 
-from memcalc.budgets import detect, sizes, starter
+from memcalc.budgets import detect, records, starter
 from memcalc.budgets.detect import Detected
 from memcalc.budgets.read import OF_COMMANDS, check_name
 from memcalc.budgets.source import has_section
@@ -65,7 +65,7 @@ def command(
     force: Annotated[bool, option("--force", help="Overwrite memcalc.toml.")] = False,
 ) -> None:
     """Write a starter memcalc.toml with budgets from today's estimate."""
-    above = sizes.share_or_size(margin).percent
+    above = records.share_or_size(margin).percent
     if above is None:
         raise UsageError(f"--margin {margin!r} is no percentage: write one, as 5%.")
     if name is not None:

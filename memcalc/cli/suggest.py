@@ -105,13 +105,13 @@ def _cards(
 ) -> None:
     """Which card the model needs."""
     from memcalc.advice.suggest.gpus import cards
-    from memcalc.report import gpus as report
+    from memcalc.report import suggested
 
     with progress(f"finding cards that train {plan.model}") as steps:
 
         def tell(one: Any, count: int) -> None:
             steps.at(steps.done + 1, count)
-            steps.row(report.words(one))
+            steps.row(suggested.card_words(one))
 
         among = gpus.table() if verbose else None
         if work.prices is not None and work.prices.by_gpu:

@@ -20,9 +20,8 @@ from memcalc.estimation.activations import (
     read_blocks,
     saved,
 )
-from memcalc.estimation.described import described
+from memcalc.estimation.described import described, is_whole
 from memcalc.estimation.fits import device_of, hopeless
-from memcalc.estimation.state import is_whole
 from memcalc.records.model import Inventory, OptimizerState, Parameter, Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import PhasePeak, Prediction

@@ -6,8 +6,7 @@ from msgspec.structs import replace
 
 from memcalc.catalog.gpus import Gpu
 from memcalc.estimation.described import described, highest
-from memcalc.estimation.fits import device_of
-from memcalc.estimation.process_share import outside_span
+from memcalc.estimation.fits import device_of, outside_span
 from memcalc.estimation.question import Asked
 from memcalc.estimation.replays import (
     judged,

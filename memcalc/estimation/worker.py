@@ -26,13 +26,13 @@ from memcalc.engine.cudnn.library import Missing
 from memcalc.engine.packages import bitsandbytes
 from memcalc.errors import UsageError
 from memcalc.estimation.client import Judged
+from memcalc.estimation.described import state_for
 from memcalc.estimation.fits import Device
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.replays import UNLIMITED, judged, outcome, room_of
 from memcalc.estimation.serving.answer import Engine, Model, predicted
 from memcalc.estimation.serving.probe import generating, read
-from memcalc.estimation.state import state_for
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack, unpack
 from memcalc.records.plan import Plan

@@ -23,17 +23,7 @@ from memcalc.records.fields import options
 from memcalc.records.model import Place
 from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.records.trace import Component
-from memcalc.report import (
-    answer,
-    differences,
-    drawing,
-    explained,
-    measured,
-    plots,
-    predictions,
-    rows,
-    saved,
-)
+from memcalc.report import answer, drawing, explained, measured, plots, predictions, rows, saved
 from memcalc.report.blocks import Block, Kind, Line, Picture
 from memcalc.report.drawing import Drawing
 from memcalc.report.palette import STYLES
@@ -229,7 +219,7 @@ def _templates() -> Environment:
 def _blocks(document: Document) -> Iterator[PagePart]:
     found = [chapter.prediction for chapter in document.chapters]
     if document.difference is not None:
-        yield from differences.blocks(document.difference, _TOP)
+        yield from explained.difference_blocks(document.difference, _TOP)
     if len(found) > 1:
         yield Line("Side by side", Kind.HEADING)
         yield side_by_side(found)

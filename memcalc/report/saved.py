@@ -15,7 +15,7 @@ from memcalc.files.results import Run
 from memcalc.records.measurement import Measurement
 from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.records.prediction import Prediction
-from memcalc.report import differences, explained, fitted, gpus, measured, predictions, suggested
+from memcalc.report import explained, fitted, measured, predictions, suggested
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.suggested import Work
 from memcalc.units import MIB, Unit, format_mib
@@ -63,11 +63,11 @@ def blocks(record: Any, *, verbose: bool, top: int, work: Work | None = None) ->
         case Run():
             found = measured.blocks([record])
         case Cards():
-            found = gpus.blocks(record, work or Work(), verbose=verbose)
+            found = suggested.card_blocks(record, work or Work(), verbose=verbose)
         case Suggestions():
             found = suggested.blocks(record, work or Work(), verbose=verbose)
         case Difference():
-            found = differences.blocks(record, top)
+            found = explained.difference_blocks(record, top)
         case Explanation():
             found = explained.blocks(record, top, verbose=verbose)
         case FitAnswer():

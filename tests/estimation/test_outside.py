@@ -4,7 +4,7 @@ import pytest
 
 from memcalc.allocator.context import eager_span, outside
 from memcalc.catalog import contexts, gpus
-from memcalc.estimation.process_share import CODE, CONTEXT, NCCL, OLD_DRIVER, outside_span
+from memcalc.estimation.fits import CODE, CONTEXT, NCCL, OLD_DRIVER, outside_span
 from memcalc.records.plan import Plan
 
 A100 = gpus.find("A100-40GB")

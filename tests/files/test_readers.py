@@ -29,7 +29,7 @@ from memcalc.files import artifact, cache, results, shipped, untrusted_values
 from memcalc.files.trace_file import MAGIC, DamagedTraceError, pack, unpack
 from memcalc.records.measurement import GpuReading, Measurement, Moment, OutOfMemory, PhaseReading
 from memcalc.records.prediction import Prediction
-from memcalc.report import accuracy, differences, explained, measured, page, predictions, saved
+from memcalc.report import accuracy, explained, measured, page, predictions, saved
 from memcalc.report.blocks import markdown, terminal
 from memcalc.workload import tasks
 from tests.mutations import mutations, value_of
@@ -92,7 +92,7 @@ def _launched(setting):
 def _differ(path):
     found = results.predictions(artifact.read(path), path)
     first, last = (Chapter(prediction=found[at]) for at in (0, -1))
-    _show(list(differences.blocks(difference(first, last), 3)))
+    _show(list(explained.difference_blocks(difference(first, last), 3)))
 
 
 def _lengths(path):

@@ -9,9 +9,9 @@ from memcalc import registry
 from memcalc.catalog import models
 from memcalc.catalog.quantised import BITSANDBYTES, TORCHAO, settings_in
 from memcalc.errors import UsageError, unknown
-from memcalc.records.compact_options import adapter
 from memcalc.records.names import ZERO_STAGES
 from memcalc.records.plan import Plan
+from memcalc.records.values import adapter
 from memcalc.workload import layouts
 
 Lines = list[str]

@@ -17,8 +17,7 @@ from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.analytic import least
-from memcalc.estimation.analytic_answer import Inventories
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.estimate import Inventories, Tracer
 from memcalc.estimation.fits import device_of, hopeless
 from memcalc.estimation.validate import check
 from memcalc.records.model import Inventory
@@ -142,9 +141,9 @@ def _bases(plan: Plan, tried: list[Way], tracer: Tracer, floor: Floor) -> Iterat
             plans.append(size or there)
         except UsageError as error:
             plans.append(error)
-    answers = tracer.answers([one for one in plans if isinstance(one, Plan)])
+    analytic_answers = tracer.answers([one for one in plans if isinstance(one, Plan)])
     for one in plans:
-        yield next(answers) if isinstance(one, Plan) else one
+        yield next(analytic_answers) if isinstance(one, Plan) else one
 
 
 def _over_several(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Iterator[Suggestion]:

@@ -15,9 +15,8 @@ from memcalc.catalog.launch_files import accelerate, deepspeed
 from memcalc.catalog.launch_files.records import Said, mapping
 from memcalc.catalog.quantised import scheme_in
 from memcalc.errors import MemcalcError, SettingError, UsageError
-from memcalc.records.compact_options import USUAL_LORA
 from memcalc.records.fields import FIELDS
-from memcalc.records.values import Scalar
+from memcalc.records.values import USUAL_LORA, Scalar
 
 __all__ = ["FILES", "Said", "many", "mapping", "read", "spelled_out"]
 _SEVERAL = re.compile(r"([0-9]{1,6}) ?x ?(\S.*)")

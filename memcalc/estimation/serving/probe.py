@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from memcalc.errors import EstimateError
 from memcalc.records.model import DTYPE_BYTES
 from memcalc.records.plan import Plan
-from memcalc.records.serving import Kind
+from memcalc.records.prediction import Layers
 from memcalc.records.trace import Component, Phase, Trace
 from memcalc.records.walk import walk
 
@@ -112,7 +112,7 @@ def read(trace: Trace, sequences: int) -> Read:
 
 def kinds(
     kept: Mapping[str, int], windows: Sequence[int | None], latent: int | None, scale: float
-) -> tuple[Kind, ...]:
+) -> tuple[Layers, ...]:
     """Layers by what they keep of a token, those that look back on all of them first.
 
     Args:
@@ -127,5 +127,5 @@ def kinds(
         window = windows[int(layer[1])] if layer is not None else windows[0]
         key = int((size if latent is None else latent) * scale), window
         count[key] = count.get(key, 0) + 1
-    found = [Kind(layers=n, bytes=size, window=w) for (size, w), n in count.items()]
+    found = [Layers(layers=n, bytes=size, window=w) for (size, w), n in count.items()]
     return tuple(sorted(found, key=lambda kind: kind.window is not None))

@@ -17,7 +17,7 @@ from memcalc.errors import EstimateError
 from memcalc.estimation.serving import arguments
 from memcalc.estimation.serving.arguments import COUNT, SHARE, SWITCH
 from memcalc.estimation.serving.probe import Size
-from memcalc.records.serving import Capacity, Kind
+from memcalc.records.prediction import Capacity, Layers
 from memcalc.units import MIB
 
 VERSION = "0.5.23"
@@ -135,7 +135,7 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True):
         return self.full + self.ratio * self.window if self.full else self.window
 
 
-def pools(kinds: tuple[Kind, ...], given: dict[str, Any]) -> Pools:
+def pools(kinds: tuple[Layers, ...], given: dict[str, Any]) -> Pools:
     """How SGLang divides its cache.
 
     Raises:

@@ -18,7 +18,7 @@ from memcalc.errors import EstimateError
 from memcalc.estimation.serving import arguments
 from memcalc.estimation.serving.arguments import COUNT, SHARE, SWITCH
 from memcalc.estimation.serving.probe import Size
-from memcalc.records.serving import Capacity, Item, Kind
+from memcalc.records.prediction import Capacity, Layers, Taken
 from memcalc.units import GIB
 
 VERSION = "0.33.0"
@@ -80,11 +80,11 @@ def budget(share: float, gpu: Gpu) -> int:
     return math.ceil(gpu.memory * share)
 
 
-def graphs(given: dict[str, Any]) -> Item | None:
+def graphs(given: dict[str, Any]) -> Taken | None:
     """What capturing CUDA graphs is taken to need, which vLLM takes off before the cache."""
     if given.get("enforce_eager"):
         return None
-    return Item(
+    return Taken(
         name="CUDA graphs", low=_GRAPHS[0], high=_GRAPHS[1], source="published logs of vLLM"
     )
 
@@ -93,7 +93,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
     """Layers in groups of one size; a block holds the same tokens of a group's layers."""
 
     size: int
-    each: tuple[tuple[Kind, int], ...]
+    each: tuple[tuple[Layers, int], ...]
     """A kind of layers, and how many groups they make."""
     block: int
     in_flight: int
@@ -108,14 +108,14 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         """That a sequence takes."""
         return sum(count * self._of(kind, length) for kind, count in self.each)
 
-    def _of(self, kind: Kind, length: int) -> int:
+    def _of(self, kind: Layers, length: int) -> int:
         if kind.window is None:
             return -(-length // self.block)
         # One more: a window need not begin where a block does.
         return -(-min(kind.window - 1 + self.in_flight, length) // self.block) + 1
 
 
-def groups(kinds: tuple[Kind, ...], block: int, batched_tokens: int) -> Groups:
+def groups(kinds: tuple[Layers, ...], block: int, batched_tokens: int) -> Groups:
     """How vLLM groups layers.
 
     Raises:

@@ -6,7 +6,7 @@ from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.explain import chapter
 from memcalc.catalog.plan import make
 from memcalc.estimation.estimate import Tracer
-from memcalc.report import differences
+from memcalc.report import explained
 from memcalc.report.blocks import terminal
 
 
@@ -42,11 +42,11 @@ def test_there_and_back_is_the_same_with_the_other_sign(chapters, found):
 def test_an_answer_does_not_differ_from_itself(chapters):
     same = difference(chapters[0], chapters[0])
     assert same.same
-    assert terminal(list(differences.blocks(same, 5))).startswith("no figure changed")
+    assert terminal(list(explained.difference_blocks(same, 5))).startswith("no figure changed")
 
 
 def test_the_report_says_by_how_much_and_what_most_of_it_is(found):
-    text = terminal(list(differences.blocks(found, 5)), width=80)
+    text = terminal(list(explained.difference_blocks(found, 5)), width=80)
     first = text.splitlines()[0]
     assert first.startswith("process used ")
     assert "most of it activations" in first

@@ -12,9 +12,9 @@ from memcalc.advice.remedies.rows import row
 from memcalc.catalog import gpus, models
 from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.estimation.validate import checkpoint_refusal, quant_refusal
-from memcalc.records.compact_options import USUAL_LORA, adapter
 from memcalc.records.model import Parameter
 from memcalc.records.plan import Plan
+from memcalc.records.values import USUAL_LORA, adapter
 from memcalc.registry import Choice
 
 _HALF = "transformers documentation, Optimizing inference: weights in half precision"
