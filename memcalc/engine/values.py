@@ -6,7 +6,8 @@ few other numbers, the same operator runs on CPU tensors over the same bytes. Ra
 them are drawn on the host. All else reads as zero, and the line that read it is named.
 
 Operators are followed below autograd, by a dispatch key that PyTorch keeps for fake tensors; no
-dispatch mode is needed. In backward only those are that ask the GPU how large their result is.
+dispatch mode is needed. In backward only those are that ask the GPU how large their result is,
+but for Python code that runs there: a function's own backward, and a forward that is run again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from memcalc.engine.stub import load as stub
 
 _aten: Any = torch.ops.aten
 _C: Any = torch._C
-_HELD = 1 << 16
+_HELD = 1 << 20
 """Elements of the largest tensor of fractions that is worked out where some of its are known."""
 _COMPARED = 1 << 22
 """Elements of the largest tensor of fractions that a comparison looks at."""
@@ -106,6 +107,8 @@ class Values:
 
         patches.wrap(threading.Thread, "_bootstrap_inner", begin)
         patches.wrap(torch.autograd.graph, "_engine_run_backward", _backward, (torch.autograd,))
+        patches.wrap(torch.autograd.function.BackwardCFunction, "apply", _program_in_backward)
+        patches.when_imported("torch.utils.checkpoint", lambda module: _recomputed(patches, module))
 
     def _without_ours(self, original: Any, args: Any, kwargs: Any, keys: Any) -> Any:
         return original(args, kwargs, keys - self._keys)
@@ -157,7 +160,8 @@ class Values:
 
         def called(*args: Any, **kwargs: Any) -> Any:
             with guard(keys):
-                first = args[0] if args else None
+                # A copy is worth as much as its source.
+                first = args[bool(writes)] if transfers else args[0] if args else None
                 if isinstance(first, list) and first:
                     first = first[0]
                 if (
@@ -359,6 +363,25 @@ def _backward(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
     finally:
         follow(True)
+
+
+def _program_in_backward(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Python code of the program that autograd calls decides by values as any other does."""
+    before = _C._dispatch_tls_is_dispatch_key_included(_key(_VALUES))
+    follow(True)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        follow(before)
+
+
+def _recomputed(patches: Patches, checkpoint: Any) -> None:
+    """A forward that is run again decides as it did before."""
+
+    def made(original: Any, frame: Any, run_again: Any, *args: Any, **kwargs: Any) -> None:
+        original(frame, functools.partial(_program_in_backward, run_again), *args, **kwargs)
+
+    patches.wrap(checkpoint._CheckpointFrame, "__init__", made)
 
 
 @functools.cache

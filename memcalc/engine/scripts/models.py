@@ -309,7 +309,7 @@ def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
 def _states(optimizer: Any) -> Iterator[StateTensor]:
     """Every tensor that an optimizer keeps; parameters by their number."""
     for number, state in enumerate(state_of(optimizer).values()):
-        for name, value in flat("", state):
+        for name, value in flat("", state, objects=True):
             if dtype_of(value) in DTYPE_BYTES:
                 place = Place.DEVICE if value.device.type == "cuda" else Place.HOST
                 yield StateTensor(
