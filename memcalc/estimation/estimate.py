@@ -181,13 +181,7 @@ class Tracer:
     def __init__(
         self, *, use_cache: bool = True, workers: int | None = 1, counted: bool = False
     ) -> None:
-        """Start nothing yet; arguments as for ``answers``.
-
-        Args:
-            use_cache: keep and reuse answers on disk.
-            workers: the most processes that trace at once.
-            counted: answers say how many operations a step takes, which costs one step more.
-        """
+        """Start nothing yet; ``counted``: operations of a step too, which costs one step more."""
         self._use_cache = use_cache
         self._counted = counted
         self.workers = workers
@@ -195,7 +189,7 @@ class Tracer:
         self._pool: Pool | None = None
         self._checked: dict[Plan, Checked | MemcalcError] = {}
 
-    def __enter__(self) -> Tracer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -207,7 +201,7 @@ class Tracer:
         def ask(client: Client, plan: Plan) -> Answer:
             return client.ask(plan, counted=self._counted)
 
-        found = self._each(plans, self._answered, ask, self._keep)
+        found = self._each(plans, self._answered, ask)
         for plan, answer in zip(plans, found, strict=True):
             checked = self._check(plan)
             if isinstance(answer, Prediction) and isinstance(checked, Checked):
@@ -238,14 +232,13 @@ class Tracer:
                 return found
             return Traced(prediction=found[0], trace=found[1])
 
-        return self._each(plans, self._traced, ask, self._keep)
+        return self._each(plans, self._traced, ask)
 
     def _each(
         self,
         plans: Sequence[Plan],
         kept: Callable[[Plan], T | MemcalcError | None],
         ask: Callable[[Client, Plan], T | MemcalcError],
-        keep: Callable[[Plan, Prediction | Traced], None],
     ) -> Iterator[T | MemcalcError]:
         """What is kept of each plan, or else the answer of a child, which is kept from then on."""
         known = {plan: kept(plan) for plan in plans}
@@ -255,8 +248,9 @@ class Tracer:
             while (found := known[plan]) is None:
                 asked, answer = next(fresh)
                 known[asked] = answer
-                if isinstance(answer, Prediction | Traced):
-                    keep(asked, answer)
+                name = self._name(asked)
+                if isinstance(answer, Prediction | Traced) and name is not None:
+                    _store(name, answer)
             yield found
 
     def _answered(self, plan: Plan) -> Answer | None:
@@ -270,14 +264,12 @@ class Tracer:
     def _traced(self, plan: Plan) -> Traced | MemcalcError | None:
         """The same with the events; of a command, those of when it last ran."""
         if plan.command:
-            return _simulated(plan)
+            # It is never run again without being asked for.
+            return _kept(_simulated(plan), plan) or EstimateError(
+                f"the command's trace is no longer kept: type {to_simulate(plan, '-o run.json ')}"
+            )
         checked = self._check(plan)
         return checked if isinstance(checked, MemcalcError) else _kept(self._name(plan), plan)
-
-    def _keep(self, plan: Plan, answer: Prediction | Traced) -> None:
-        name = self._name(plan)
-        if name is not None:
-            _store(name, answer)
 
     def _check(self, plan: Plan) -> Checked | MemcalcError:
         """What a plan names, or why it is refused; found once."""
@@ -307,21 +299,19 @@ class Tracer:
         return self._pool
 
 
-def _simulated(plan: Plan) -> Traced | MemcalcError:
-    """What a command did when it last ran; it is never run again without being asked for."""
-    return _kept(cache.key(plan, {}, "simulated"), plan) or EstimateError(
-        f"the command's trace is no longer kept: type {to_simulate(plan, '-o run.json ')}"
-    )
+def _simulated(plan: Plan) -> str:
+    """Of what a command did, in the cache."""
+    return cache.key(plan, {}, "simulated")
 
 
 def keep(traced: Traced) -> None:
     """Keep what a command did for those who ask again."""
-    _store(cache.key(traced.prediction.plan, {}, "simulated"), traced)
+    _store(_simulated(traced.prediction.plan), traced)
 
 
 def _store(name: str, answer: Prediction | Traced) -> None:
     if isinstance(answer, Traced):
-        cache.store_trace(name, answer.trace)
+        cache.store(name, answer.trace)
         answer = answer.prediction
     cache.store(name, answer)
 
@@ -329,7 +319,7 @@ def _store(name: str, answer: Prediction | Traced) -> None:
 def _kept(name: str | None, plan: Plan) -> Traced | None:
     """An answer with its events, where the cache has both."""
     known = _from_cache(name, plan)
-    events = cache.load_trace(name) if name is not None and known is not None else None
+    events = cache.load(name, Trace) if name is not None and known is not None else None
     if known is None or events is None:
         return None
     return Traced(prediction=known, trace=events)
