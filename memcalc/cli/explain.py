@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.advice.explain.explain import Wish, explain_plan
+from memcalc.advice.explain.explain import explain_plan
 from memcalc.cli.command import SIZE, Depth, Remedies, Top, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.output import (
@@ -61,9 +61,15 @@ def command(
     if len(plans) > 1:
         raise UsageError(f"{settings['model']} holds {len(plans)} answers: explain one of them.")
     name = chosen("explanation", format, output)
-    wish = Wish(depth=depth, remedies=remedies, under=under, use_cache=not no_cache)
     with progress(f"explaining {plans[0].name}") as steps:
-        found = explain_plan(plans[0], wish, _teller(steps))
+        found = explain_plan(
+            *plans,
+            depth=depth,
+            remedies=remedies,
+            under=under,
+            use_cache=not no_cache,
+            seen=_teller(steps),
+        )
     deliver_answer(found, name, output, top=top, verbose=verbose)
     if plot:
         from memcalc.advice.explain.timeline import timeline

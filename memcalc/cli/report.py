@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from memcalc.advice.explain.difference import difference
-from memcalc.advice.explain.explain import Chapter, Wish, again, chapter, explain_plan
+from memcalc.advice.explain.explain import Chapter, again, chapter, explain_plan
 from memcalc.cli.command import Depth, Remedies, argument, option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import NoCache, chosen, put, wrote
@@ -61,9 +61,8 @@ def command(
         raise UsageError("A snapshot is of one answer: name one file.")
     explanation = None
     if data is None and remedies and name == "html" and len(plans := plans_of(settings)) == 1:
-        wish = Wish(depth=depth, use_cache=not no_cache)
         with progress(f"explaining {plans[0].name}"):
-            explanation = explain_plan(plans[0], wish)
+            explanation = explain_plan(plans[0], depth=depth, use_cache=not no_cache)
     counted = explanation is not None
     with Tracer(use_cache=not no_cache, counted=counted) as tracer, progress("drawing"):
         if other is not None:

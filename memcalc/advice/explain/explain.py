@@ -10,7 +10,7 @@ from memcalc.advice.explain.layers import layers
 from memcalc.advice.explain.peak import at_end, moments
 from memcalc.advice.explain.records import Explanation, PeakContents
 from memcalc.advice.explain.timeline import Timeline, timeline
-from memcalc.advice.remedies.records import figures, fitting, under
+from memcalc.advice.remedies.records import figures, fitting, within
 from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
 from memcalc.catalog.plan import make
@@ -83,17 +83,6 @@ def _anew(saved: Prediction, tracer: Tracer, depth: int | None) -> Chapter | str
     return replace(chapter(answer, depth=depth), prediction=saved, notes=(note,))
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What an explanation shall hold."""
-
-    depth: int | None = None
-    """Names of a module's path to keep; ``None``: all."""
-    remedies: bool = True
-    under: int | None = None
-    """Find a plan that needs no more bytes; ``None``: as much as the plan's GPU has."""
-    use_cache: bool = True
-
-
 def explain(
     model: str,
     *,
@@ -119,53 +108,59 @@ def explain(
         EstimateError: the plan cannot be traced.
     """
     limit = parse_bytes(under) if isinstance(under, str) else under
-    wish = Wish(depth=depth, remedies=remedies, under=limit, use_cache=use_cache)
-    return explain_plan(make({"model": model, **settings}), wish)
+    plan = make({"model": model, **settings})
+    return explain_plan(plan, depth=depth, remedies=remedies, under=limit, use_cache=use_cache)
 
 
 def explain_plan(
-    plan: Plan, wish: Wish, seen: Callable[[Explanation], None] = lambda so_far: None
+    plan: Plan,
+    *,
+    depth: int | None = None,
+    remedies: bool = True,
+    under: int | None = None,
+    use_cache: bool = True,
+    seen: Callable[[Explanation], None] = lambda so_far: None,
 ) -> Explanation:
-    """Explain one plan; ``seen`` is told what is known so far, each time that there is more.
+    """Explain one plan, as ``explain`` does; ``seen`` is told whenever there is more.
 
     Raises:
         UsageError: the question cannot be understood.
         EstimateError: the plan cannot be traced.
     """
-    for name, least in (("depth", wish.depth), ("under", wish.under)):
+    for name, least in (("depth", depth), ("under", under)):
         if least is not None and least < 1:
             raise UsageError(f"{name} = {least} leaves nothing: type 1 or more.")
-    with Tracer(use_cache=wish.use_cache, workers=None, counted=True) as tracer:
+    with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
         traced = tracer.trace(plan)
-        found = _explained(traced, wish)
+        found = _explained(traced, depth)
         seen(found)
         if plan.command:
             from memcalc.advice.explain import scripts
 
-            if not wish.remedies:
+            if not remedies:
                 return found
             told = tuple(scripts.in_the_code(found.peak, found.prediction.plan))
             return replace(found, options=tuple(scripts.remedies(traced)), in_the_code=told)
-        goal = under(wish.under, found.figures) if wish.under is not None else None
-        if goal is None and wish.remedies:
+        goal = within(under, found.figures) if under is not None else None
+        if goal is None and remedies:
             goal = fitting(found.figures)
         advice = advise(
             Trials(traced, tracer),
             goal,
-            by_itself=wish.remedies,
+            by_itself=remedies,
             seen=lambda options: seen(replace(found, options=options)),
         )
     return replace(found, options=advice.options, search=advice.search)
 
 
-def _explained(traced: Traced, wish: Wish) -> Explanation:
-    by_phase = moments(traced.trace, traced.prediction.plan, depth=wish.depth)
+def _explained(traced: Traced, depth: int | None) -> Explanation:
+    by_phase = moments(traced.trace, traced.prediction.plan, depth=depth)
     peak = by_phase.pop(traced.prediction.peak.phase)
     return Explanation(
         prediction=traced.prediction,
         figures=figures(traced.prediction),
         peak=peak,
         others=tuple(sorted(by_phase.values(), key=lambda moment: -moment.requested)),
-        end=at_end(traced.trace, traced.prediction.plan, depth=wish.depth),
+        end=at_end(traced.trace, traced.prediction.plan, depth=depth),
         layers=layers(traced.trace.inventory),
     )

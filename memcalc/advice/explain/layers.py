@@ -93,8 +93,8 @@ def layers(inventory: Inventory) -> tuple[LayerKind, ...]:
     """
     if not any(tensor.original is not None for tensor in inventory.tensors):
         return ()
-    found: dict[Hashable, list[tuple[int, ...]]] = {}
-    kinds: dict[Hashable, tuple[Pattern, tuple[Held, ...], Parameter]] = {}
+    kinds: dict[tuple[Pattern, tuple[int, ...], tuple[Held, ...]], list[tuple[int, ...]]] = {}
+    weights: dict[Hashable, Parameter] = {}
     for weight, constants in _weights(inventory):
         # peft's own names around the model's are left out.
         path = weight.name.removeprefix("base_model.model.").removesuffix(".weight")
@@ -107,18 +107,18 @@ def layers(inventory: Inventory) -> tuple[LayerKind, ...]:
             ),
         )
         key = (pattern, weight.original or weight.shape, tensors)
-        found.setdefault(key, []).append(indices)
-        kinds[key] = (pattern, tensors, weight)
+        kinds.setdefault(key, []).append(indices)
+        weights[key] = weight
     listed = [
         LayerKind(
-            name=write(pattern, found[key]),
-            shape=weight.original or weight.shape,
-            count=len(found[key]),
-            tensors=tensors,
-            quantised=weight.original is not None,
-            numel=weight.numel,
+            name=write(key[0], filled),
+            shape=key[1],
+            count=len(filled),
+            tensors=key[2],
+            quantised=weights[key].original is not None,
+            numel=weights[key].numel,
         )
-        for key, (pattern, tensors, weight) in kinds.items()
+        for key, filled in kinds.items()
     ]
     return tuple(sorted(listed, key=lambda kind: not kind.quantised))
 

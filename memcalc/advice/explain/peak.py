@@ -9,7 +9,7 @@ import msgspec
 from memcalc.advice.explain import layers
 from memcalc.advice.explain.records import Group, PeakContents
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Component, Phase, Storage, Trace
+from memcalc.records.trace import Component, Phase, Trace
 from memcalc.records.walk import alive, highest, walk
 
 
@@ -41,7 +41,8 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
     component = storage.component
     if component is Component.WEIGHTS and storage.module.startswith("copy of "):
         return "weight of a copy of the model", ""
-    if component is Component.INPUTS and _lasts(trace, storage, death):
+    last_step = trace.steps if death is None else death.step
+    if component is Component.INPUTS and trace.whole and last_step > storage.step + 2:
         by = f"held by the variable {storage.op}" if storage.op else "kept by the script"
         return f"data on the GPU, {by}", ""
     if component in _ALWAYS:
@@ -76,11 +77,6 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
         again = "recomputed, " if storage.phase is Phase.BACKWARD else ""
         return f"{again}saved for backward until {node} in {{}}", death.module
     return f"temporary of backward until {node} in {{}}", death.module
-
-
-def _lasts(trace: Trace, storage: Storage, death: Death | None) -> bool:
-    """It outlives the step after its own, in a script."""
-    return trace.whole and (trace.steps if death is None else death.step) > storage.step + 2
 
 
 _ALWAYS = {

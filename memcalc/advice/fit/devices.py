@@ -66,15 +66,13 @@ def _layouts(count: int) -> tuple[str, ...]:
 
 
 def _over(plan: Plan, count: int, tracer: Tracer, excluded: str) -> Iterator[DevicesFit]:
-    names = _layouts(count)
-    if count > 1 and excluded:
-        whole = [name for name in names if name in _WHOLE]
-        yield from (DevicesFit(devices=count, parallel=name, reason=excluded) for name in whole)
-        names = tuple(name for name in names if name not in whole)
-    spreads = [(name, count) for name in names] if count > 1 else [(None, 1)]
+    names: tuple[str | None, ...] = _layouts(count) if count > 1 else (None,)
+    too_large = [name for name in names if excluded and name in _WHOLE]
+    yield from (DevicesFit(devices=count, parallel=name, reason=excluded) for name in too_large)
     plans = [
         replace(plan, devices=count, parallel=name, parallel_args=(), rank=None)
-        for name, count in spreads
+        for name in names
+        if name not in too_large
     ]
     for there, answer in zip(plans, tracer.answers(plans), strict=True):
         if isinstance(answer, UsageError) and layouts.spread(there).layout == "tp":

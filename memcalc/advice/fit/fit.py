@@ -74,15 +74,25 @@ def answer(
     checked = check(plan)
     _refuse(plan, find, memory)
     with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
-        found = FitAnswer(plan=plan, device=None, capacity=None, context=None, here=None)
+        found = FitAnswer(plan=plan)
         if "devices" in find:
             found = replace(found, devices=devices_that_fit(plan, tracer))
         if "settings" in find:
             found = with_settings(found, memory, tracer)
         # A client's process starts when it is first asked.
-        told = _answer(found, find, memory, Oracle(tracer.pool(), checked.source.config))
-    longest = max((one.best.seq or 0 for one in told.limits if one.best is not None), default=0)
-    return replace(told, assumptions=(*told.assumptions, *checked.notes_at(longest)))
+        oracle = Oracle(tracer.pool(), checked.source.config)
+        if plan.gpu is not None or memory is not None:
+            found = _on_device(found, find, memory, oracle)
+        if "gpus" in find:
+            found = replace(found, gpus=gpus_that_fit(plan, oracle))
+    longest = max((one.best.seq or 0 for one in found.limits if one.best is not None), default=0)
+    assumed = oracle.assumptions or found.assumptions
+    return replace(
+        found,
+        traces=found.traces + oracle.traces,
+        assumptions=(*assumed, *checked.notes_at(longest)),
+        uncounted=(*(oracle.uncounted or found.uncounted), *plan.unread, *UNCOUNTED),
+    )
 
 
 def _refuse(plan: Plan, find: Collection[str], memory: int | None) -> None:
@@ -99,22 +109,6 @@ def _refuse(plan: Plan, find: Collection[str], memory: int | None) -> None:
         raise UsageError(f"memory = {memory} is not a positive size.")
     if plan.gpu is None and memory is None and ("settings" in find or "gpus" not in find):
         raise UsageError("Fit what? Name a GPU with --gpu, or a size with --memory '10 GiB'.")
-
-
-def _answer(
-    found: FitAnswer, find: Collection[str], memory: int | None, oracle: Oracle
-) -> FitAnswer:
-    plan = found.plan
-    if plan.gpu is not None or memory is not None:
-        found = _on_device(found, find, memory, oracle)
-    if "gpus" in find:
-        found = replace(found, gpus=gpus_that_fit(plan, oracle))
-    return replace(
-        found,
-        traces=found.traces + oracle.traces,
-        assumptions=oracle.assumptions or found.assumptions,
-        uncounted=(*(oracle.uncounted or found.uncounted), *plan.unread, *UNCOUNTED),
-    )
 
 
 def _on_device(

@@ -139,7 +139,7 @@ def needed_within(figures: Figures, limit: int) -> int:
     return fit.most
 
 
-def under(limit: int, before: Figures) -> Goal:
+def within(limit: int, before: Figures) -> Goal:
     """To need no more than so many bytes on the deciding rung."""
     rung = rung_of(before)
     context = before.context if rung == "process_used" else None
