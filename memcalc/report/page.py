@@ -37,13 +37,8 @@ if TYPE_CHECKING:
 _CACHED, _OUTSIDE, _FREE = "#B8B8B8", "#7F7F7F", "transparent"
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of the bar."""
-
-    width: float
-    """Percent of the whole."""
-    color: str
-    text: str
+Part = tuple[float, str, str]
+"""A stretch of a bar: percent of the whole, color, and text."""
 
 
 class Hero(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,8 +48,6 @@ class Hero(msgspec.Struct, frozen=True, kw_only=True):
     """``fits``, ``close``, ``over`` or ``plain``: how the verdict is colored."""
     verdict: str
     parts: tuple[Part, ...]
-    spoken: str
-    """The bar in words."""
     figures: tuple[tuple[str, str], ...]
     command: str
     """To type next; empty: none."""
@@ -93,23 +86,15 @@ def accuracy(runs: Sequence[Run]) -> Bars:
             ("estimate", found.predicted, "#56B4E9", error),
             ("measured", found.measured, "#E69F00", ""),
         ):
-            part = Part(width=100 * size / most, color=color, text=what)
+            part = 100 * size / most, color, what
             bars.append((f"{name}, {what}", (part,), f"{format_bytes(size)}{end}"))
     return Bars(caption="peak of each run, estimated and measured", bars=tuple(bars))
-
-
-_KINDS = {
-    FitVerdict.FITS: "fits",
-    FitVerdict.TIGHT: "close",
-    FitVerdict.DOES_NOT_FIT: "over",
-}
 
 
 def hero(prediction: Prediction) -> Hero:
     """The top of the page of one prediction."""
     fit, peak = prediction.fit, prediction.peak
-    kind = _KINDS[fit.verdict] if fit is not None else "plain"
-    parts = _parts(prediction)
+    kinds = {FitVerdict.FITS: "fits", FitVerdict.TIGHT: "close", FitVerdict.DOES_NOT_FIT: "over"}
     figures = [(f"peak, in {peak.phase.value}", format_bytes(peak.allocated or peak.requested))]
     if peak.reserved is not None:
         figures.append(("reserved by PyTorch", format_bytes(peak.reserved)))
@@ -119,10 +104,9 @@ def hero(prediction: Prediction) -> Hero:
         figures.append((name, ends))
     plan = prediction.plan
     return Hero(
-        kind=kind,
+        kind=kinds[fit.verdict] if fit is not None else "plain",
         verdict=answer.headline(prediction).text,
-        parts=parts,
-        spoken=", ".join(part.text for part in parts),
+        parts=_parts(prediction),
         figures=tuple(figures),
         command="" if plan.command else f"memcalc explain {options(plan)}",
     )
@@ -133,7 +117,7 @@ def _components(prediction: Prediction, whole: int) -> Iterator[Part]:
         size = prediction.components.get(name)
         if size:
             text = f"{STYLES[name].words} {format_bytes(size)}"
-            yield Part(width=100 * size / whole, color=STYLES[name].color, text=text)
+            yield 100 * size / whole, STYLES[name].color, text
 
 
 def _parts(prediction: Prediction) -> tuple[Part, ...]:
@@ -150,7 +134,7 @@ def _parts(prediction: Prediction) -> tuple[Part, ...]:
         ("free", top - used, _FREE),
     )
     more = (
-        Part(width=100 * size / max(top, 1), color=color, text=f"{name} {format_bytes(size)}")
+        (100 * size / max(top, 1), color, f"{name} {format_bytes(size)}")
         for name, size, color in held
         if size
     )
