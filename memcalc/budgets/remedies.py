@@ -60,7 +60,7 @@ class Adviser:
             holds=lambda figures: verdict(figures).status is Status.HOLDS,
             outside=_outside(budget, trials.before),
         )
-        found = advise(trials, goal, by_itself=False).search
+        _, found = advise(trials, goal, by_itself=False)
         assert found is not None
         sizes = {
             trial.remedies: verdict(trial.figures).value

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
-from memcalc.budgets.check import CheckResult, Question, check, exit_code
-from memcalc.budgets.collect import Effort, keep
+from memcalc.budgets.check import Question, check, exit_code
+from memcalc.budgets.collect import Effort
 from memcalc.budgets.formats import forges, writers
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Report
@@ -107,24 +107,22 @@ def command(
     )
     files = files or [discover(Path.cwd())]
     try:
-        outcome = _checked(files, question, suggest, save)
-        code = exit_code(outcome.report, exit_zero=exit_zero)
+        report = _checked(files, question, suggest, save)
+        code = exit_code(report, exit_zero=exit_zero)
         for path, kind in written.items():
-            deliver(kind, path, checked.blocks(outcome.report), **writers(outcome.report, code))
-        others = writers(outcome.report, code, only_failures=quiet)
-        deliver(name, None, checked.blocks(outcome.report, only_failures=quiet), **others)
+            deliver(kind, path, checked.blocks(report), **writers(report, code))
+        others = writers(report, code, only_failures=quiet)
+        deliver(name, None, checked.blocks(report, only_failures=quiet), **others)
     except Exception as error:
         if name == "github":
             put(forges.refusal(sentence(error)))
         raise
     if name == "github":
-        _append_summary(outcome.report)
+        _append_summary(report)
     raise typer.Exit(code)
 
 
-def _checked(
-    files: list[Path], question: Question, suggest: bool, save: Path | None
-) -> CheckResult:
+def _checked(files: list[Path], question: Question, suggest: bool, save: Path | None) -> Report:
     with contextlib.ExitStack() as stack:
         if suggest:
             from memcalc.budgets.remedies import Adviser
@@ -132,10 +130,10 @@ def _checked(
             adviser = stack.enter_context(Adviser(use_cache=question.effort.use_cache))
             question = replace(question, remedy=adviser)
         stack.enter_context(progress("checking memory budgets"))
-        outcome = check([read(file) for file in files], question)
+        report, found = check([read(file) for file in files], question)
     if save is not None:
-        save_runs(save, keep(outcome.runs, outcome.evidence))
-    return outcome
+        save_runs(save, found)
+    return report
 
 
 def _append_summary(report: Report) -> None:

@@ -1,7 +1,6 @@
 """``memcalc init``."""
 
 import shlex
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,17 +84,7 @@ def command(
         prediction = _estimate(settings, method)
     plan = prediction.plan
     usual = starter.command_name(plan.command) if plan.command else starter.run_name(plan.model)
-    text = starter.text(
-        starter.Starter(
-            prediction=prediction,
-            margin=Fraction(above),
-            name=name or usual,
-            source=found.file if found is not None else "",
-            unread=found.unread if found is not None else (),
-            schema=with_schema,
-        )
-    )
-    _write(text, with_schema)
+    _write(starter.text(prediction, name or usual, above, found, schema=with_schema), with_schema)
 
 
 def _write(text: str, with_schema: bool) -> None:

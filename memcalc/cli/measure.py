@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import replace
 
-from memcalc.accuracy.campaign import How, Watcher, estimate_all, measure_all
+from memcalc.accuracy.campaign import Watcher, estimate_all, measure_all
 from memcalc.catalog.plan import disagreement
 from memcalc.cli.command import DEVICE, Steps, Timeout, argument, option, say, verb
 from memcalc.cli.options import plans_of, with_plan
@@ -17,6 +17,7 @@ from memcalc.cli.progress import Steps as Told
 from memcalc.cli.progress import progress
 from memcalc.errors import UsageError
 from memcalc.files.results import ResultsWriter, Run, keeping, load
+from memcalc.measure.runs.runner import Request
 from memcalc.records.measurement import PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.units import format_mib
@@ -66,14 +67,19 @@ def command(
     plans = _plans(settings, suite, device)
     if snapshot is not None and (len(plans) > 1 or plans[0].target != "cuda"):
         raise UsageError("--snapshot is for a single run on cuda: name one optimizer.")
-    how = How(
-        steps=steps,
-        timeout=timeout,
-        weights=weights,
-        snapshot=str(snapshot) if snapshot is not None else None,
-    )
+    requests = [
+        Request(
+            plan=plan,
+            device=plan.target,
+            steps=steps,
+            timeout=timeout,
+            weights=weights,
+            snapshot=str(snapshot) if snapshot is not None else None,
+        )
+        for plan in plans
+    ]
     with keeping(output, more=more, say=say) as writer, follow() as watcher:
-        finished = _measure(plans, how, writer, watcher) and _estimate(
+        finished = _measure(requests, writer, watcher) and _estimate(
             writer, watcher, plans if estimate else None
         )
         saved = writer.finish()
@@ -88,12 +94,13 @@ def command(
         raise typer.Exit(3)
 
 
-def _measure(plans: list[Plan], how: How, writer: ResultsWriter, watcher: Watcher) -> bool:
+def _measure(requests: list[Request], writer: ResultsWriter, watcher: Watcher) -> bool:
     """Measure what the file does not have yet; False: interrupted."""
     done = [run.plan for run in writer.runs if run.measurement is not None]
-    again = [plan for plan in plans if plan not in done]
-    writer.runs[:] = [run for run in writer.runs if run.plan not in again]
-    runs = measure_all(again, how, watcher)
+    again = [one for one in requests if one.plan not in done]
+    anew = [one.plan for one in again]
+    writer.runs[:] = [run for run in writer.runs if run.plan not in anew]
+    runs = measure_all(again, watcher)
     left = len(again)
     try:
         for run in runs:

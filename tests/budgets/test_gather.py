@@ -97,8 +97,8 @@ def test_a_model_that_is_not_found_fails_its_own_budgets_only(write, small, effo
     text = small() + small(name="gone").replace("distilbert-base-cased", "./gone")
     text += small(name="long").replace("seq = 32", "seq = 4096")
     file = read(write(text))
-    result = check([file], Question(effort=effort))
-    found = {verdict.budget.run: verdict for verdict in result.report.verdicts}
+    report, _ = check([file], Question(effort=effort))
+    found = {verdict.budget.run: verdict for verdict in report.verdicts}
     assert {name: verdict.status for name, verdict in found.items()} == {
         "small": Status.HOLDS,
         "gone": Status.UNKNOWN,
@@ -107,7 +107,7 @@ def test_a_model_that_is_not_found_fails_its_own_budgets_only(write, small, effo
     assert found["gone"].reason.startswith("memcalc.toml:10: Cannot read")
     assert found["long"].reason.startswith("memcalc.toml:21: ")
     assert "at most 512 tokens" in found["long"].reason
-    assert exit_code(result.report) == 3
+    assert exit_code(report) == 3
 
 
 @pytest.fixture

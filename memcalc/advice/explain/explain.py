@@ -144,13 +144,13 @@ def explain_plan(
         goal = within(under, found.figures) if under is not None else None
         if goal is None and remedies:
             goal = fitting(found.figures)
-        advice = advise(
+        options, search = advise(
             Trials(traced, tracer),
             goal,
             by_itself=remedies,
             seen=lambda options: seen(replace(found, options=options)),
         )
-    return replace(found, options=advice.options, search=advice.search)
+    return replace(found, options=options, search=search)
 
 
 def _explained(traced: Traced, depth: int | None) -> Explanation:

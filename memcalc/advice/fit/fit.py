@@ -152,7 +152,7 @@ def with_settings(answer: FitAnswer, memory: int | None, tracer: Tracer) -> FitA
     trials = Trials(traced, tracer, memory)
     before = trials.before
     assert before.fit is not None
-    advice = advise(trials, fitting(before))
+    options, found = advise(trials, fitting(before))
 
     def order(option: Option) -> tuple[int, int, int]:
         """What fits first, then what costs least, then what needs least."""
@@ -161,14 +161,14 @@ def with_settings(answer: FitAnswer, memory: int | None, tracer: Tracer) -> FitA
             return 2, option.remedy.rank, 0
         return int(not fit.fits), option.remedy.rank, fit.needed
 
-    made = sum(option.trial.figures is not None for option in advice.options) + 1
+    made = sum(option.trial.figures is not None for option in options) + 1
     return replace(
         answer,
         here=Probe(batch=before.plan.batch, seq=traced.trace.seq, fit=before.fit),
         before=before,
-        settings=tuple(sorted(advice.options, key=order)),
-        search=advice.search,
-        traces=made + (len(advice.search.trials) if advice.search is not None else 0),
+        settings=tuple(sorted(options, key=order)),
+        search=found,
+        traces=made + (len(found.trials) if found is not None else 0),
         assumptions=traced.trace.assumptions,
         uncounted=traced.trace.uncounted,
     )

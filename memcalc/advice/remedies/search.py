@@ -9,7 +9,6 @@ and optimizer state alone are too large, is not estimated.
 
 from collections.abc import Callable, Sequence
 
-import msgspec
 from msgspec.structs import replace
 
 from memcalc.advice.remedies.records import Figures, Goal, Option, Remedy, Search, Trial, needed
@@ -245,23 +244,17 @@ Seen = Callable[[tuple[Option, ...]], None]
 """Told of all options that are known so far, each time that there is one more."""
 
 
-class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """What would need less memory."""
-
-    options: tuple[Option, ...] = ()
-    """The largest saving first; what could not be tried is last, with its reason."""
-    search: Search | None = None
-    """``None``: there was no goal."""
-
-
 def advise(
     trials: Trials,
     goal: Goal | None,
     *,
     by_itself: bool = True,
     seen: Seen = lambda options: None,
-) -> Advice:
-    """Try each remedy of a plan alone (``by_itself``), then what reaches the goal, if any."""
+) -> tuple[tuple[Option, ...], Search | None]:
+    """Try each remedy of a plan alone (``by_itself``), then what reaches the goal, if any.
+
+    The largest saving comes first; what could not be tried is last, with its reason.
+    """
     before = trials.before
     rows = candidates(before.plan)
     options: tuple[Option, ...] = ()
@@ -273,7 +266,7 @@ def advise(
     if goal is not None:
         usable = [remedy for remedy in rows if remedy.key not in failed]
         found = search(trials, before, usable, goal, trials.inventory)
-    return Advice(options=options, search=found)
+    return options, found
 
 
 def candidates(plan: Plan) -> list[Remedy]:

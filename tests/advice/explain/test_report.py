@@ -78,9 +78,9 @@ def test_the_tables_of_a_page_sum_to_the_peak(html, explained):
 
 def test_the_bar_of_a_page_is_the_whole_card(traced):
     found = hero(traced.prediction)
-    assert sum(part.width for part in found.parts) == pytest.approx(100)
+    assert sum(width for width, _, _ in found.parts) == pytest.approx(100)
     assert found.kind == "fits"
-    assert found.parts[-1].text.startswith("free ")
+    assert found.parts[-1][2].startswith("free ")
 
 
 def test_a_drawing_shows_the_peak_and_says_what_happened_there(traced):
