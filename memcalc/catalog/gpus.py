@@ -53,7 +53,12 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 @functools.cache
 def table() -> tuple[Gpu, ...]:
     """All GPUs, in the order of the file."""
-    return shipped.read("gpus.toml", _gpus)
+
+    def made(data: dict[str, Any]) -> tuple[Gpu, ...]:
+        entries = {entry["name"]: entry for entry in data["gpu"]}
+        return decode(tuple[Gpu, ...], [_gpu(entry, entries) for entry in entries.values()])
+
+    return shipped.read("gpus.toml", made)
 
 
 class Meant(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,11 +203,6 @@ def _parts(name: str) -> tuple[str, int | None]:
     if size is not None:
         text = text[: size.start()] + " " + text[size.end() :]
     return _EMPTY.sub("", text), int(size[1]) if size is not None else None
-
-
-def _gpus(data: dict[str, Any]) -> tuple[Gpu, ...]:
-    entries = {entry["name"]: entry for entry in data["gpu"]}
-    return decode(tuple[Gpu, ...], [_gpu(entry, entries) for entry in entries.values()])
 
 
 def _gpu(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def walk(trace: Trace) -> Iterator[tuple[Mark, int, Storage]]:
             yield mark, event, trace.storages[event if event >= 0 else ~event]
 
 
-def counts(trace: Trace, phase: Phase, step: int, more: int = 0) -> bool:
+def counts(trace: Trace, phase: Phase, step: int) -> bool:
     """Is this part of a run among those whose peak is asked for?
 
     Of a script all are. Else the last step stands for all others, and resuming for itself, and so
@@ -35,7 +35,7 @@ def counts(trace: Trace, phase: Phase, step: int, more: int = 0) -> bool:
         return True
     if phase is Phase.LOAD:
         return any(mark.phase is Phase.PREPARE for mark in trace.marks)
-    return step == (0 if phase in ONCE else trace.steps - 1 + more)
+    return step == (0 if phase in ONCE else trace.steps - 1)
 
 
 def highest(trace: Trace) -> dict[Phase, int]:

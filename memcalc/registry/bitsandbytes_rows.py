@@ -20,7 +20,6 @@ from memcalc.registry.row import (
     Row,
     keeps,
     number,
-    truthy,
 )
 from memcalc.version import installed
 
@@ -49,7 +48,7 @@ def in_8bit(parameter: Parameter, args: Args) -> bool:
 
 
 def _place(numel: int, args: Args) -> Place:
-    return Place.MANAGED if truthy(args, "is_paged") and numel >= PAGED_FROM else Place.DEVICE
+    return Place.MANAGED if args.get("is_paged") and numel >= PAGED_FROM else Place.DEVICE
 
 
 def _layout(family: str, *, norm: bool = False) -> Layout:
@@ -203,15 +202,14 @@ def _refusal(name: str, paged: bool, bits: int | None) -> Refusal:
             and [*map(int, version[:2])] >= [0, 50],
             f"its states have {bits} bits, whatever optim_bits says: use {other}": bits
             and args["optim_bits"] != bits,
-            f"it is paged, whatever is_paged says: use {wide}": paged
-            and not truthy(args, "is_paged"),
-            "bitsandbytes cannot page its states: leave is_paged out": truthy(args, "is_paged")
+            f"it is paged, whatever is_paged says: use {wide}": paged and not args.get("is_paged"),
+            "bitsandbytes cannot page its states: leave is_paged out": args.get("is_paged")
             and name not in ("Adam", "AdamW", "AdEMAMix", "Lion"),
-            "bitsandbytes' optimizers have no amsgrad": truthy(args, "amsgrad"),
+            "bitsandbytes' optimizers have no amsgrad": args.get("amsgrad"),
             "bitsandbytes refuses momentum = 0: add --optim-arg momentum=0.9": name
             in ("SGD", "LARS")
             and number(args, "momentum") == 0,
-            "bitsandbytes' RMSprop cannot be centered": truthy(args, "centered"),
+            "bitsandbytes' RMSprop cannot be centered": args.get("centered"),
         }
         return next((why for why, refused in rules.items() if refused), None)
 

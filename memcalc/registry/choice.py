@@ -1,7 +1,6 @@
 """One optimizer with its arguments settled, and its state in bytes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -11,7 +10,7 @@ from memcalc.records.model import OptimizerState, Parameter, Place, StateTensor
 from memcalc.records.plan import Plan
 from memcalc.records.values import Scalar
 from memcalc.registry import bitsandbytes_rows
-from memcalc.registry.row import Row
+from memcalc.registry.row import Args, Row
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,12 +86,10 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
             optimizer=self.name,
             implementation=self.row.implementation,
             tensors=tuple(tensors),
-            notes=tuple(_notes(self, trained, tensors, loop)),
+            notes=tuple(_notes(self, trained, tensors, args)),
         )
 
-    def _shared(
-        self, trained: Sequence[Parameter], args: Mapping[str, Any], *, each: bool
-    ) -> list[StateTensor]:
+    def _shared(self, trained: Sequence[Parameter], args: Args, *, each: bool) -> list[StateTensor]:
         """State that parameters in 8 bit share; ``each``: every one of them has its own."""
         eight = self.row.in_8bit
         if self.row.shared is None or eight is None:
@@ -106,15 +103,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _notes(
-    choice: Choice, trained: Sequence[Parameter], tensors: Sequence[StateTensor], loop: str
+    choice: Choice, trained: Sequence[Parameter], tensors: Sequence[StateTensor], args: Args
 ) -> list[str]:
     notes = []
     eight = choice.row.in_8bit
     if eight is not None and choice.args.get("optim_bits") == 8:
-        args = {
-            **choice.args,
-            "_trainer": loop == "trainer" and choice.row.package == "bitsandbytes",
-        }
         wide = [p for p in trained if not eight(p, args)]
         small = [p for p in wide if p.numel < bitsandbytes_rows.MIN_8BIT_SIZE]
         if not wide:

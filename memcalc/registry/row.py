@@ -89,11 +89,6 @@ def keeps(*names: str, dtype: str = "", place: Place = Place.DEVICE) -> Layout:
     return lambda parameter, args: like(parameter, *names, dtype=dtype, place=place)
 
 
-def truthy(args: Args, name: str) -> bool:
-    """An argument that is set and not false."""
-    return bool(args.get(name))
-
-
 def number(args: Args, name: str, default: float = 0.0) -> float:
     """An argument as a number."""
     value = args.get(name)

@@ -6,7 +6,7 @@ Source: torch/optim/*.py, PyTorch 2.11 and 2.13; every row is compared with the 
 from math import prod
 
 from memcalc.records.model import Parameter, Place
-from memcalc.registry.row import COMMON, Args, Layout, Piece, Row, keeps, like, truthy
+from memcalc.registry.row import COMMON, Args, Layout, Piece, Row, keeps, like
 
 _FLAGS = ("foreach", "differentiable")
 
@@ -21,9 +21,9 @@ def _states(*names: str, steps: tuple[str, ...] = ("step",), **asked: str) -> La
     """
 
     def layout(parameter: Parameter, args: Args) -> list[Piece]:
-        on_device = truthy(args, "capturable") or truthy(args, "fused")
+        on_device = args.get("capturable") or args.get("fused")
         place = Place.DEVICE if on_device else Place.HOST
-        more = (name for argument, name in asked.items() if truthy(args, argument))
+        more = (name for argument, name in asked.items() if args.get(argument))
         counters: list[Piece] = [(name, "float32", 1, place) for name in steps]
         return [*counters, *like(parameter, *names, *more)]
 
