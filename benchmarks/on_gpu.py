@@ -10,8 +10,6 @@ whose package is missing fails alone. Nothing is estimated there: with --compare
 GPU, what was recorded is held against the estimates.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

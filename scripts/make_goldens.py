@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 from memcalc.__main__ import run
 from memcalc.budgets import starter
+from memcalc.budgets.records import Detected
 from memcalc.files import artifact
 from memcalc.files.results import load, predictions
 from memcalc.measure.doctor import Fact
@@ -89,15 +90,9 @@ def _made(name: str, width: int) -> str:
         return measured.render(found, width)
     path = FOLDER / "fits.json"
     (prediction,) = predictions(artifact.read(path), path)
-    return starter.text(
-        starter.Starter(
-            prediction=prediction,
-            margin=Fraction(5),
-            name="gpt2",
-            source="train.py",
-            unread=("warmup_ratio, weight_decay and lr_scheduler_type do not change memory",),
-        )
-    )
+    note = "warmup_ratio, weight_decay and lr_scheduler_type do not change memory"
+    configured = Detected(file="train.py", kind="TrainingArguments", unread=(note,))
+    return starter.text(prediction, "gpt2", Fraction(5), configured)
 
 
 def golden(name: str, width: int) -> pathlib.Path:
