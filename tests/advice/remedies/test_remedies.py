@@ -72,7 +72,7 @@ def test_the_typed_command_says_the_same_plan(memcalc, explained):
 
     seen = []
 
-    def catch(plan, wish, seen_so_far):
+    def catch(plan, **wishes):
         seen.append(plan)
         raise UsageError("seen")
 
