@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
@@ -114,7 +115,7 @@ class Notebook:
             return [
                 part.untyped_storage().data_ptr()
                 for part in plain(tensor)
-                if part.device.type == self.KIND
+                if part.device.type == self.KIND and not isinstance(part, FakeTensor)
             ]
         except (NotImplementedError, RuntimeError, ValueError):
             # Inside torch.func parameters are wrapped; a lazy one is nowhere yet.

@@ -43,6 +43,8 @@ _aten: Any = torch.ops.aten
 _C: Any = torch._C
 _HELD = 1 << 20
 """Elements of the largest tensor of fractions that is worked out where some of its are known."""
+_DRAWN = 1 << 16
+"""Elements of the largest tensor of fractions that is drawn where a mask may come of it."""
 _COMPARED = 1 << 22
 """Elements of the largest tensor of fractions that a comparison looks at."""
 RULE = (
@@ -154,6 +156,8 @@ class Values:
         keys, guard = self._keys, _C._ExcludeDispatchKeyGuard
         compares, puts = base in COMPARES, base in PUTS or base in PLACES
         most = _COMPARED if compares else 1 if base.startswith("_foreach") else FLOATS
+        if base == "uniform_":
+            most = _DRAWN
         writes = written(op)
         drawn = draws(op)
         transfers, moves = base in ("_to_copy", "copy_"), base in MOVES
@@ -170,7 +174,7 @@ class Values:
                     and first.numel() > most
                 ):
                     limit = WHOLES if puts else _HELD
-                    if first.numel() > limit or not (puts or self._knows(first)):
+                    if first.numel() > limit or not (puts or self.knows(first)):
                         return op(*args, **kwargs)  # Most calls of a training.
                 else:
                     limit = most
@@ -194,7 +198,7 @@ class Values:
                 tensors = [args[0]._indices()] if sparse else list(tensors_in((args, kwargs)))
                 if not any(one.is_cuda for one in tensors) or not is_plain(tensors):
                     return op(*args, **kwargs)
-                made, numbers = read_by(op, base, args, kwargs, self._knows)
+                made, numbers = read_by(op, base, args, kwargs, self.knows)
                 for size, number in numbers:
                     self._answer(size, number)
                 try:
@@ -203,7 +207,7 @@ class Values:
                     self._answer(0, 0)
                 if made is not None:
                     self._put(out, made)
-                else:
+                elif base != "index" or self.knows(args[0]):
                     limit = WHOLES if "put" in base else _HELD
                     self._work_out(op, args, kwargs, out, writes, limit, None)
                 return out
@@ -308,7 +312,7 @@ class Values:
                 return True
             return bool(torch.equal(over(one), over(other)))
 
-    def _knows(self, tensor: torch.Tensor) -> bool:
+    def knows(self, tensor: torch.Tensor) -> bool:
         """Something was put there."""
         if not tensor.is_cuda or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return False
@@ -319,11 +323,11 @@ class Values:
     def _knows_some(self, tensors: Any) -> bool:
         if isinstance(tensors, torch.Tensor):
             tensors = (tensors,)
-        return any(not one.is_cuda or self._knows(one) for one in tensors)
+        return any(not one.is_cuda or self.knows(one) for one in tensors)
 
     def _note(self, address: int) -> None:
         """Something is read that is not known, unless it was laid anew on its way to the host."""
-        if self._source is None or not self._knows(self._source):
+        if self._source is None or not self.knows(self._source):
             self.unknown[source_lines.line() or "PyTorch's own code"] = None
 
     def know(self, tensor: torch.Tensor, value: Any) -> None:
