@@ -86,7 +86,7 @@ _REHEARSED = """
 import os
 from memcalc.catalog import gpus
 from memcalc.engine import driver, simulated_gpu
-from memcalc.catalog.capabilities import Target
+from memcalc.catalog.gpus import Target
 card = gpus.find("H100 SXM")
 target = Target(capability=(9, 0), multiprocessors=132, torch=(2, 11))
 os.environ.update(simulated_gpu.settings(card, target, room=card.memory))

@@ -60,14 +60,7 @@ class MeasureTimeoutError(MeasureError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageError:
-    """Build the error for an unknown name, with the closest known ones.
-
-    Args:
-        kind: what was named, in the singular: ``model``, ``optimizer``.
-        name: what the user typed.
-        known: all names that would have worked.
-        hint: what to type to see them all.
-    """
+    """Build the error for an unknown name, with the closest known ones."""
     names = list(known)
     close = meant(name, names)
     if not close:
@@ -84,11 +77,6 @@ def meant(name: str, known: Iterable[str], *, whole: bool = False) -> list[str]:
     """Names that have all words and numbers of this one, whatever stands between; nearest first.
 
     ``adam8`` has those of ``adam8bit``, ``mistral 7b`` those of ``Mistral-7B-v0.1``.
-
-    Args:
-        name: what was typed.
-        known: all names there are.
-        whole: words must be whole and one behind the other; else they may be beginnings.
     """
     typed = _words(name)
     by_name = {one: _words(one if "/" in name else one.rpartition("/")[2]) for one in known}

@@ -162,11 +162,7 @@ def _plan(
 def _of_command(
     source: Source, settings: Mapping[str, Any], places: Mapping[str, Key]
 ) -> dict[str, Any]:
-    """What a command is told; all else it says itself, and defaults are for runs of models.
-
-    Raises:
-        UsageError: its own table says more.
-    """
+    """What a command is told; all else it says itself, and defaults are for runs of models."""
     other = [key for key in settings if key not in OF_COMMANDS and places[key][0] != "defaults"]
     if other:
         raise source.error(

@@ -79,12 +79,7 @@ def taken_as(settings: Mapping[str, Any]) -> str:
 
 
 def _samples(checked: Mapping[str, Any]) -> int:
-    """Samples in a described batch: the first size of its first input.
-
-    Raises:
-        SettingError: another number was given as well, no batch is that large, or an input is
-            described twice.
-    """
+    """Samples in a described batch: the first size of its first input."""
     described = [input_of(text) for text in checked["inputs"]]
     names = [name for name, _, _ in described]
     twice = next((name for name in names if names.count(name) > 1), None)

@@ -98,14 +98,7 @@ class Command(TyperCommand):
 
 
 def option(*names: str, help: str, value: Value | None = None, **more: Any) -> Any:
-    """An option, for ``Annotated``.
-
-    Args:
-        *names: as they are typed.
-        help: what it is, in a sentence.
-        value: what its text may be; ``None``: it is a switch, or ``more`` says what it is.
-        **more: of ``typer.Option``.
-    """
+    """An option, for ``Annotated``; without a ``value`` it is a switch, or of ``more``."""
     if value is not None:
         read = value.read
 
@@ -147,13 +140,7 @@ Remedies = Annotated[
 def verb(
     *examples: str, fetches: bool = False, **more: Any
 ) -> Callable[[Callable[..., None]], Command]:
-    """Make a command of a function whose parameters are declared by ``option`` and ``argument``.
-
-    Args:
-        *examples: what may be typed.
-        fetches: it may need the network, which ``--offline`` forbids.
-        **more: of ``typer.Typer.command``.
-    """
+    """Make a command of a function; ``fetches``: it may need what ``--offline`` forbids."""
 
     def made(function: Callable[..., None]) -> Command:
         if fetches:

@@ -85,11 +85,7 @@ def command(
 
 
 def _saved(settings: dict[str, Any]) -> list[Plan]:
-    """The plans of a result file that is named in place of a model; none: it is a model.
-
-    Raises:
-        UsageError: it names code, which is not run for a file.
-    """
+    """The plans of a result file that is named in place of a model; none: it is a model."""
     data = saved(settings.get("model"))
     if data is not None:
         check_alone(settings)

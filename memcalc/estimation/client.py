@@ -187,13 +187,7 @@ class Client:
     def judged(
         self, plan: Plan, devices: Sequence[Device], lengths: Sequence[int] = ()
     ) -> Judged | MemcalcError:
-        """Run one plan, and see which of these devices it fits.
-
-        Args:
-            plan: what to run.
-            devices: where it should fit.
-            lengths: of batches to train on, one a step; empty: those of the plan.
-        """
+        """Run one plan, over batches of these lengths if any, and see which devices it fits."""
         told = [encode(device) for device in devices]
         return self._decoded(Judged, "judged", plan, devices=told, lengths=list(lengths))
 

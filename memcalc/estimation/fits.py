@@ -126,13 +126,7 @@ def device_of(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = No
 
 
 def with_spare(fit: Fit, context: Span | None, spare: int) -> FitVerdict:
-    """The verdict where so many bytes of the GPU are to stay free.
-
-    Args:
-        fit: the run replayed at the device's size.
-        context: of the process.
-        spare: bytes; ``MARGIN`` of the GPU stays free in any case.
-    """
+    """The verdict where so many bytes stay free beyond the margin."""
     room, low = fit.capacity - spare, fit.needed
     if context is not None and context.likely is not None:
         low += context.low - context.likely
@@ -173,14 +167,7 @@ def judge(
     device: Device,
     unlimited: Levels,
 ) -> Fit:
-    """Replay a run with the largest context that is likely; with the smallest it is tight.
-
-    Args:
-        events: gives the run's events, from the start each time.
-        settings: of the allocator.
-        device: where.
-        unlimited: peaks of the same run on a device without a limit.
-    """
+    """Replay a run with the largest context that is likely; with the smallest it is tight."""
     low = device.room(device.context.high)
     high = device.room(device.context.low)
     allowed = settings.allowed(device.capacity)

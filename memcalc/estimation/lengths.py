@@ -31,12 +31,7 @@ _LENGTH = re.compile("0*[1-9][0-9]{0,6}")
 
 
 def samples(text: str, count: int, longest: int | None) -> list[int]:
-    """Draw lengths, the same for the same text.
-
-    Args:
-        text: ``normal:mean,std``, ``uniform:a,b`` or the name of a file.
-        count: how many.
-        longest: where samples are cut.
+    """Draw lengths as ``FORM`` says, cut at the longest; the same for the same text.
 
     Raises:
         UsageError: it is none of these, or the file holds something else than lengths.
@@ -109,11 +104,7 @@ def varied(plan: Plan, text: str) -> Varied:
 
 
 def _run(question: Asked, runs: Sequence[tuple[str, Plan, Sequence[int]]]) -> list[Judged]:
-    """Run each of these, as many at once as the machine has room for.
-
-    Raises:
-        MemcalcError: one could not be run.
-    """
+    """Run each of these, as many at once as the machine has room for."""
     gpu = question.gpu
     devices = [device_of(gpu, plan=question.plan)] if gpu is not None else []
     with Pool(None) as pool, pool.threads() as threads:

@@ -110,10 +110,6 @@ class Worker:
     def trace(self, question: Asked, *, keep: bool = False) -> Trace:
         """The run that a question asks about; of several ranks the one that needs most.
 
-        Args:
-            question: what to run.
-            keep: name the operator and the dtype of every block, whatever time that takes.
-
         Raises:
             MemcalcError: it cannot be run.
         """
@@ -304,11 +300,7 @@ def _said(question: Asked, traced: Trace, request: dict[str, Any]) -> dict[str, 
 
 
 def _served_model(program: Program) -> Model:
-    """What an engine's rules ask of the model.
-
-    Raises:
-        UsageError: they are not known for it.
-    """
+    """What an engine's rules ask of the model."""
     inputs = program.inputs
     if inputs is not None and inputs.text_only:
         raise UsageError(

@@ -15,10 +15,6 @@ def held(path: Path, *, patience: float = 0.0) -> Iterator[None]:
 
     The lock dies with its process; the file that carries it is removed when it is let go.
 
-    Args:
-        path: the file; through a link it is the same one.
-        patience: seconds to wait for another program.
-
     Raises:
         UsageError: another program writes there, or the folder cannot be written.
     """

@@ -101,11 +101,6 @@ def predictions(data: dict[str, Any], path: Path) -> list[Prediction]:
 def append(path: Path, run: Run | None, *, patience: float = PATIENCE) -> None:
     """Add one run to a file, making it if there is none; ``None``: only see that this will work.
 
-    Args:
-        path: the file.
-        run: what to add.
-        patience: seconds to wait for another memcalc that writes there.
-
     Raises:
         UsageError: the file cannot be written, or holds something else.
     """

@@ -155,16 +155,7 @@ def whole(pattern: str) -> str:
 def about(
     group: str, words: str, *, otherwise: str = "", option: str | None = "", typed: str = ""
 ) -> Meta:
-    """What a person is told of a field.
-
-    Args:
-        group: the heading that it stands under in help.
-        words: what it is, in a sentence.
-        otherwise: what holds where the setting is left out, if its default does not say.
-        option: its name on the command line, if it is not the field's own; ``None``: a verb of its
-            own takes it.
-        typed: a sentence on how it is typed there.
-    """
+    """What a person is told of a field; ``option`` is ``None`` where a verb of its own takes it."""
     extra = {"group": group, "otherwise": otherwise, "option": option, "typed": typed}
     return Meta(description=words, extra=extra)
 

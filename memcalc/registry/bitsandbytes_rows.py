@@ -12,6 +12,7 @@ from math import ceil
 from memcalc.records.model import Parameter, Place
 from memcalc.registry.row import (
     COMMON,
+    MIN_8BIT_SIZE,
     Args,
     Layout,
     OnCuda,
@@ -24,7 +25,6 @@ from memcalc.registry.row import (
 from memcalc.version import installed
 
 BLOCK = 256
-MIN_8BIT_SIZE = 4096
 PAGED_FROM = 100_000
 """Elements from which a paged optimizer puts a state in managed memory."""
 _MAP = 256

@@ -10,8 +10,7 @@ from memcalc.imports import is_named
 from memcalc.records.plan import Plan
 from memcalc.records.values import Scalar, scalar
 from memcalc.registry import bitsandbytes_rows, extra_rows, torch_rows
-from memcalc.registry.choice import Choice
-from memcalc.registry.row import NUMBERS, SWITCHES, Row
+from memcalc.registry.row import NUMBERS, SWITCHES, Choice, Row
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 

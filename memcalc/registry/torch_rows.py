@@ -12,13 +12,7 @@ _FLAGS = ("foreach", "differentiable")
 
 
 def _states(*names: str, steps: tuple[str, ...] = ("step",), **asked: str) -> Layout:
-    """State like the parameter, by these names, behind counters of steps.
-
-    Args:
-        *names: what is always kept.
-        steps: float32 scalars, beside the parameter when the step must not leave the GPU.
-        **asked: what is kept as well, by the argument that asks for it.
-    """
+    """State like the parameter, and what an argument asks for, behind float32 counters of steps."""
 
     def layout(parameter: Parameter, args: Args) -> list[Piece]:
         on_device = args.get("capturable") or args.get("fused")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from memcalc.advice.explain.timeline import Stretch, Timeline, thin
-from memcalc.report.palette import stacked
+from memcalc.report.rows import stacked
 from memcalc.units import format_bytes, unit_for
 
 WIDTH, HEIGHT = 1000, 400

@@ -12,7 +12,7 @@ from memcalc.records.fields import options
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, sized, sizes
-from memcalc.report.palette import STYLES
+from memcalc.report.rows import STYLES
 from memcalc.units import Unit, format_bytes, format_mib, signed_bytes, unit_for
 
 

@@ -26,7 +26,7 @@ from memcalc.records.trace import Component
 from memcalc.report import answer, drawing, explained, measured, plots, predictions, rows, saved
 from memcalc.report.blocks import Block, Kind, Line, Picture
 from memcalc.report.drawing import Drawing
-from memcalc.report.palette import STYLES
+from memcalc.report.rows import STYLES
 from memcalc.units import format_bytes
 from memcalc.version import __version__
 

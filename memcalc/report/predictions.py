@@ -12,7 +12,7 @@ from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import SENT_SOURCE, Component
 from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Kind, Line, Size, Table, sized, sizes
-from memcalc.report.palette import STYLES
+from memcalc.report.rows import STYLES
 from memcalc.units import format_mib, unit_for
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from memcalc import untrusted_text
 from memcalc.advice.explain.timeline import Timeline, thin
 from memcalc.records.facts import Fact
-from memcalc.report.palette import stacked
+from memcalc.report.rows import stacked
 from memcalc.units import format_bytes
 from memcalc.wrap import fold
 

@@ -6,8 +6,8 @@ import runpy
 import pytest
 
 from memcalc.catalog import contexts, gpus
-from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.contexts import Stage
+from memcalc.catalog.gpus import ARCHITECTURES
 from memcalc.catalog.plan import make, taken_as
 from memcalc.errors import UsageError
 from memcalc.units import MIB, printed_bytes

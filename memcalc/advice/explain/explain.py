@@ -1,6 +1,11 @@
 """Explains a plan: one run of it, and one of each change that is tried; its part of a report."""
 
-from collections.abc import Callable
+import linecache
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,17 +15,20 @@ from memcalc.advice.explain.layers import layers
 from memcalc.advice.explain.peak import at_end, moments
 from memcalc.advice.explain.records import Explanation, PeakContents
 from memcalc.advice.explain.timeline import Timeline, timeline
-from memcalc.advice.remedies.records import figures, fitting, within
+from memcalc.advice.remedies.records import Option, Trial, figures, fitting, within
+from memcalc.advice.remedies.rows import same_result
 from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
-from memcalc.catalog.plan import make
+from memcalc.allocator.replay import replay
+from memcalc.catalog.plan import make, to_simulate
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Traced, Tracer
-from memcalc.estimation.question import code_in
+from memcalc.estimation.question import asked, code_in
+from memcalc.estimation.replays import UNLIMITED, as_it_ran, judged, of_replay, room_of
 from memcalc.records.fields import version_changes
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
-from memcalc.units import parse_bytes
+from memcalc.units import format_bytes, parse_bytes
 
 _FIGURES = ("peak", "phases", "components")
 
@@ -135,12 +143,10 @@ def explain_plan(
         found = _explained(traced, depth)
         seen(found)
         if plan.command:
-            from memcalc.advice.explain import scripts
-
             if not remedies:
                 return found
-            told = tuple(scripts.in_the_code(found.peak, found.prediction.plan))
-            return replace(found, options=tuple(scripts.remedies(traced)), in_the_code=told)
+            told = tuple(in_the_code(found.peak, found.prediction.plan))
+            return replace(found, options=tuple(script_remedies(traced)), in_the_code=told)
         goal = within(under, found.figures) if under is not None else None
         if goal is None and remedies:
             goal = fitting(found.figures)
@@ -164,3 +170,92 @@ def _explained(traced: Traced, depth: int | None) -> Explanation:
         end=at_end(traced.trace, traced.prediction.plan, depth=depth),
         layers=layers(traced.trace.inventory),
     )
+
+
+def script_remedies(traced: Traced) -> Iterator[Option]:
+    """The allocator's settings, by replaying what the script asked for."""
+    before, trace = traced.prediction, traced.trace
+    for remedy in same_result.expandable(before.plan):
+        question = asked(replace(before.plan, **dict(remedy.changes)))
+        found = of_replay(replay(as_it_ran(trace), question.settings, UNLIMITED), trace)
+        saved = (before.peak.reserved or 0) - found.peaks.reserved
+        used = before.peak.process_used
+        peak = replace(
+            before.peak,
+            reserved=found.peaks.reserved,
+            process_used=used - saved if used is not None else None,
+        )
+        room = room_of(question)
+        # The readings of the run are those of its own settings.
+        fit = judged(question, replace(trace, readings=()), room) if room is not None else None
+        told = replace(figures(before), plan=question.plan, peak=peak, fit=fit)
+        yield Option(remedy=remedy, trial=Trial(remedies=(remedy.key,), figures=told))
+
+
+_BATCH = re.compile(
+    r"(?!.*(?:eval|val|test))(?:[\w.-]*batch[_-]?size|--?bs|-b|--batch)(=|$)", re.IGNORECASE
+)
+"""An argument of a training script that holds the samples of a step."""
+_SAID = (
+    (
+        re.compile("softmax"),
+        "if this is attention, scaled_dot_product_attention of torch.nn.functional keeps no scores",
+    ),
+    (
+        re.compile("cross_entropy|CrossEntropy|nll_loss"),
+        "the loss keeps logits of all tokens: compute it in pieces, each under torch.utils."
+        "checkpoint, or with a fused kernel such as Liger's",
+    ),
+    (
+        re.compile(r"\.float\(\)|torch\.float32"),
+        "a copy in fp32: leave it out, or convert a part of the tokens at a time",
+    ),
+)
+"""What a line of code holds, and what would need less."""
+_WORTH = 0.05
+"""Share of the peak from which a change of code is named."""
+
+
+def in_the_code(peak: PeakContents, plan: Plan) -> Iterator[str]:
+    """What the script's own code could do without, the largest first; read from its lines."""
+    words = shlex.split(plan.command or "")
+    held, lines = Counter[str](), Counter[str]()
+    for group in peak.groups:
+        if group.kept.startswith("held by") and group.line:
+            held[group.line] += group.bytes
+        elif group.line:
+            lines[group.line] += group.bytes
+    for line, size in held.most_common():
+        if size > _WORTH * peak.requested:
+            yield (
+                f"{format_bytes(size)} from {line} outlive backward: a variable holds them, so "
+                "del it once the loss is known"
+            )
+    beside = next((Path(word).parent for word in words if word.endswith(".py")), Path())
+    for line, size in lines.most_common():
+        if size <= _WORTH * peak.requested:
+            break
+        # Of the script, or of a file beside it; empty: it is not there any more.
+        file, _, number = line.rpartition(":")
+        code = linecache.getline(str(beside / file), int(number)) if number.isdecimal() else ""
+        said = next((less for pattern, less in _SAID if pattern.search(code)), None)
+        if said is not None:
+            yield f"{format_bytes(size)} from {line}: {said}"
+    smaller = _half(words)
+    if smaller:
+        yield f"half the batch: {to_simulate(plan, command=shlex.join(smaller))}"
+
+
+def _half(words: list[str]) -> list[str]:
+    """The command with half the batch; none: it is no argument, or one sample."""
+    for at, word in enumerate(words):
+        found = _BATCH.match(word)
+        if found is None:
+            continue
+        value = word[found.end() :] if found[1] else "".join(words[at + 1 : at + 2])
+        if value.isdecimal() and int(value) > 1:
+            less = str(int(value) // 2)
+            if found[1]:
+                return [*words[:at], word[: found.end()] + less, *words[at + 1 :]]
+            return [*words[: at + 1], less, *words[at + 2 :]]
+    return []

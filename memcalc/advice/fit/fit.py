@@ -16,7 +16,7 @@ from memcalc.advice.remedies.records import Option, fitting
 from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
 from memcalc.catalog import gpus as catalog
-from memcalc.catalog.capabilities import ARCHITECTURES, Architecture
+from memcalc.catalog.gpus import ARCHITECTURES, Architecture
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
@@ -258,14 +258,7 @@ def multiple(precision: str, architecture: Architecture) -> int:
 
 
 def advised(limit: Limit, plan: Plan, seq: int | None, architecture: Architecture) -> Limit:
-    """The limit with the largest size up to it that makes whole tiles, and why; if anything fits.
-
-    Args:
-        limit: what fits.
-        plan: its precision decides, and the size that is not searched.
-        seq: tokens per sample of the plan.
-        architecture: of the GPU.
-    """
+    """The limit with the largest size up to it that makes whole tiles, and why."""
     most = limit.value(limit.best)
     if most is None:
         return limit

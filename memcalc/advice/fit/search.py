@@ -140,17 +140,11 @@ def may_fit(probe: Probe | None) -> bool:
 def largest(ask: Ask, accept: Accept, *, start: int, limit: int) -> int:
     """The size that is accepted while the next one is not; 0 where the first is not.
 
-    Sizes are counted 1, 2, 3 and so on. The next guess lies where a straight line through the
-    two sizes that enclose the answer meets the capacity, and as far from the size it was held
-    against last as that has moved, twice as far each time: a straight line is off by little, and a
-    crooked one costs little. Where the size that fits fills the device, there is no such line, and
-    the middle is tried.
-
-    Args:
-        ask: about one size; asked twice about the same one it should remember.
-        accept: what counts.
-        start: a first guess.
-        limit: the largest size there is.
+    Sizes are counted 1, 2, 3 and so on; ``ask`` is asked twice about some, and should remember.
+    The next guess lies where a straight line through the two sizes that enclose the answer
+    meets the capacity, and as far from the size it was held against last as that has moved,
+    twice as far each time: a straight line is off by little, and a crooked one costs little.
+    Where the size that fits fills the device, there is no such line, and the middle is tried.
     """
     low, high = _enclose(ask, accept, min(start, limit), limit)
     gap, accepted = 1, None

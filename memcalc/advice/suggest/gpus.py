@@ -18,8 +18,7 @@ from memcalc.advice.suggest.speed_and_price import speed
 from memcalc.advice.suggest.strategies import way_of, ways
 from memcalc.advice.suggest.suggest import COUNTS, Floor, check_trains
 from memcalc.catalog import gpus
-from memcalc.catalog.capabilities import ARCHITECTURES
-from memcalc.catalog.gpus import Gpu
+from memcalc.catalog.gpus import ARCHITECTURES, Gpu
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import device_of, hopeless

@@ -6,11 +6,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.catalog.capabilities import ARCHITECTURES
-from memcalc.catalog.gpus import Gpu
+from memcalc.catalog.gpus import ARCHITECTURES, Gpu
 from memcalc.errors import SettingError, UsageError
 from memcalc.estimation.fits import CODE, CONTEXT, NCCL, outside_span
-from memcalc.estimation.serving import arguments, probe, sglang, vllm
+from memcalc.estimation.serving import probe, sglang, vllm
 from memcalc.estimation.serving.probe import Read, Size
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import (
@@ -62,7 +61,7 @@ class Engine:
         self._gpu = gpu
         self._model = model
         self._rules = _ENGINES[plan.engine]
-        self._given = arguments.read(plan, self._rules.ARGUMENTS)
+        self._given = probe.arguments(plan, self._rules.ARGUMENTS)
         self._longest = self._given.get(self._rules.LONGEST, model.positions)
         self.size: Size = self._rules.largest(self._given, gpu, self._longest)
 
@@ -166,7 +165,7 @@ class Engine:
         )
 
     def _kinds(self, read: Read) -> tuple[Layers, ...]:
-        size = arguments.element(self._given.get(self._rules.CACHE_TYPE, "auto"), read.element)
+        size = probe.element(self._given.get(self._rules.CACHE_TYPE, "auto"), read.element)
         latent = self._model.latent * read.element if self._model.latent is not None else None
         windows = self._model.windows
         if not self._rules.windowed(self._model.name):

@@ -14,9 +14,7 @@ import msgspec
 
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError
-from memcalc.estimation.serving import arguments
-from memcalc.estimation.serving.arguments import COUNT, SHARE, SWITCH
-from memcalc.estimation.serving.probe import Size
+from memcalc.estimation.serving.probe import CACHE_DTYPE, COUNT, SHARE, SWITCH, Size
 from memcalc.records.prediction import Capacity, Layers
 from memcalc.units import MIB
 
@@ -33,7 +31,7 @@ ARGUMENTS = {
     "cuda_graph_max_bs": COUNT,
     "disable_cuda_graph": SWITCH,
     "swa_full_tokens_ratio": SHARE,
-    CACHE_TYPE: arguments.CACHE_TYPE,
+    CACHE_TYPE: CACHE_DTYPE,
 }
 _TIERS = (
     (20 * 1024, 2048, 8),

@@ -15,9 +15,7 @@ import msgspec
 
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError
-from memcalc.estimation.serving import arguments
-from memcalc.estimation.serving.arguments import COUNT, SHARE, SWITCH
-from memcalc.estimation.serving.probe import Size
+from memcalc.estimation.serving.probe import CACHE_DTYPE, COUNT, SHARE, SWITCH, Size
 from memcalc.records.prediction import Capacity, Layers, Taken
 from memcalc.units import GIB
 
@@ -32,7 +30,7 @@ ARGUMENTS = {
     LONGEST: COUNT,
     "block_size": COUNT,
     "enforce_eager": SWITCH,
-    CACHE_TYPE: arguments.CACHE_TYPE,
+    CACHE_TYPE: CACHE_DTYPE,
 }
 _SHARE = 0.92
 _BLOCK = 16

@@ -25,7 +25,7 @@ from memcalc.records.measurement import Measurement, PhaseReading
 from memcalc.records.trace import Component
 from memcalc.report import drawing, page, plots, terminal
 from memcalc.report.page import Document, hero
-from memcalc.report.palette import STYLES
+from memcalc.report.rows import STYLES
 from memcalc.units import format_bytes
 
 

@@ -12,7 +12,7 @@ from memcalc.advice.fit.fit import advised, answer, multiple
 from memcalc.advice.fit.records import Limit, Probe
 from memcalc.advice.remedies.search import candidates
 from memcalc.catalog import gpus, models
-from memcalc.catalog.capabilities import ARCHITECTURES
+from memcalc.catalog.gpus import ARCHITECTURES
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation import estimate as api

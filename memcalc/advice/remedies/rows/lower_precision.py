@@ -10,7 +10,7 @@ from memcalc.advice.remedies import rows
 from memcalc.advice.remedies.records import Remedy
 from memcalc.advice.remedies.rows import row
 from memcalc.catalog import gpus, models
-from memcalc.catalog.capabilities import ARCHITECTURES
+from memcalc.catalog.gpus import ARCHITECTURES
 from memcalc.estimation.validate import checkpoint_refusal, quant_refusal
 from memcalc.records.model import Parameter
 from memcalc.records.plan import Plan
