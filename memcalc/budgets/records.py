@@ -4,24 +4,19 @@ BudgetFile (what a repository promises) -> Evidence (what its runs cost) -> Verd
 budget) -> Report. All sizes are unrounded bytes.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from enum import StrEnum
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 
 from memcalc.errors import UsageError
+from memcalc.records.measurement import Measurement
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.units import parse_bytes
-
-if TYPE_CHECKING:
-    from memcalc.records.measurement import Measurement
-
 
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -39,7 +39,7 @@ def text(
     lines = [*head, f"[runs.{_key(name)}]"]
     for key, value in changed_settings(prediction.plan).items():
         # A GPU that it fits is said by ``fits``.
-        if key != "gpu" or not _fits(prediction):
+        if key != "gpu" or not prediction.fits:
             lines.append(f"{key} = {toml(dict(value) if FIELDS[key].is_table else value)}")
     if prediction.method == "analytic":
         lines.append('method = "analytic"')
@@ -100,10 +100,6 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml(name)
 
 
-def _fits(prediction: Prediction) -> bool:
-    return prediction.fit is not None and prediction.fit.fits
-
-
 def _limits(prediction: Prediction, margin: Fraction) -> list[str]:
     metric = default_peak(prediction.plan.target, prediction.method)
     rung = metric.removeprefix("peak.")
@@ -120,7 +116,7 @@ def _limits(prediction: Prediction, margin: Fraction) -> list[str]:
             f'optimizer_state = "{round_up(state)}"',
         ]
     fit = prediction.fit
-    if fit is not None and _fits(prediction):
+    if fit is not None and fit.fits:
         lines.append(f"fits = {toml(fit.gpu)}")
     elif fit is not None:
         lines.append(f"# It does not surely fit {fit.gpu}: fits = {toml(fit.gpu)} would fail.")

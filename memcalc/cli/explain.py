@@ -1,14 +1,13 @@
 """``memcalc explain``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from memcalc.advice.explain.explain import explain_plan
+from memcalc.advice.explain.records import Explanation
 from memcalc.cli.command import SIZE, Depth, Remedies, Top, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.output import (
@@ -26,9 +25,6 @@ from memcalc.cli.saved import check_alone, plans_in, saved
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.records.plan import Plan
-
-if TYPE_CHECKING:
-    from memcalc.advice.explain.records import Explanation
 
 
 @with_plan(

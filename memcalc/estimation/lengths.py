@@ -70,7 +70,11 @@ def varied(plan: Plan, text: str) -> Varied:
         )
     question = asked(plan)
     drawn = samples(text, BATCHES * plan.batch, plan.seq)
-    as_drawn, bucketed = (_longest(one, plan.batch) for one in (drawn, sorted(drawn)))
+    # A batch is as long as its longest sample.
+    as_drawn, bucketed = (
+        [max(one[start : start + plan.batch]) for start in range(0, len(one), plan.batch)]
+        for one in (drawn, sorted(drawn))
+    )
     random.Random(_SEED).shuffle(bucketed)
     growing = replace(plan, alloc_conf=(f"{plan.alloc_conf},expandable_segments:True".lstrip(",")))
     runs = (
@@ -138,8 +142,3 @@ def over_batches(answer: Prediction, found: Varied) -> Prediction:
             process_used=None if used is None else used + more,
         ),
     )
-
-
-def _longest(samples: Sequence[int], size: int) -> list[int]:
-    """The longest sample of each batch."""
-    return [max(samples[start : start + size]) for start in range(0, len(samples), size)]

@@ -341,6 +341,11 @@ class Prediction(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the model's config.json; ``None``: it has none, or an older memcalc wrote this."""
 
     @property
+    def fits(self) -> bool:
+        """For sure, on the GPU that was named."""
+        return self.fit is not None and self.fit.fits
+
+    @property
     def traffic(self) -> int:
         """Bytes that this GPU sends in an optimizer step."""
         return sum(one.bytes for one in self.sent)

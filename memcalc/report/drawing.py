@@ -3,8 +3,6 @@
 The drawing is stretched to the page's width; texts lie over it, so that they keep their size.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterator, Sequence
 
@@ -26,6 +24,33 @@ _FAR = 1.6
 
 Mark = tuple[float, str]
 """A text at a height, in percent of the drawing."""
+
+
+class _Scale:
+    """From moments and bytes to places."""
+
+    def __init__(self, moments: int, top: float) -> None:
+        self._wide = WIDTH / max(moments, 1)
+        self._high = 1 / max(top, 1)
+
+    def x(self, moment: float) -> float:
+        return round(moment * self._wide, 1)
+
+    def y(self, size: float) -> float:
+        return round(HEIGHT * (1 - size * self._high), 1)
+
+    def percent(self, size: float) -> float:
+        """A height over the floor."""
+        return round(100 * size * self._high, 2)
+
+    def steps(self, sizes: Sequence[int]) -> str:
+        """A path that keeps each level for as long as its moment lasts."""
+        parts, last = [f"M0 {self.y(sizes[0]):g}"], sizes[0]
+        for number, size in enumerate(sizes):
+            if size != last:
+                parts.append(f"H{self.x(number):g}V{self.y(size):g}")
+                last = size
+        return "".join([*parts, f"H{self.x(len(sizes)):g}"])
 
 
 class Drawing(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,30 +153,3 @@ def _levels(line: Timeline, scale: _Scale) -> Iterator[tuple[str, str, Mark | No
     if line.reserved is not None:
         text = f"reserved {format_bytes(line.reserved[-1])}"
         yield "reserved", scale.steps(line.reserved), (scale.percent(line.reserved[-1]), text)
-
-
-class _Scale:
-    """From moments and bytes to places."""
-
-    def __init__(self, moments: int, top: float) -> None:
-        self._wide = WIDTH / max(moments, 1)
-        self._high = 1 / max(top, 1)
-
-    def x(self, moment: float) -> float:
-        return round(moment * self._wide, 1)
-
-    def y(self, size: float) -> float:
-        return round(HEIGHT * (1 - size * self._high), 1)
-
-    def percent(self, size: float) -> float:
-        """A height over the floor."""
-        return round(100 * size * self._high, 2)
-
-    def steps(self, sizes: Sequence[int]) -> str:
-        """A path that keeps each level for as long as its moment lasts."""
-        parts, last = [f"M0 {self.y(sizes[0]):g}"], sizes[0]
-        for number, size in enumerate(sizes):
-            if size != last:
-                parts.append(f"H{self.x(number):g}V{self.y(size):g}")
-                last = size
-        return "".join([*parts, f"H{self.x(len(sizes)):g}"])

@@ -56,17 +56,14 @@ def _too_large_whole(plan: Plan, tracer: Tracer) -> str:
     return f"does not fit: weights and buckets alone are {format_bytes(least)}"
 
 
-def _layouts(count: int) -> tuple[str, ...]:
-    """What a model may be spread by over so many GPUs."""
-    # DDP holds the same on any number of GPUs: where two are too few, more are.
-    whole = _WHOLE if count == 2 else _WHOLE[1:]
-    copies = (f"hsdp=2x{count // 2}",) if count > 2 else ()
-    divided = (f"tp={count}",) if count <= _WITHIN_MACHINE else ()
-    return (*whole, *copies, *divided, "fsdp2")
-
-
 def _over(plan: Plan, count: int, tracer: Tracer, excluded: str) -> Iterator[DevicesFit]:
-    names: tuple[str | None, ...] = _layouts(count) if count > 1 else (None,)
+    names: tuple[str | None, ...] = (None,)
+    if count > 1:
+        # DDP holds the same on any number of GPUs: where two are too few, more are.
+        whole = _WHOLE if count == 2 else _WHOLE[1:]
+        copies = (f"hsdp=2x{count // 2}",) if count > 2 else ()
+        divided = (f"tp={count}",) if count <= _WITHIN_MACHINE else ()
+        names = (*whole, *copies, *divided, "fsdp2")
     too_large = [name for name in names if excluded and name in _WHOLE]
     yield from (DevicesFit(devices=count, parallel=name, reason=excluded) for name in too_large)
     plans = [

@@ -121,7 +121,10 @@ class _Finder:
                 after = found[number + 1 :] or [_without(way, one) for one in _dearest(way)]
                 self._prepare([whole, *(self._cut(one, pieces) for one in after)])
                 if self._known[whole].figures is None:
-                    self._blame(whole)
+                    # What fails by itself is left out; where nothing does, what was added last.
+                    self._estimate([(remedy,) for remedy in whole])
+                    alone = {one.key for one in whole if self._known[(one,)].figures is None}
+                    self._broken |= alone or {max(whole, key=lambda one: one.rank).key}
                     return None
                 if self._holds(whole):
                     settled = self._settled(way, pieces)
@@ -143,12 +146,6 @@ class _Finder:
                 return self._known[whole], whole
         self._part = two_of
         return None
-
-    def _blame(self, stage: Sequence[Remedy]) -> None:
-        """Leave out what fails by itself; where nothing does, what was added last."""
-        self._estimate([(remedy,) for remedy in stage])
-        alone = {one.key for one in stage if self._known[(one,)].figures is None}
-        self._broken |= alone or {max(stage, key=lambda one: one.rank).key}
 
     def _fewest(self, stage: Sequence[Remedy]) -> int:
         """The fewest pieces that hold, where all pieces hold and one does not."""

@@ -122,7 +122,7 @@ def _on_one_of(
         answer = (yield asked) if isinstance(asked, Plan) else asked
         known[at] = answer if isinstance(answer, Prediction) else None
         at = _following(known, at, sizes)
-    fitting = {number: one for number, one in known.items() if one is not None and _fits(one)}
+    fitting = {number: one for number, one in known.items() if one is not None and one.fits}
     if fitting:
         smallest = min(fitting)
         gpu, found = sizes[smallest], fitting[smallest]
@@ -167,7 +167,7 @@ def _holding(sizes: Sequence[Gpu], size: int, first: int = 0) -> int:
 
 def _following(known: dict[int, Prediction | None], at: int, sizes: Sequence[Gpu]) -> int | None:
     """The next card to try after one; ``None``: nothing is left to learn."""
-    fitting = [number for number, one in known.items() if one is not None and _fits(one)]
+    fitting = [number for number, one in known.items() if one is not None and one.fits]
     too_small = max((number for number in known if number not in fitting), default=-1)
     now = known[at]
     size = needed(figures(now)) if now is not None else 0
@@ -194,10 +194,6 @@ def _lean(plan: Plan, count: int) -> tuple[Change, ...]:
         ("batch", share // pieces),
         ("grad_accum", accumulated * pieces),
     )
-
-
-def _fits(known: Prediction) -> bool:
-    return known.fit is not None and known.fit.fits
 
 
 def _one_of_each_size(among: Iterable[Gpu]) -> Iterator[Gpu]:

@@ -83,7 +83,8 @@ class Engine:
             UsageError: nothing is left for the KV cache.
         """
         longest = self.check(length)
-        share = self._share()
+        latent = {"latent": self._model.latent is not None} if self._rules is sglang else {}
+        share = float(self._rules.share(self._given, self._gpu, **latent))
         budget = vllm.budget(share, self._gpu)
         taken = tuple(self._taken(read, share))
         ends = [budget - sum(one.high for one in taken), budget - sum(one.low for one in taken)]
@@ -129,10 +130,6 @@ class Engine:
                 f"--engine-arg {self._rules.LONGEST}."
             )
         return int(longest)
-
-    def _share(self) -> float:
-        latent = {"latent": self._model.latent is not None} if self._rules is sglang else {}
-        return float(self._rules.share(self._given, self._gpu, **latent))
 
     def _taken(self, read: Read, share: float) -> Sequence[Taken]:
         several = (self._plan.devices,) if self._plan.devices > 1 else ()
