@@ -14,7 +14,18 @@ from memcalc.budgets.formats import forges, writers
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Report
 from memcalc.budgets.source import discover
-from memcalc.cli.command import DEVICE, TEXT, Steps, Timeout, argument, counted, option, say, verb
+from memcalc.cli.command import (
+    DEVICE,
+    TEXT,
+    Steps,
+    Timeout,
+    argument,
+    counted,
+    file_option,
+    option,
+    say,
+    verb,
+)
 from memcalc.cli.output import NoCache, chosen, deliver, formats, listed, put
 from memcalc.cli.progress import progress
 from memcalc.errors import UsageError, sentence
@@ -28,39 +39,30 @@ _Files = Annotated[
         metavar="FILES",
     ),
 ]
-_Format = Annotated[str, option("--format", "-f", value=TEXT, help=f"{listed(formats('check'))}.")]
+_Format = Annotated[str, option("--format", "-f", f"{listed(formats('check'))}.", value=TEXT)]
 _Output = Annotated[
     list[Path] | None,
-    option(
-        *("--output", "-o"),
-        metavar="FILE",
-        help="Write here too; format by extension; repeatable.",
-    ),
+    file_option("--output", "-o", "Write here too; format by extension; repeatable."),
 ]
-_ExitZero = Annotated[bool, option("--exit-zero", help="Exit 0 even where a budget is exceeded.")]
-_Baseline = Annotated[
-    Path | None, option("--baseline", metavar="FILE", help="Judge growth against this file.")
-]
-_UpdateBaseline = Annotated[
-    bool, option("--update-baseline", help="Update the baseline, then judge.")
-]
-_Device = Annotated[str, option("--device", value=DEVICE, help="Where to measure: cuda or cpu.")]
+_ExitZero = Annotated[bool, option("--exit-zero", "Exit 0 even where a budget is exceeded.")]
+_Baseline = Annotated[Path | None, file_option("--baseline", "Judge growth against this file.")]
+_UpdateBaseline = Annotated[bool, option("--update-baseline", "Update the baseline, then judge.")]
+_Device = Annotated[str, option("--device", "Where to measure: cuda or cpu.", value=DEVICE)]
 _Saved = Annotated[
     list[Path] | None,
-    option("--from", metavar="FILE", help="Judge these saved results; repeatable."),
+    file_option("--from", "Judge these saved results; repeatable."),
 ]
-_Save = Annotated[
-    Path | None, option("--save", metavar="FILE", help="Keep what was found, for --from.")
-]
+_Save = Annotated[Path | None, file_option("--save", "Keep what was found, for --from.")]
 _Suggest = Annotated[
-    bool, option("--suggest", help="Estimate changes that would meet exceeded budgets.")
+    bool, option("--suggest", "Estimate changes that would meet exceeded budgets.")
 ]
 _Jobs = Annotated[
     int | None,
     option(
-        *("--jobs", "-j"),
+        "--jobs",
+        "-j",
+        "Largest number of processes. Default: by cores and free memory.",
         value=counted(1),
-        help="Largest number of processes. Default: by cores and free memory.",
     ),
 ]
 
@@ -75,11 +77,11 @@ def command(
     files: _Files = None,
     format: _Format = "table",
     output: _Output = None,
-    quiet: Annotated[bool, option("--quiet", "-q", help="Print only what fails.")] = False,
+    quiet: Annotated[bool, option("--quiet", "-q", "Print only what fails.")] = False,
     exit_zero: _ExitZero = False,
     baseline: _Baseline = None,
     update_baseline: _UpdateBaseline = False,
-    measure: Annotated[bool, option("--measure", help="Train for real, do not estimate.")] = False,
+    measure: Annotated[bool, option("--measure", "Train for real, do not estimate.")] = False,
     device: _Device = "cuda",
     steps: Steps = 4,
     timeout: Timeout = 600.0,

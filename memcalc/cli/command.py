@@ -97,8 +97,12 @@ class Command(TyperCommand):
                     formatter.write(f"  {example}\n")
 
 
-def option(*names: str, help: str, value: Value | None = None, **more: Any) -> Any:
-    """An option, for ``Annotated``; without a ``value`` it is a switch, or of ``more``."""
+def option(*words: str, value: Value | None = None, **more: Any) -> Any:
+    """An option, for ``Annotated``: its names as they are typed, and what it is, in a sentence.
+
+    Without a ``value`` it is a switch, or ``more`` says what it is, as ``typer.Option`` takes it.
+    """
+    *names, told = words
     if value is not None:
         read = value.read
 
@@ -107,7 +111,12 @@ def option(*names: str, help: str, value: Value | None = None, **more: Any) -> A
             return read(names[0], text) if isinstance(text, str) else text
 
         more = {"metavar": value.metavar, "parser": parse, **more}
-    return typer.Option(*names, help=help, show_default=more.pop("show_default", True), **more)
+    return typer.Option(*names, help=told, show_default=more.pop("show_default", True), **more)
+
+
+def file_option(*words: str) -> Any:
+    """An option that names a file."""
+    return option(*words, metavar="FILE")
 
 
 def argument(help: str, **more: Any) -> Any:
@@ -121,20 +130,16 @@ Words = Annotated[
 Steps = Annotated[
     int,
     option(
-        "--steps",
-        value=counted(2),
-        help="Optimizer steps; the last is measured, those before warm up.",
+        "--steps", "Optimizer steps; the last is measured, those before warm up.", value=counted(2)
     ),
 ]
-Timeout = Annotated[float, option("--timeout", value=SECONDS, help="Seconds for one run.")]
+Timeout = Annotated[float, option("--timeout", "Seconds for one run.", value=SECONDS)]
 Depth = Annotated[
     int | None,
-    option("--depth", value=counted(1), help="Shorten module paths to this many names."),
+    option("--depth", "Shorten module paths to this many names.", value=counted(1)),
 ]
-Top = Annotated[int, option("--top", value=counted(1), help="Kinds of storage to list.")]
-Remedies = Annotated[
-    bool, option("--remedies/--no-remedies", help="Estimate remedies that need less.")
-]
+Top = Annotated[int, option("--top", "Kinds of storage to list.", value=counted(1))]
+Remedies = Annotated[bool, option("--remedies/--no-remedies", "Estimate remedies that need less.")]
 
 
 def verb(
@@ -169,7 +174,7 @@ def _with_offline(function: Callable[..., None]) -> Callable[..., None]:
             stay_offline()
         function(**typed)
 
-    told = option("--offline", help="Fetch nothing (or set HF_HUB_OFFLINE=1).")
+    told = option("--offline", "Fetch nothing (or set HF_HUB_OFFLINE=1).")
     more = Parameter(
         "offline", Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, told]
     )

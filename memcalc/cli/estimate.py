@@ -15,19 +15,15 @@ from memcalc.records.prediction import Prediction
 
 _Method = Annotated[
     str,
-    option(
-        "--method",
-        value=METHOD,
-        help="trace (run the real code on a simulated GPU) or analytic.",
-    ),
+    option("--method", "trace (run the real code on a simulated GPU) or analytic.", value=METHOD),
 ]
 _Lengths = Annotated[
     str | None,
     option(
         "--lengths",
-        value=TEXT,
-        help="Replay a hundred batches of varying length: FILE with one length a line, "
+        "Replay a hundred batches of varying length: FILE with one length a line, "
         "normal:MEAN,STD or uniform:A,B; samples are truncated to --seq.",
+        value=TEXT,
     ),
 ]
 

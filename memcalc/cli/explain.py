@@ -38,15 +38,15 @@ def command(
         int | None,
         option(
             "--under",
-            value=SIZE,
-            help="Find the cheapest plan within this limit, such as '15 GiB'. Default: the GPU's "
+            "Find the cheapest plan within this limit, such as '15 GiB'. Default: the GPU's "
             "memory, if the plan does not fit it.",
+            value=SIZE,
         ),
     ] = None,
     depth: Depth = None,
     top: Top = 12,
     remedies: Remedies = True,
-    plot: Annotated[bool, option("--plot", help="Draw the step's timeline.")] = False,
+    plot: Annotated[bool, option("--plot", "Draw the step's timeline.")] = False,
     format: Annotated[str | None, format_option("explanation")] = None,
     output: Output = None,
     verbose: Verbose = False,

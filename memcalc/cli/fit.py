@@ -14,26 +14,22 @@ _AXES = ("batch", "seq")
 _Memory = Annotated[
     int | None,
     option(
-        "--memory",
-        value=SIZE,
-        help="Fit this much instead, such as '10 GiB'; with --gpu, of that GPU.",
+        "--memory", "Fit this much instead, such as '10 GiB'; with --gpu, of that GPU.", value=SIZE
     ),
 ]
 _Find = Annotated[
     str | None,
     option(
         "--find",
-        value=TEXT,
-        help="What to find the largest of: batch, seq or batch,seq. Default: both, "
+        "What to find the largest of: batch, seq or batch,seq. Default: both, "
         "unless --grid, --gpus, --settings or --count ask for something else.",
+        value=TEXT,
     ),
 ]
 _SettingsToo = Annotated[
-    bool, option("--settings", help="Show which changes to the plan fit, and their cost.")
+    bool, option("--settings", "Show which changes to the plan fit, and their cost.")
 ]
-_Count = Annotated[
-    bool, option("--count", help="Show how many of this GPU the plan needs, by layout.")
-]
+_Count = Annotated[bool, option("--count", "Show how many of this GPU the plan needs, by layout.")]
 
 
 @with_plan(
@@ -45,8 +41,8 @@ def command(
     settings: dict[str, Any],
     memory: _Memory = None,
     find: _Find = None,
-    grid: Annotated[bool, option("--grid", help="Show batches by sequences.")] = False,
-    gpus: Annotated[bool, option("--gpus", help="Show which GPUs fit the plan.")] = False,
+    grid: Annotated[bool, option("--grid", "Show batches by sequences.")] = False,
+    gpus: Annotated[bool, option("--gpus", "Show which GPUs fit the plan.")] = False,
     settings_too: _SettingsToo = False,
     count: _Count = False,
     format: Annotated[str | None, format_option("fit")] = None,

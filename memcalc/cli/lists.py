@@ -52,7 +52,7 @@ def gpus(
         bool,
         option(
             "--context",
-            help="What a process holds outside PyTorch's allocator on each, and how that is known.",
+            "What a process holds outside PyTorch's allocator on each, and how that is known.",
         ),
     ] = False,
 ) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from memcalc.accuracy.campaign import Watcher, estimate_all, measure_all
 from memcalc.catalog.plan import disagreement
-from memcalc.cli.command import DEVICE, Steps, Timeout, argument, option, say, verb
+from memcalc.cli.command import DEVICE, Steps, Timeout, argument, file_option, option, say, verb
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import deliver
 from memcalc.cli.progress import Steps as Told
@@ -23,27 +23,15 @@ from memcalc.records.plan import Plan
 from memcalc.units import format_mib
 from memcalc.workload import layouts
 
-_Suite = Annotated[
-    Path | None, option("--suite", metavar="FILE", help="Suite file with many runs.")
-]
-_Device = Annotated[
-    str | None, option("--device", value=DEVICE, help="cuda or cpu. Default: --target.")
-]
+_Suite = Annotated[Path | None, file_option("--suite", "Suite file with many runs.")]
+_Device = Annotated[str | None, option("--device", "cuda or cpu. Default: --target.", value=DEVICE)]
 _Weights = Annotated[
-    bool, option("--weights", help="Load real weights (safetensors) instead of random ones.")
+    bool, option("--weights", "Load real weights (safetensors) instead of random ones.")
 ]
-_Output = Annotated[
-    Path | None, option("--output", "-o", metavar="FILE", help="Keep results here.")
-]
-_More = Annotated[
-    bool, option("--continue", help="Continue the output file; skip the runs it has.")
-]
-_Estimate = Annotated[
-    bool, option("--estimate/--no-estimate", help="Put the estimate beside each run.")
-]
-_Snapshot = Annotated[
-    Path | None, option("--snapshot", metavar="FILE", help="Dump PyTorch's memory snapshot.")
-]
+_Output = Annotated[Path | None, file_option("--output", "-o", "Keep results here.")]
+_More = Annotated[bool, option("--continue", "Continue the output file; skip the runs it has.")]
+_Estimate = Annotated[bool, option("--estimate/--no-estimate", "Put the estimate beside each run.")]
+_Snapshot = Annotated[Path | None, file_option("--snapshot", "Dump PyTorch's memory snapshot.")]
 
 
 @with_plan(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from memcalc.catalog import plan as plans
 from memcalc.catalog.launch_files import FILES, spelled_out
 from memcalc.cli import completion
-from memcalc.cli.command import Command, argument, declared, option, say, verb
+from memcalc.cli.command import Command, argument, declared, file_option, option, say, verb
 from memcalc.errors import UsageError
 from memcalc.files import untrusted_values
 from memcalc.records.fields import FIELDS, Field
@@ -25,12 +25,10 @@ def plan_option(name: str) -> Any:
     field = FIELDS[name]
     words = f"{field.help} {field.typed}".strip()
     if field.kind is bool:
-        return option(
-            f"--{field.option}/--no-{field.option}", help=words, rich_help_panel=field.group
-        )
+        return option(f"--{field.option}/--no-{field.option}", words, rich_help_panel=field.group)
     return option(
         f"--{field.option}",
-        help=words,
+        words,
         metavar=_NAMED.get(field.name, "NAME" if field.choices else _METAVARS[field.kind]),
         autocompletion=completion.offers(field),
         rich_help_panel=field.group,
@@ -55,7 +53,7 @@ def with_plan(*examples: str) -> Callable[[Callable[..., None]], Command]:
 
     def made(function: Callable[..., None]) -> Command:
         model, *rest = (_parameter(field) for field in FIELDS.values() if field.option is not None)
-        file = option("--plan", help="TOML file with these settings.", metavar="FILE")
+        file = file_option("--plan", "TOML file with these settings.")
         rest.append(_declared("plan_file", Path | None, file))
         own = dict(signature(function, eval_str=True).parameters)
         del own["settings"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
-from memcalc.cli.command import TEXT, option, say
+from memcalc.cli.command import TEXT, file_option, option, say
 from memcalc.errors import UsageError, unknown
 from memcalc.files import artifact
 
@@ -85,17 +85,17 @@ def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
 
 Output = Annotated[
     Path | None,
-    option("--output", "-o", metavar="FILE", help="Write here; format by extension."),
+    file_option("--output", "-o", "Write here; format by extension."),
 ]
-Verbose = Annotated[bool, option("--verbose", "-v", help="Print every figure, rule and source.")]
-NoCache = Annotated[bool, option("--no-cache", help="Neither read nor keep answers on disk.")]
+Verbose = Annotated[bool, option("--verbose", "-v", "Print every figure, rule and source.")]
+NoCache = Annotated[bool, option("--no-cache", "Neither read nor keep answers on disk.")]
 _NARROWEST, _WIDEST = 60, 140
 
 
 def format_option(*kinds: str) -> Any:
     """The option that names the format of such answers, for ``Annotated``."""
     names = [name for name in FORMATS if any(name in formats(kind) for kind in kinds)]
-    return option("--format", "-f", value=TEXT, help=f"{listed(names)}.")
+    return option("--format", "-f", f"{listed(names)}.", value=TEXT)
 
 
 def put(text: str, output: Path | None = None) -> None:

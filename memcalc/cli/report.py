@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.explain import Chapter, again, chapter, explain_plan
-from memcalc.cli.command import Depth, Remedies, argument, option, say
+from memcalc.cli.command import Depth, Remedies, argument, file_option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import NoCache, chosen, put, wrote
 from memcalc.cli.progress import progress
@@ -24,10 +24,10 @@ _Other = Annotated[
 ]
 _Output = Annotated[
     Path | None,
-    option(
-        *("--output", "-o"),
-        metavar="FILE",
-        help="Write here: .html is the page; .svg, .png and .pdf its main picture; .pickle a "
+    file_option(
+        "--output",
+        "-o",
+        "Write here: .html is the page; .svg, .png and .pdf its main picture; .pickle a "
         "predicted memory snapshot for pytorch.org/memory_viz.",
     ),
 ]

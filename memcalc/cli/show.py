@@ -21,16 +21,12 @@ _AllocConf = Annotated[
     list[str] | None,
     option(
         "--alloc-conf",
+        "For a snapshot: PYTORCH_ALLOC_CONF to replay it under; repeatable.",
         metavar="CONF",
-        help="For a snapshot: PYTORCH_ALLOC_CONF to replay it under; repeatable.",
     ),
 ]
-_Gpu = Annotated[
-    str | None, option("--gpu", value=TEXT, help="For a snapshot: GPU to replay it on.")
-]
-_Device = Annotated[
-    int, option("--device", value=counted(0), help="For a snapshot: index of the GPU.")
-]
+_Gpu = Annotated[str | None, option("--gpu", "For a snapshot: GPU to replay it on.", value=TEXT)]
+_Device = Annotated[int, option("--device", "For a snapshot: index of the GPU.", value=counted(0))]
 _SNAPSHOTS = (".pickle", ".pkl")
 
 

@@ -18,23 +18,18 @@ from memcalc.units import format_bytes
 
 _Steps = Annotated[
     int,
-    option("--steps", value=counted(0), help="Stop after this many optimizer steps; 0: never."),
+    option("--steps", "Stop after this many optimizer steps; 0: never.", value=counted(0)),
 ]
 _Weights = Annotated[
     bool,
     option(
         "--weights",
-        help="Download and read real weights, for scripts whose control flow depends on their "
-        "values.",
+        "Download and read real weights, for scripts whose control flow depends on their values.",
     ),
 ]
 _Python = Annotated[
     str | None,
-    option(
-        "--python",
-        value=TEXT,
-        help="The Python that runs it, with PyTorch. Default: this one.",
-    ),
+    option("--python", "The Python that runs it, with PyTorch. Default: this one.", value=TEXT),
 ]
 
 

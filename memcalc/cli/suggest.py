@@ -25,20 +25,20 @@ _Program = Annotated[
     str | None,
     option(
         "--as",
+        "Print the best way alone, as settings of this program.",
         value=_PROGRAM,
         metavar="[trainer|accelerate|axolotl]",
-        help="Print the best way alone, as settings of this program.",
     ),
 ]
 _Tokens = Annotated[
-    float | None, option("--tokens", value=TOKENS, help="Tokens to train on; adds the hours.")
+    float | None, option("--tokens", "Tokens to train on; adds the hours.", value=TOKENS)
 ]
 _Price = Annotated[
     str | None,
     option(
         "--price",
+        "Price of one GPU for an hour, or a TOML file with one for each GPU; adds the cost.",
         value=TEXT,
-        help="Price of one GPU for an hour, or a TOML file with one for each GPU; adds the cost.",
     ),
 ]
 
