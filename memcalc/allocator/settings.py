@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -102,6 +102,27 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.memory_fraction * float(total)) if self.memory_fraction < 1.0 else None
 
 
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables that hold these settings; the newer one wins."""
+_UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+OF_A_SHELL = (*VARIABLES, _UNCACHED, "CUBLAS_WORKSPACE_CONFIG")
+"""Environment variables that change what a process takes, and are no part of a plan."""
+
+
+def check_environment(environ: Mapping[str, str]) -> None:
+    """See that a program started with these variables would use PyTorch's caching allocator.
+
+    Raises:
+        UsageError: it would not.
+    """
+    if environ.get(_UNCACHED):
+        raise UsageError(
+            f"{_UNCACHED} turns off the caching allocator, whose memory memcalc reads: unset it."
+        )
+    conf = next((environ[name] for name in VARIABLES if environ.get(name)), "")
+    _check_backend(dict(_pairs(conf)))
+
+
 def parse_alloc_conf(text: str, *, torch: Version = NEWEST_TORCH) -> AllocatorSettings:
     """Read the value of ``PYTORCH_ALLOC_CONF`` or ``PYTORCH_CUDA_ALLOC_CONF``.
 
@@ -118,10 +139,7 @@ def parse_alloc_conf(text: str, *, torch: Version = NEWEST_TORCH) -> AllocatorSe
         _check_key(key, torch)
         given[key] = value
     settings = AllocatorSettings(torch=torch)
-    if (backend := given.get(_BACKEND, "native")) != "native":
-        raise UsageError(
-            f"backend:{backend} is not modeled: write backend:native, or leave it out."
-        )
+    _check_backend(given)
     for key, (field, read) in _FIELDS.items():
         # The segment size comes first: the others are checked against it.
         if key in given:
@@ -157,6 +175,13 @@ def round_size(size: int, divisions: tuple[int, ...]) -> int:
         return size
     step = (1 << (size.bit_length() - 1)) >> (steps.bit_length() - 1)
     return (size + step - 1) & -step
+
+
+def _check_backend(given: Mapping[str, Value]) -> None:
+    if (backend := given.get(_BACKEND, "native")) != "native":
+        raise UsageError(
+            f"backend:{backend} is not modeled: write backend:native, or leave it out."
+        )
 
 
 def _check_key(key: str, torch: Version) -> None:

@@ -140,6 +140,10 @@ _ADVICE = (
         "the program uses a GPU that is not there: name as many as it uses, such as --gpu 2xa10g.",
     ),
     (
+        re.compile("cudaMallocAsync does not yet support recordHistory"),
+        "memcalc reads PyTorch's own caching allocator: leave backend:cudaMallocAsync out.",
+    ),
+    (
         re.compile("Error building extension"),
         "a package compiles an extension of its own, which fails here: install a release of it "
         "that goes with this PyTorch, or do without it.",

@@ -1,11 +1,13 @@
 """The options that describe a plan, the same for every verb that takes one."""
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
 
+from memcalc.allocator.settings import OF_A_SHELL, VARIABLES
 from memcalc.catalog import plan as plans
 from memcalc.catalog.launch_files import FILES, spelled_out
 from memcalc.cli import completion
@@ -106,6 +108,10 @@ def plans_of(settings: dict[str, Any]) -> list[Plan]:
     taken = plans.taken_as(settings)
     if taken:
         say(f"memcalc: {taken}")
+    for name in OF_A_SHELL:
+        if os.environ.get(name) and not settings.get("alloc_conf"):
+            instead = f"; --alloc-conf {os.environ[name]} is" if name in VARIABLES else ""
+            say(f"memcalc: {name} of this shell is no part of an estimate{instead}.")
     wanted = settings.get("optim")
     if wanted is None:
         return [plans.make(settings)]

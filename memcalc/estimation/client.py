@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from memcalc.allocator.levels import Levels
+from memcalc.allocator.settings import OF_A_SHELL
 from memcalc.catalog import models
 from memcalc.children.client import Child, Parent
 from memcalc.engine import driver, environment
@@ -142,7 +143,8 @@ def _parent(torch: str | None, transformers: str | None) -> Parent:
     # Nothing is compiled here: as it is imported, Inductor shall make no folder.
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()
     told["TORCHINDUCTOR_CACHE_DIR"] = inductor
-    variables = {**os.environ, **_ENVIRONMENT, **told}
+    own = {name: value for name, value in os.environ.items() if name not in OF_A_SHELL}
+    variables = {**own, **_ENVIRONMENT, **told}
     return Parent(EstimateError, variables, kind=ENGINE, first=found.path)
 
 

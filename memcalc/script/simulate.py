@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.allocator.outside import context_span
+from memcalc.allocator.settings import VARIABLES, check_environment
 from memcalc.catalog import gpus
 from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.plan import make
@@ -242,7 +243,8 @@ class _Run:
             **(self._launch.environment(0) if self._launch is not None else {}),
         }
         if plan.alloc_conf:
-            found["PYTORCH_ALLOC_CONF"] = plan.alloc_conf
+            found[VARIABLES[0]] = plan.alloc_conf
+        check_environment(found)
         return loading.preload(found)
 
     def _engine(self) -> Environment | None:

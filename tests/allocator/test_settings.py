@@ -9,6 +9,7 @@ from memcalc.allocator.settings import (
     SINCE_2_13,
     UNLIMITED,
     AllocatorSettings,
+    check_environment,
     parse_alloc_conf,
     round_size,
 )
@@ -183,3 +184,16 @@ def test_what_is_written_is_what_is_read(split, expandable, threshold):
     assert settings.max_split == (UNLIMITED if split is None else split * MIB)
     assert settings.expandable is bool(expandable)
     assert settings.gc_threshold == (0.0 if threshold is None else float(f"{threshold:.6f}"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "word"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", "backend:native"),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", "unset it"),
+    ],
+)
+def test_a_shell_without_the_caching_allocator_runs_no_script(variable, value, word):
+    check_environment({"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+    with pytest.raises(UsageError, match=word):
+        check_environment({variable: value})
