@@ -86,7 +86,12 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate(
-    plan: Plan, folder: Path | None = None, *, weights: bool = False, python: str | None = None
+    plan: Plan,
+    folder: Path | None = None,
+    *,
+    weights: bool = False,
+    python: str | None = None,
+    quiet: bool = False,
 ) -> Simulated:
     """Run the program of a plan; what it prints goes to standard error.
 
@@ -98,6 +103,7 @@ def simulate(
         folder: where to run it; ``None``: here.
         weights: are fetched where they are not on this machine.
         python: the Python that runs it; ``None``: this one.
+        quiet: what it prints is not shown.
 
     Raises:
         UsageError: the command cannot be understood.
@@ -108,7 +114,7 @@ def simulate(
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     question = asked(plan)
     run = _Run(question, program, launch, folder, weights, python or sys.executable)
-    found = run.answer(limited=gpu is not None)
+    found = run.answer(limited=gpu is not None, quiet=quiet)
     refusal = found.ending.refusal
     if found.ending.out_of_memory and refusal is not None:
         whole = run.answer(limited=False, quiet=True)
@@ -161,7 +167,7 @@ class _Run:
 
         Args:
             limited: to the memory of the GPU.
-            quiet: what it prints was seen before.
+            quiet: what it prints is not shown.
         """
         with tempfile.TemporaryDirectory(prefix="memcalc-") as scratch:
             asked_in, answered = Path(scratch, "request.json"), Path(scratch, "answer.json")
