@@ -14,7 +14,7 @@ from memcalc.budgets.check import CheckResult, Question, check, exit_code
 from memcalc.budgets.collect import Effort, keep
 from memcalc.budgets.formats import github, markdown, writers
 from memcalc.budgets.read import read
-from memcalc.budgets.records import Report
+from memcalc.budgets.records import Evidence, Report
 from memcalc.budgets.source import discover
 from memcalc.cli.command import Steps, Timeout, argument, option, say, verb
 from memcalc.cli.output import NoCache, deliver, put
@@ -24,6 +24,7 @@ from memcalc.errors import UsageError, sentence
 from memcalc.files.formats import chosen, formats, listed
 from memcalc.files.results import save as save_runs
 from memcalc.report import checked
+from memcalc.report.answer import headline
 
 _Files = Annotated[
     list[Path] | None,
@@ -135,8 +136,18 @@ def _checked(
 
             adviser = stack.enter_context(Adviser(use_cache=question.effort.use_cache))
             question = replace(question, remedy=adviser)
-        stack.enter_context(progress("checking memory budgets"))
-        outcome = check([read(file) for file in files], question)
+        read_files = [read(file) for file in files]
+        steps = stack.enter_context(progress("checking memory budgets"))
+        count = sum(len(file.runs) for file in read_files)
+
+        def seen(name: str, found: Evidence) -> None:
+            steps.at(steps.done + 1, count)
+            answer = found.prediction
+            steps.row(f"{name}: {headline(answer).text if answer else found.error}")
+
+        steps.at(0, count)
+        question = replace(question, effort=replace(question.effort, seen=seen))
+        outcome = check(read_files, question)
     if save is not None:
         save_runs(save, keep(outcome.runs, outcome.evidence))
     return outcome

@@ -180,3 +180,14 @@ def test_two_workers_answer_in_the_order_of_the_plans():
     together = list(answers(plans, use_cache=False, workers=2))
     assert all(isinstance(answer, Prediction) for answer in together)
     assert [answer.plan for answer in together] == plans
+
+
+def test_each_run_is_told_as_soon_as_it_is_known_and_commands_come_last(runs, effort, monkeypatch):
+    estimated = runs()[0]
+    command = replace(estimated, name="script", plan=make({"command": "python train.py"}))
+    told = []
+    monkeypatch.setattr(collect, "of_command", lambda *_: Evidence(error=f"after {len(told)}"))
+    asked = replace(effort, seen=lambda name, found: told.append(name))
+    found = collect.estimate([command, estimated], asked)
+    assert told == [estimated.name, "script"]
+    assert (found[0].error, found[1].error) == ("after 1", None)
