@@ -180,6 +180,9 @@ class _Run:
             out, err = (subprocess.DEVNULL,) * 2 if quiet else (_stderr(), None)
             if self._work:
                 out = err = subprocess.PIPE
+            elif not quiet and sys.stderr is not sys.__stderr__ and sys.stderr.isatty():
+                # A line moves at the terminal: what keeps it there writes what the program prints.
+                out, err = subprocess.PIPE, subprocess.STDOUT
             kills = oom_kills()
             try:
                 done = subprocess.run(
@@ -194,7 +197,8 @@ class _Run:
                 )
             except OSError as error:
                 raise EstimateError(f"{self._python} cannot be started: {error}.") from None
-            print(done.stdout or "", end="", flush=True)
+            seen = sys.stdout if self._work else sys.stderr
+            print(done.stdout or "", end="", file=seen, flush=True)
             print(done.stderr or "", end="", file=sys.stderr, flush=True)
             if not answered.exists():
                 raise EstimateError(
