@@ -49,10 +49,17 @@ _ALONE = (
     "the script uses {used} of {count} GPUs; to use all, put torchrun --nproc-per-node {count} "
     "before it in place of python"
 )
-_BEGINS = (
-    "import sys; sys.path[:] = [*filter(None, sys.path), {home!r}]; "
-    "from memcalc.script.child import main; main(*sys.argv[1:])"
-)
+_BEGINS = """
+import os, sys
+sys.path[:] = [*filter(None, sys.path), {home!r}]
+try:
+    from memcalc.script.child import main
+    main(*sys.argv[1:])
+except FileNotFoundError as error:
+    if error.filename is None:
+        sys.exit(1)
+    raise
+"""
 """Without the current folder: a program elsewhere imports nothing from it, and nor does PyTorch."""
 _HOME = str(Path(__file__).resolve().parents[2])
 
