@@ -178,6 +178,12 @@ def profiler_events(profiler: Any) -> Any:
     return profiler.profiler.kineto_results.experimental_event_tree()
 
 
+def event_kinds() -> tuple[Any, Any]:
+    """The ``tag`` of an event of that tree that is an allocation, and of an operator."""
+    kinds: Any = _C._profiler._EventType
+    return kinds.Allocation, kinds.TorchOp
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that is one and the same for all tensors that share a storage."""
     return int(tensor.untyped_storage()._cdata)
