@@ -79,7 +79,7 @@ def explain_plan(
     for name, least in (("depth", wish.depth), ("under", wish.under)):
         if least is not None and least < 1:
             raise UsageError(f"{name} = {least} leaves nothing: type 1 or more.")
-    with Tracer(use_cache=wish.use_cache, workers=None, counted=True) as tracer:
+    with Tracer(use_cache=wish.use_cache, workers=None, counted=True, figures=True) as tracer:
         traced = tracer.trace(plan)
         found = _explained(traced, wish)
         seen(found)
