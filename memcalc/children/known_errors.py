@@ -41,6 +41,10 @@ _ADVICE = (
         'fused=false here, optim="adamw_torch" in TrainingArguments, or bf16.',
     ),
     (
+        re.compile("invalid device ordinal"),
+        "the program uses a GPU that is not there: name as many as it uses, such as --gpu 2xa10g.",
+    ),
+    (
         re.compile("Error building extension"),
         "a package compiles an extension of its own, which fails here: install a release of it "
         "that goes with this PyTorch, or do without it.",

@@ -121,7 +121,8 @@ class Compiling:
     def _end(self) -> None:
         if not self._took:
             return
-        self._say(_TOOK.format(self._took))
+        if self._took >= 1:
+            self._say(_TOOK.format(self._took))
         for sentence in internals.graph_breaks():
             self._say(sentence)
 

@@ -13,7 +13,7 @@ from memcalc.engine.host_view import on_host
 _C: Any = torch._C
 
 COMPARES = frozenset("eq ne lt le gt ge isnan isinf isposinf isneginf isfinite all any".split())
-PUTS = frozenset("scatter scatter_add masked_fill index_fill index_put where fill".split())
+PUTS = frozenset("scatter scatter_add masked_fill index_fill index_put where fill fill_".split())
 """Operators that put numbers into tensors of which nothing else need be known."""
 PLACES = frozenset("sort topk".split())
 """Operators whose places are different ones whatever the numbers are: a router's experts."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
@@ -114,7 +115,7 @@ class Notebook:
             return [
                 part.untyped_storage().data_ptr()
                 for part in plain(tensor)
-                if part.device.type == self.KIND
+                if part.device.type == self.KIND and not isinstance(part, FakeTensor)
             ]
         except (NotImplementedError, RuntimeError, ValueError):
             # Inside torch.func parameters are wrapped; a lazy one is nowhere yet.
@@ -205,7 +206,7 @@ class Notebook:
         owners: dict[int, Owner] = {}
         for parameter, state in state_of(optimizer).items():
             home = homes.get(id(parameter), "")
-            for name, tensor in flat("", state):
+            for name, tensor in flat("", state, objects=True):
                 for address in self.addresses(tensor):
                     owners[address] = home, name, dtype_of(tensor)
         self.name_at(Component.OPTIMIZER_STATE, list(owners))
@@ -238,13 +239,26 @@ def state_of(optimizer: Any) -> Mapping[Any, Any]:
     return {"": kept}
 
 
-def flat(name: str, state: Any, depth: int = 6) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a state; optimizers of one's own keep them in lists and by numbers, too."""
+def flat(
+    name: str, state: Any, depth: int = 6, *, objects: bool = False
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in a state; optimizers of one's own keep them in lists and by numbers, too.
+
+    Args:
+        name: of the state.
+        state: a tensor, or what holds some.
+        depth: how many times what holds tensors may itself be held.
+        objects: look into objects as well, such as the projection that GaLore keeps.
+    """
     if isinstance(state, torch.Tensor):
         yield name, state
-    elif isinstance(state, dict | list | tuple) and depth:
+        return
+    if objects and not isinstance(state, torch.nn.Module | type):
+        state = getattr(state, "__dict__", state)
+    if isinstance(state, dict | list | tuple) and depth:
         for key, value in state.items() if isinstance(state, dict) else enumerate(state):
-            yield from flat(f"{name}.{key}" if name else str(key), value, depth - 1)
+            inner = f"{name}.{key}" if name else str(key)
+            yield from flat(inner, value, depth - 1, objects=objects)
 
 
 def dtype_of(tensor: torch.Tensor) -> str:

@@ -6,7 +6,8 @@ few other numbers, the same operator runs on CPU tensors over the same bytes. Ra
 them are drawn on the host. All else reads as zero, and the line that read it is named.
 
 Operators are followed below autograd, by a dispatch key that PyTorch keeps for fake tensors; no
-dispatch mode is needed. In backward only those are that ask the GPU how large their result is.
+dispatch mode is needed. In backward only those are that ask the GPU how large their result is,
+but for Python code that runs there: a function's own backward, and a forward that is run again.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ from memcalc.engine.stub import load as stub
 
 _aten: Any = torch.ops.aten
 _C: Any = torch._C
-_HELD = 1 << 16
+_HELD = 1 << 20
 """Elements of the largest tensor of fractions that is worked out where some of its are known."""
+_DRAWN = 1 << 16
+"""Elements of the largest tensor of fractions that is drawn where a mask may come of it."""
 _COMPARED = 1 << 22
 """Elements of the largest tensor of fractions that a comparison looks at."""
 RULE = (
@@ -106,6 +109,8 @@ class Values:
 
         patches.wrap(threading.Thread, "_bootstrap_inner", begin)
         patches.wrap(torch.autograd.graph, "_engine_run_backward", _backward, (torch.autograd,))
+        patches.wrap(torch.autograd.function.BackwardCFunction, "apply", _program_in_backward)
+        patches.when_imported("torch.utils.checkpoint", lambda module: _recomputed(patches, module))
 
     def _without_ours(self, original: Any, args: Any, kwargs: Any, keys: Any) -> Any:
         return original(args, kwargs, keys - self._keys)
@@ -151,13 +156,16 @@ class Values:
         keys, guard = self._keys, _C._ExcludeDispatchKeyGuard
         compares, puts = base in COMPARES, base in PUTS or base in PLACES
         most = _COMPARED if compares else 1 if base.startswith("_foreach") else FLOATS
+        if base == "uniform_":
+            most = _DRAWN
         writes = written(op)
         drawn = draws(op)
         transfers, moves = base in ("_to_copy", "copy_"), base in MOVES
 
         def called(*args: Any, **kwargs: Any) -> Any:
             with guard(keys):
-                first = args[0] if args else None
+                # A copy is worth as much as its source.
+                first = args[bool(writes)] if transfers else args[0] if args else None
                 if isinstance(first, list) and first:
                     first = first[0]
                 if (
@@ -166,7 +174,7 @@ class Values:
                     and first.numel() > most
                 ):
                     limit = WHOLES if puts else _HELD
-                    if first.numel() > limit or not (puts or self._knows(first)):
+                    if first.numel() > limit or not (puts or self.knows(first)):
                         return op(*args, **kwargs)  # Most calls of a training.
                 else:
                     limit = most
@@ -190,7 +198,7 @@ class Values:
                 tensors = [args[0]._indices()] if sparse else list(tensors_in((args, kwargs)))
                 if not any(one.is_cuda for one in tensors) or not is_plain(tensors):
                     return op(*args, **kwargs)
-                made, numbers = read_by(op, base, args, kwargs, self._knows)
+                made, numbers = read_by(op, base, args, kwargs, self.knows)
                 for size, number in numbers:
                     self._answer(size, number)
                 try:
@@ -199,7 +207,7 @@ class Values:
                     self._answer(0, 0)
                 if made is not None:
                     self._put(out, made)
-                else:
+                elif base != "index" or self.knows(args[0]):
                     limit = WHOLES if "put" in base else _HELD
                     self._work_out(op, args, kwargs, out, writes, limit, None)
                 return out
@@ -304,7 +312,7 @@ class Values:
                 return True
             return bool(torch.equal(over(one), over(other)))
 
-    def _knows(self, tensor: torch.Tensor) -> bool:
+    def knows(self, tensor: torch.Tensor) -> bool:
         """Something was put there."""
         if not tensor.is_cuda or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return False
@@ -315,11 +323,11 @@ class Values:
     def _knows_some(self, tensors: Any) -> bool:
         if isinstance(tensors, torch.Tensor):
             tensors = (tensors,)
-        return any(not one.is_cuda or self._knows(one) for one in tensors)
+        return any(not one.is_cuda or self.knows(one) for one in tensors)
 
     def _note(self, address: int) -> None:
         """Something is read that is not known, unless it was laid anew on its way to the host."""
-        if self._source is None or not self._knows(self._source):
+        if self._source is None or not self.knows(self._source):
             self.unknown[source_lines.line() or "PyTorch's own code"] = None
 
     def know(self, tensor: torch.Tensor, value: Any) -> None:
@@ -359,6 +367,25 @@ def _backward(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
     finally:
         follow(True)
+
+
+def _program_in_backward(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Python code of the program that autograd calls decides by values as any other does."""
+    before = _C._dispatch_tls_is_dispatch_key_included(_key(_VALUES))
+    follow(True)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        follow(before)
+
+
+def _recomputed(patches: Patches, checkpoint: Any) -> None:
+    """A forward that is run again decides as it did before."""
+
+    def made(original: Any, frame: Any, run_again: Any, *args: Any, **kwargs: Any) -> None:
+        original(frame, functools.partial(_program_in_backward, run_again), *args, **kwargs)
+
+    patches.wrap(checkpoint._CheckpointFrame, "__init__", made)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from memcalc.engine import decisions, source_lines
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.session import Session
 from memcalc.script import large_weights, lightning, protection
-from memcalc.script.packages import accelerate, deepspeed, diffusers, transformers
+from memcalc.script.packages import accelerate, deepspeed, diffusers, torchvision, transformers
 from memcalc.script.records import Request
 from memcalc.script.subprocesses import Subprocesses
 
@@ -43,6 +43,7 @@ def program(request: Request, session: Session) -> Iterator[Subprocesses]:
     protection.install(patches, session.say)
     accelerate.install(patches)
     deepspeed.install(patches, session)
+    torchvision.install(patches, session.values, session.say)
     if not request.weights:
         transformers.install(patches, session.say)
         diffusers.install(patches, session.say)

@@ -252,3 +252,30 @@ def test_state_of_weights_that_are_trained_later_is_optimizer_state(run):
     components = run(THAWED, steps=0).traced.prediction.components
     assert components[Component.OPTIMIZER_STATE] == 4 * WEIGHTS
     assert components[Component.HELD] == 0
+
+
+def test_tensors_in_objects_that_a_state_holds_are_optimizer_state(run):
+    """GaLore keeps its projection in an object of its own."""
+    found = run(
+        """
+        import torch
+
+        class Projector:
+            def __init__(self):
+                self.matrix = torch.zeros(1 << 20, device="cuda")
+
+        class Projected(torch.optim.SGD):
+            def step(self):
+                for parameter in self.param_groups[0]["params"]:
+                    self.state[parameter].setdefault("projector", Projector())
+                super().step()
+
+        model = torch.nn.Linear(64, 64).cuda()
+        optimizer = Projected(model.parameters())
+        for _ in range(3):
+            model(torch.randn(8, 64, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """
+    )
+    assert found.traced.prediction.components[Component.OPTIMIZER_STATE] == 2 * (4 << 20)

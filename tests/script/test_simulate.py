@@ -125,6 +125,64 @@ def test_places_that_are_not_zero_are_counted_where_the_script_put_the_numbers(r
     assert found.ending.code == 0
 
 
+def test_code_that_runs_inside_backward_decides_by_the_same_values(run):
+    """A router under checkpointing, a function's own backward; both read what the program put."""
+    assert (
+        run(
+            """
+        import torch
+        from torch.utils.checkpoint import checkpoint
+
+        class Adjoint(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, times):
+                ctx.save_for_backward(times)
+                return x * 2
+            @staticmethod
+            def backward(ctx, gradient):
+                back = ctx.saved_tensors[0].flip(0)
+                assert (back[1:] < back[:-1]).all()
+                return gradient * 2, None
+
+        router, expert = torch.nn.Linear(64, 4).cuda(), torch.nn.Linear(64, 64).cuda()
+
+        def routed(x):
+            best = router(x).topk(2, -1).indices
+            for number in range(4):
+                rows, _ = torch.where(best == number)
+                if rows.numel():
+                    x = x.index_add(0, rows, expert(x[rows]))
+            return x
+
+        for again in (False, True):
+            x = torch.randn(512, 64, device="cuda", requires_grad=True)
+            y = Adjoint.apply(x, torch.linspace(0, 1, 5, device="cuda"))
+            checkpoint(routed, y, use_reentrant=again).sum().backward()
+        """
+        ).ending.code
+        == 0
+    )
+
+
+def test_batches_are_known_after_they_are_laid_anew_and_masks_are_drawn(run):
+    assert (
+        run(
+            """
+        import torch
+        batch = torch.zeros(32, 2, 300)
+        batch[:, 1] = 1
+        padded = torch.nn.functional.pad(batch.cuda(), (0, 12))
+        windows = padded.unfold(-1, 60, 1).permute(0, 2, 3, 1).flatten(0, 1)[:, :48, 1]
+        assert (windows[:2000].sum(1) >= 1).all()
+        assert torch.ones(5000, device="cuda")[4999].item() == 1
+        chosen = torch.rand(8, 512, device="cuda") < 0.15
+        assert 400 < torch.randn(8, 512, 64, device="cuda")[chosen].shape[0] < 800
+        """
+        ).ending.code
+        == 0
+    )
+
+
 def test_operators_whose_kernels_are_in_python_find_them(run):
     found = run(
         """

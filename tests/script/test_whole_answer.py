@@ -1,5 +1,7 @@
 """What a script's answer says: components, phases, lines, steps, whatever the script is like."""
 
+import textwrap
+
 import pytest
 
 from memcalc.advice.explain.peak import moments
@@ -324,17 +326,47 @@ LAUNCHED = """
 """
 
 
-def test_a_launched_script_is_one_rank_of_all(run, tmp_path, monkeypatch):
+PIPELINED = """
+    import os, torch, torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    dist.init_process_group("nccl")
+    here = torch.device("cuda", 0)
+    model = torch.nn.Linear(512, 512, bias=False).to(here)
+    stage = PipelineStage(model, 0, 4, here)
+    schedule = Schedule1F1B(stage, 8, loss_fn=torch.nn.functional.mse_loss)
+    torch.distributed.fsdp.fully_shard(model, mesh=dist.init_device_mesh("cuda", (4,)))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for _ in range(3):
+        schedule.step(torch.ones(64, 512, device=here))
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def launched(program, folder):
     from memcalc.script.simulate import plan_of, simulate
 
-    (tmp_path / "ranks.py").write_text("\n".join(line[4:] for line in LAUNCHED.splitlines()))
+    (folder / "ranks.py").write_text(textwrap.dedent(program))
+    return simulate(plan_of(["torchrun", "--nproc-per-node", "4", "ranks.py"], steps=0))
+
+
+def test_a_launched_script_is_one_rank_of_all(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    plan = plan_of(["torchrun", "--nproc-per-node", "4", "ranks.py"], steps=0)
-    found = simulate(plan)
+    found = launched(LAUNCHED, tmp_path)
     assert found.ending.code == 0
     prediction = found.traced.prediction
     assert prediction.components[Component.COMMUNICATION] >= 4 * (512 * 512 + 512)
     assert any("rank 0 of 4" in one for one in prediction.assumptions)
+
+
+def test_a_stage_of_a_pipeline_is_told_what_the_next_one_would_say(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = launched(PIPELINED, tmp_path)
+    assert (found.ending.code, found.ending.steps) == (0, 3)
+    prediction = found.traced.prediction
+    state = 2 * 4 * 512 * 512 // 4  # of this rank's share
+    assert sum(one.bytes for one in prediction.optimizer_state.tensors) == state + 4
+    assert prediction.components[Component.OPTIMIZER_STATE] == state
 
 
 TWO = """

@@ -19,6 +19,7 @@ from memcalc.engine.scripts.counters import Counters
 from memcalc.records.model import DTYPE_BYTES, Inventory, OptimizerState, Place, StateTensor
 from memcalc.records.trace import Component
 from memcalc.workload.inventory import take
+from memcalc.workload.wrapped_tensors import plain
 
 _MAKES_COPIES = copy._reconstruct.__code__  # type: ignore[attr-defined]
 """Runs while ``copy.deepcopy`` makes a module."""
@@ -309,13 +310,14 @@ def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
 def _states(optimizer: Any) -> Iterator[StateTensor]:
     """Every tensor that an optimizer keeps; parameters by their number."""
     for number, state in enumerate(state_of(optimizer).values()):
-        for name, value in flat("", state):
-            if dtype_of(value) in DTYPE_BYTES:
-                place = Place.DEVICE if value.device.type == "cuda" else Place.HOST
-                yield StateTensor(
-                    parameter=str(number),
-                    name=name,
-                    dtype=dtype_of(value),
-                    numel=value.numel(),
-                    place=place,
-                )
+        for name, value in flat("", state, objects=True):
+            for part in plain(value):
+                if dtype_of(part) in DTYPE_BYTES:
+                    place = Place.DEVICE if part.device.type == "cuda" else Place.HOST
+                    yield StateTensor(
+                        parameter=str(number),
+                        name=name,
+                        dtype=dtype_of(part),
+                        numel=part.numel(),
+                        place=place,
+                    )
