@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from inspect import Parameter
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from typer.core import TyperCommand
 from memcalc import untrusted_text
 from memcalc.cli.app import plainly_read
 from memcalc.cli.values import SECONDS, Value, counted
+from memcalc.errors import UsageError
 from memcalc.files.offline import stay_offline
 
 AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -32,6 +34,18 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters, ``--help`` among them."""
         return plainly_read(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read what was typed; an option in the place of another's value is no value."""
+        options = {name: one for one in self.get_params(ctx) for name in one.opts}
+        for word, value in pairwise(args if ctx.allow_interspersed_args else ()):
+            if word == "--":
+                break
+            takes = word.startswith("-") and not getattr(options.get(word), "is_flag", True)
+            if takes and value.startswith("-") and value in options:
+                metavar = options[word].metavar or "TEXT"
+                raise UsageError(f"{word} needs a value: type {word} {metavar}.")
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write what is the verb's own, then the plan's options by group."""

@@ -33,7 +33,8 @@ _Program = Annotated[
     ),
 ]
 _Tokens = Annotated[
-    float | None, option("--tokens", value=TOKENS, help="Tokens to train on; adds the hours.")
+    float | None,
+    option("--tokens", value=TOKENS, help="Tokens to train on, such as 2e9 or 2B; adds the hours."),
 ]
 _Price = Annotated[
     str | None,

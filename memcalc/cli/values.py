@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -43,9 +44,16 @@ def _size(name: str, text: str) -> int:
     return size
 
 
+def _tokens(name: str, text: str) -> float:
+    found = re.fullmatch(r"([0-9.]+) ?([KMBT])", text.upper())
+    if found is not None:
+        text = f"{found[1]}e{3 * ('KMBT'.index(found[2]) + 1)}"
+    return float(typed(name, Annotated[float, Meta(gt=0, le=1e18)], text))
+
+
 TEXT = Value("TEXT", lambda _, text: text)
 SIZE = Value("SIZE", _size)
-TOKENS = of(Annotated[float, Meta(gt=0, le=1e18)])
+TOKENS = Value("X", _tokens)
 SECONDS = of(Annotated[float, Meta(gt=0, le=1e9)])
 METHOD = of(Method)
 DEVICE = of(FIELDS["target"].type)
