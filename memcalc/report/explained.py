@@ -23,7 +23,8 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
     Args:
         explanation: what to show.
         top: so many of the largest groups are shown, and the rest in one row.
-        verbose: where each remedy's cost is known from, as well.
+        verbose: what each layer of a quantized base holds, and where each remedy's cost is known
+            from, as well.
     """
     prediction = explanation.prediction
     rungs = [f"{name} {value}" for name, value in rows.ladder(prediction)]
@@ -40,7 +41,7 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
         *(Line(_moment(moment), Kind.ITEM) for moment in explanation.others),
         *([Line(_moment(end, "at end"), Kind.ITEM)] if (end := explanation.end) else []),
         Line(""),
-        *_layers(explanation.layers),
+        *_layers(explanation.layers if verbose else ()),
         *remedies(explanation, verbose=verbose),
     ]
 

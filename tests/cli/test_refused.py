@@ -42,6 +42,7 @@ def _nothing_is_traced(monkeypatch, tmp_path):
         ("explain gpt2 --lora dropout=1", LORA),
         ("fit gpt2 --gpu t4 --lora target=", LORA),
         ("estimate gpt2 --batch \u0663", "whole number from 1 to 1,048,576"),
+        ("estimate gpt2 --seq 8k", "to 16,777,216: type 8192."),
         ("estimate gpt2 --batch 1.5", "whole number from 1 to 1,048,576"),
         ("estimate gpt2 --batch -3", "whole number from 1 to 1,048,576"),
         ("estimate gpt2 --optim=", "not empty"),
