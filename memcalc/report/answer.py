@@ -80,6 +80,8 @@ def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
     """What was assumed and what was not counted; brief: two lines of what changes most."""
     assumed, left = list(prediction.assumptions), 0
     if brief:
+        # The verdict says why it is unknown.
+        assumed = [one for one in assumed if one != prediction.unknown.get("fit")]
         assumed, left = _weightiest(assumed)
         left += len(prediction.uncounted)
     more = f"{left} more (-v)"
