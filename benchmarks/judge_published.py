@@ -16,8 +16,6 @@ readings of each source, evenly spread. A package that a source ``needs`` in a c
 installed alone into ``MEMCALC_CACHE/needs``; one without a release must be installed here.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

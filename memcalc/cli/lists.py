@@ -1,7 +1,5 @@
 """``memcalc list``: models, optimizers and GPUs."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated, Any
 
@@ -54,7 +52,7 @@ def gpus(
         bool,
         option(
             "--context",
-            help="What a process holds outside PyTorch's allocator on each, and how that is known.",
+            "What a process holds outside PyTorch's allocator on each, and how that is known.",
         ),
     ] = False,
 ) -> None:
@@ -87,7 +85,7 @@ def _row(text: str) -> None:
 
 
 def _contexts() -> None:
-    from memcalc.allocator.context import outside
+    from memcalc.allocator.outside import outside
     from memcalc.catalog import gpus as catalog
     from memcalc.records.prediction import Span
     from memcalc.units import MIB

@@ -9,8 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from memcalc.catalog.capabilities import ARCHITECTURES, Target
-from memcalc.catalog.gpus import Gpu
+from memcalc.catalog.gpus import ARCHITECTURES, Gpu, Target
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
 from memcalc.files import cache
@@ -51,12 +50,11 @@ def asked_without_cuda(target: Target) -> Iterator[None]:
     """
     import torch
 
-    asked = torch.cuda.get_device_capability
-    torch.cuda.get_device_capability = lambda device=None: target.capability
-    try:
+    from memcalc.engine.patches import Patches
+
+    with Patches() as patches:
+        patches.set(torch.cuda, "get_device_capability", lambda device=None: target.capability)
         yield
-    finally:
-        torch.cuda.get_device_capability = asked
 
 
 def check(target: Target) -> None:

@@ -4,8 +4,6 @@ What a run changes in PyTorch, in packages or on the simulated GPU is gone with 
 the second answer is that of a fresh process. The model is built once for all that differ in size.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import functools
@@ -18,7 +16,7 @@ from msgspec.structs import replace
 
 from memcalc.allocator.settings import without_fraction
 from memcalc.catalog import models
-from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.children.child import Breadcrumbs
 from memcalc.children.fork import CodeError, forked
 from memcalc.engine import driver, ranks, run, simulated_gpu
 from memcalc.engine import program as programs
@@ -28,13 +26,13 @@ from memcalc.engine.cudnn.library import Missing
 from memcalc.engine.packages import bitsandbytes
 from memcalc.errors import UsageError
 from memcalc.estimation.client import Judged
+from memcalc.estimation.described import state_for
 from memcalc.estimation.fits import Device
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.replays import UNLIMITED, judged, outcome, room_of
 from memcalc.estimation.serving.answer import Engine, Model, predicted
 from memcalc.estimation.serving.probe import generating, read
-from memcalc.estimation.state import state_for
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack, unpack
 from memcalc.records.plan import Plan
@@ -43,8 +41,8 @@ from memcalc.records.trace import Trace
 from memcalc.units import GIB, format_bytes
 from memcalc.workload import cache_layers, layouts, tasks
 from memcalc.workload.inventory import whole
+from memcalc.workload.job import Program
 from memcalc.workload.model import in_its_words
-from memcalc.workload.program import Program
 
 NAME = "simulated run"
 _PROGRAMS = 4
@@ -114,10 +112,6 @@ class Worker:
 
     def trace(self, question: Asked, *, keep: bool = False) -> Trace:
         """The run that a question asks about; of several ranks the one that needs most.
-
-        Args:
-            question: what to run.
-            keep: name the operator and the dtype of every block, whatever time that takes.
 
         Raises:
             MemcalcError: it cannot be run.
@@ -314,11 +308,7 @@ def _said(question: Asked, traced: Trace, request: dict[str, Any]) -> dict[str, 
 
 
 def _served_model(program: Program) -> Model:
-    """What an engine's rules ask of the model.
-
-    Raises:
-        UsageError: they are not known for it.
-    """
+    """What an engine's rules ask of the model."""
     inputs = program.inputs
     if inputs is not None and inputs.text_only:
         raise UsageError(

@@ -1,7 +1,5 @@
 """Random lives of storages: what must hold after every step, and a naive allocator beside it."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 
@@ -10,10 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError
-from memcalc.allocator.constants import UNLIMITED
-from memcalc.allocator.device import FIRST_ADDRESS, DeviceMemory
 from memcalc.allocator.segments import BlockState, segments
-from memcalc.allocator.settings import AllocatorSettings
+from memcalc.allocator.settings import UNLIMITED, AllocatorSettings
+from memcalc.allocator.state import FIRST_ADDRESS, DeviceMemory
 
 from .naive import MIB, NaiveAllocator
 

@@ -1,16 +1,14 @@
 """Events in, levels and peaks out: the one-pass replay."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.allocator.caching import CachingAllocator
-from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.levels import Levels
 from memcalc.allocator.replay import Op, replay
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
+from memcalc.allocator.state import DeviceMemory
 
 MIB, GIB = 1 << 20, 1 << 30
 PLAIN = AllocatorSettings()

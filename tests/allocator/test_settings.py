@@ -1,15 +1,13 @@
 """The syntax of PYTORCH_ALLOC_CONF: what the real parser takes, and what it refuses."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.allocator.constants import UNLIMITED
 from memcalc.allocator.settings import (
     NO_SIZE_CHANGE,
     SINCE_2_13,
+    UNLIMITED,
     AllocatorSettings,
     parse_alloc_conf,
     round_size,

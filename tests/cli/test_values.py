@@ -2,7 +2,7 @@
 
 import pytest
 
-from memcalc.cli.values import TOKENS
+from memcalc.cli.command import TOKENS
 from memcalc.errors import UsageError
 
 

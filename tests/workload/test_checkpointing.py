@@ -6,7 +6,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from memcalc.catalog.plan import make
-from memcalc.workload.checkpointing import checkpoint
+from memcalc.workload.prepare import checkpoint
 
 
 def test_adapters_under_reentrant_checkpointing_get_gradients():

@@ -4,7 +4,7 @@ import pathlib
 
 import torch
 
-from memcalc.workload.placement import parameters_on_meta
+from memcalc.engine.program import parameters_on_meta
 
 
 class Experts(torch.nn.Module):
