@@ -97,13 +97,20 @@ def _words(name: str) -> list[str]:
 
 def exit_code(error: BaseException) -> int:
     """The exit code that an error ends the command with."""
-    if isinstance(error, MemcalcError):
-        return error.exit_code
-    return UsageError.exit_code if _no_folder(error) else MemcalcError.exit_code
+    if _no_folder(error):
+        return UsageError.exit_code
+    return error.exit_code if isinstance(error, MemcalcError) else MemcalcError.exit_code
 
 
 def _no_folder(error: BaseException) -> bool:
-    """Whether it is ``os.getcwd``'s, whose errors name no file; ``tempfile``'s say more."""
+    """Whether the folder is gone now, or was: ``os.getcwd`` names no file; ``tempfile`` says more.
+
+    Whatever else fails in a folder that is gone, in this process or in a child, fails by that.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
     return (
         isinstance(error, FileNotFoundError)
         and error.filename is None
@@ -113,11 +120,11 @@ def _no_folder(error: BaseException) -> bool:
 
 def sentence(error: BaseException) -> str:
     """An error as a sentence, also an unexpected one."""
+    if _no_folder(error):
+        return "The current folder is gone: change to one that exists."
     if isinstance(error, MemcalcError):
         said = str(error)
         return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
-    if _no_folder(error):
-        return "The current folder is gone: change to one that exists."
     if isinstance(error, OSError) and error.errno == errno.EBADF:
         return "Cannot write the answer: standard output is closed."
     if isinstance(error, OSError) and error.strerror:

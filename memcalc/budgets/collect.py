@@ -1,6 +1,6 @@
 """Finds out what each run costs: estimated, measured, or read from saved results."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,6 +29,8 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     """Measure here (``cuda`` or ``cpu``); ``None``: estimate."""
     steps: int = 4
     timeout: float = 600.0
+    seen: Callable[[str, Evidence], None] = lambda name, found: None
+    """Told of each run's estimate, by its name, as soon as it is known."""
 
 
 def validate(runs: Sequence[BudgetedRun]) -> None:
@@ -57,23 +59,31 @@ def estimate(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
     A command is simulated in the folder of its budget file; what it prints goes to standard error,
     and nothing is kept, for a script may have changed.
     """
-    estimated = iter(_estimated([run for run in runs if not run.plan.command], effort))
-    return [
-        of_command(run.plan, Path(run.where.file).resolve().parent, run.name)
-        if run.plan.command
-        else next(estimated)
-        for run in runs
-    ]
+    estimated = _estimated([run for run in runs if not run.plan.command], effort)
+    found: dict[int, Evidence] = {}
+    # Estimates are made side by side, before the machine belongs to one command after the other.
+    for at, run in sorted(enumerate(runs), key=lambda one: one[1].plan.command is not None):
+        folder = Path(run.where.file).resolve().parent
+        command = run.plan.command
+        found[at] = of_command(run.plan, folder, run.name) if command else next(estimated)
+        effort.seen(run.name, found[at])
+    return [found[at] for at in range(len(runs))]
 
 
-def _estimated(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
+def _estimated(runs: Sequence[BudgetedRun], effort: Effort) -> Iterator[Evidence]:
     found: dict[tuple[str, Plan], Prediction | MemcalcError] = {}
+    said = {}
     for method in dict.fromkeys(run.method for run in runs):
         plans = {_key(run.plan): run.plan for run in runs if run.method == method}
         asked = list(plans.values())
-        said = answers(asked, method=method, use_cache=effort.use_cache, workers=effort.workers)
-        found |= {(method, key): answer for key, answer in zip(plans, said, strict=True)}
-    return [_evidence(_varied(found[run.method, _key(run.plan)], run), run) for run in runs]
+        told = answers(asked, method=method, use_cache=effort.use_cache, workers=effort.workers)
+        said[method] = zip(plans, told, strict=True)
+    for run in runs:
+        key = _key(run.plan)
+        while (run.method, key) not in found:
+            known, answer = next(said[run.method])
+            found[run.method, known] = answer
+        yield _evidence(_varied(found[run.method, key], run), run)
 
 
 def _varied(answer: Prediction | MemcalcError, run: BudgetedRun) -> Prediction | MemcalcError:

@@ -183,7 +183,7 @@ def meant(name: str) -> Meant:
             return Meant(gpu=gpu, why="the form most clouds rent; name another card to change that")
     machine = _machines().get(name.strip().lower())
     if machine is None:
-        raise _none(name, plain)
+        raise _none(name, plain, size)
     return machine
 
 
@@ -205,7 +205,7 @@ def find(name: str, total: int | None = None) -> Gpu:
         return next(iter(found.values()))
     if found:
         raise UsageError(f"There are several GPUs called {name!r}: name one of {', '.join(found)}.")
-    raise _none(name, _parts(name)[0])
+    raise _none(name, *_parts(name))
 
 
 def rented() -> tuple[Gpu, ...]:
@@ -245,7 +245,13 @@ def _called(plain: str, size: int | None, total: int | None = None) -> dict[str,
     return found if exact is None or len(found) == 1 else {exact.name: exact}
 
 
-def _none(name: str, plain: str) -> UsageError:
+def _none(name: str, plain: str, size: int | None) -> UsageError:
+    if not plain and size is not None:
+        cards = ", ".join(gpu.name for gpu in rented() if gpu.sold_as == size)
+        one = f"name one of {cards}, or " if cards else ""
+        return UsageError(
+            f"{name!r} is a size, not a GPU: {one}type memcalc fit MODEL --memory '{size} GB'."
+        )
     if _OTHERS.search(name.lower()):
         return UsageError(
             f"{name!r} is not supported: memcalc knows NVIDIA GPUs; see memcalc list gpus."

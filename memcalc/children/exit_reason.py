@@ -16,7 +16,6 @@ _COUNTERS = ("/sys/fs/cgroup/memory.events", "/proc/vmstat")
 _LONGEST = 200
 _LINES = 20
 """An error of more lines holds the log of a compiler: its beginning says what failed."""
-_LONGEST_OF_LOG = 60
 _LONGEST_REASON = 300
 
 
@@ -58,13 +57,15 @@ def ending(
 
 
 def told(error: BaseException, name: str, where: str) -> dict[str, Any]:
-    """An error as whoever asked is told of it; with its ``kind`` where a user's code raised it."""
+    """An error as whoever asked is told of it; with its ``kind`` where another run may avoid it."""
     if os.environ.get("MEMCALC_DEBUG"):
         traceback.print_exception(error)
     if isinstance(error, MemcalcError):
         return {"error": str(error), "exit_code": error.exit_code}
-    longest = _LONGEST_OF_LOG if str(error).count("\n") > _LINES else _LONGEST_REASON
-    reason = " ".join(str(error).split())[:longest] or "no reason given"
+    reason = " ".join(str(error).split())
+    if str(error).count("\n") > _LINES:
+        reason = reason.partition(": [")[0]
+    reason = reason[:_LONGEST_REASON] or "no reason given"
     said = f"{type(error).__name__}: {reason}"
     if isinstance(error, SystemExit):
         said = (
@@ -75,8 +76,8 @@ def told(error: BaseException, name: str, where: str) -> dict[str, Any]:
         said = "its code recursed too deeply"
     helps = advice(error)
     sentence = f"The {name} stopped{where}: {said}{f'; {helps}' if helps else ''}"
-    kind = type(error).__name__
-    return {"error": sentence, "exit_code": MemcalcError.exit_code, "kind": kind}
+    answer = {"error": sentence, "exit_code": MemcalcError.exit_code}
+    return answer if helps else answer | {"kind": type(error).__name__}
 
 
 def noise_of(descriptor: int) -> str:

@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class CodeError(EstimateError):
-    """The code in the copy raised something of its own."""
+    """The code in the copy raised something of its own, whose cause is not known."""
 
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)

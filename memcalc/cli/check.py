@@ -12,7 +12,7 @@ from memcalc.budgets.check import Question, check, exit_code
 from memcalc.budgets.collect import Effort
 from memcalc.budgets.formats import forges, writers
 from memcalc.budgets.read import read
-from memcalc.budgets.records import Report
+from memcalc.budgets.records import Evidence, Report
 from memcalc.budgets.source import discover
 from memcalc.cli.command import (
     DEVICE,
@@ -31,6 +31,7 @@ from memcalc.cli.progress import progress
 from memcalc.errors import UsageError, sentence
 from memcalc.files.results import save as save_runs
 from memcalc.report import checked
+from memcalc.report.answer import headline
 
 _Files = Annotated[
     list[Path] | None,
@@ -131,8 +132,18 @@ def _checked(files: list[Path], question: Question, suggest: bool, save: Path | 
 
             adviser = stack.enter_context(Adviser(use_cache=question.effort.use_cache))
             question = replace(question, remedy=adviser)
-        stack.enter_context(progress("checking memory budgets"))
-        report, found = check([read(file) for file in files], question)
+        read_files = [read(file) for file in files]
+        steps = stack.enter_context(progress("checking memory budgets"))
+        count = sum(len(file.runs) for file in read_files)
+
+        def seen(name: str, found: Evidence) -> None:
+            steps.at(steps.done + 1, count)
+            answer = found.prediction
+            steps.row(f"{name}: {headline(answer).text if answer else found.error}")
+
+        steps.at(0, count)
+        question = replace(question, effort=replace(question.effort, seen=seen))
+        report, found = check(read_files, question)
     if save is not None:
         save_runs(save, found)
     return report

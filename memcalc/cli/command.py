@@ -3,9 +3,11 @@
 import contextlib
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable
 from inspect import Parameter
+from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -51,9 +53,16 @@ def _size(name: str, text: str) -> int:
     return size
 
 
+def _tokens(name: str, text: str) -> float:
+    found = re.fullmatch(r"([0-9.]+) ?([KMBT])", text.upper())
+    if found is not None:
+        text = f"{found[1]}e{3 * ('KMBT'.index(found[2]) + 1)}"
+    return float(typed(name, Annotated[float, Meta(gt=0, le=1e18)], text))
+
+
 TEXT = Value("TEXT", lambda _, text: text)
 SIZE = Value("SIZE", _size)
-TOKENS = of(Annotated[float, Meta(gt=0, le=1e18)])
+TOKENS = Value("X", _tokens)
 SECONDS = of(Annotated[float, Meta(gt=0, le=1e9)])
 METHOD = of(Method)
 DEVICE = of(FIELDS["target"].type)
@@ -73,6 +82,18 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters, ``--help`` among them."""
         return plainly_read(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read what was typed; an option in the place of another's value is no value."""
+        options = {name: one for one in self.get_params(ctx) for name in one.opts}
+        for word, value in pairwise(args if ctx.allow_interspersed_args else ()):
+            if word == "--":
+                break
+            takes = word.startswith("-") and not getattr(options.get(word), "is_flag", True)
+            if takes and value.startswith("-") and value in options:
+                metavar = options[word].metavar or "TEXT"
+                raise UsageError(f"{word} needs a value: type {word} {metavar}.")
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write what is the verb's own, then the plan's options by group."""

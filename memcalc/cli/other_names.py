@@ -12,6 +12,8 @@ _NAMES = {
     "--deepspeed FILE": "ds-config deepspeed-config",
     "--devices N": "gpus gpu-count n-gpus ngpus num-devices num-gpus nproc nproc-per-node "
     "num-processes world-size",
+    "--find batch": "largest-batch max-batch max-batch-size",
+    "--find seq": "largest-seq max-seq",
     "--format json": "json",
     "--format csv": "csv",
     "--format markdown": "markdown md",

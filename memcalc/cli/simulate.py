@@ -126,7 +126,9 @@ def _say_what_became(ending: Ending, *, figures: bool = True) -> None:
         "; the figures are those until then" if figures else " before anything was on the GPU"
     )
     if ending.out_of_memory:
-        say("memcalc: GPU memory ran out. Without --gpu there is no limit.")
+        # Figures of a run without a limit have said where it ran out.
+        if not figures or ending.refusal is None or ending.refusal.last:
+            say("memcalc: GPU memory ran out; leave --gpu out for a run without a limit.")
     elif ending.code:
         say(f"memcalc: the script ended with exit code {ending.code}{until_then}.")
     elif ending.trains and not ending.steps:

@@ -31,7 +31,8 @@ _Program = Annotated[
     ),
 ]
 _Tokens = Annotated[
-    float | None, option("--tokens", "Tokens to train on; adds the hours.", value=TOKENS)
+    float | None,
+    option("--tokens", "Tokens to train on, such as 2e9 or 2B; adds the hours.", value=TOKENS),
 ]
 _Price = Annotated[
     str | None,

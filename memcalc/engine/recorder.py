@@ -29,6 +29,7 @@ class Recorder(Notes, Notebook):
         watched: which steps are followed module by module and, with PyTorch's profiler, operator
             by operator.
         detailed: do so whatever time it takes, and learn the dtype of every block.
+        named: learn operators at all; without, a third of a run's time is saved.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Recorder(Notes, Notebook):
         device: int = 0,
         watched: Iterable[int] = (),
         detailed: bool = False,
+        named: bool = True,
     ) -> None:
         super().__init__(device)
         self.notes = [self]
@@ -46,7 +48,7 @@ class Recorder(Notes, Notebook):
         """Bytes of a cache in host memory, when the last pass ended."""
         self.paths: dict[int, str] = {}
         """Of modules, by their ids, where a wrapper changes them."""
-        self._watched, self._detailed = frozenset(watched), detailed
+        self._watched, self._detailed, self._named = frozenset(watched), detailed, named
         self._hooks: list[Any] = []
         """On all modules, while they are followed."""
         self.start()
@@ -123,7 +125,7 @@ class Recorder(Notes, Notebook):
             self._unfollow()
         elif not self._hooks and self.model is not None:
             self._follow_modules(self.model)
-            if self._detailed or self._events_of_last_step() < _MANY:
+            if self._detailed or (self._named and self._events_of_last_step() < _MANY):
                 self.profile()
 
     def _follow_modules(self, model: torch.nn.Module) -> None:

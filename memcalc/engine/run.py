@@ -40,6 +40,7 @@ def trace(
     program: Program,
     *,
     detailed: bool = False,
+    named: bool = True,
     counted: bool = False,
     values: bool = False,
     drop: Callable[[str], None] | None = None,
@@ -50,6 +51,8 @@ def trace(
         program: its model has no memory yet; it is on the GPU afterwards.
         detailed: name the operator and the dtype of every block of the last step, whatever time
             that takes.
+        named: name the operators of the last step, as is done where cuDNN may run: what it needs
+            beside the allocator is told by their names.
         counted: run one step more, and count its floating-point operations.
         values: follow what the model's code reads back from the GPU.
         drop: shall always know where the program is.
@@ -57,7 +60,7 @@ def trace(
     plan = program.plan
     steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else STEPS
     watched = range(steps - 1, steps) if not plan.infers else _passes(program)
-    recorder = _recorder(plan, watched, detailed)
+    recorder = _recorder(plan, watched, detailed, named or _may_convolve(program))
     followed = _Followed(plan, values)
     with ranks.followed(recorder, plan), followed:
         program, optimizer = _load(program, recorder)
@@ -74,6 +77,13 @@ def trace(
     if isinstance(operations, int):
         return replace(traced, flops=operations)
     return replace(traced, assumptions=(*traced.assumptions, f"{UNCOUNTED_FLOPS}: {operations}"))
+
+
+def _may_convolve(program: Program) -> bool:
+    """Whether cuDNN may run; of a callable, nothing is known."""
+    of_cudnn = (torch.nn.modules.conv._ConvNd, torch.nn.RNNBase)
+    modules = program.model.modules()
+    return ":" in program.plan.model or any(isinstance(one, of_cudnn) for one in modules)
 
 
 def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> int:
@@ -147,10 +157,13 @@ class _OfEachBatch:
             self.found += self._counter.total - before
 
 
-def _recorder(plan: Plan, watched: Iterable[int], detailed: bool) -> Recorder:
+def _recorder(
+    plan: Plan, watched: Iterable[int], detailed: bool = False, named: bool = True
+) -> Recorder:
     if plan.target == "cpu":
         return CpuRecorder(watched=watched, detailed=layouts.spread(plan).layout == layouts.SINGLE)
-    return Recorder(device=torch.cuda.current_device(), watched=watched, detailed=detailed)
+    device = torch.cuda.current_device()
+    return Recorder(device=device, watched=watched, detailed=detailed, named=named)
 
 
 def over_lengths(program: Program, lengths: Sequence[int], *, values: bool = False) -> Trace:
@@ -164,7 +177,7 @@ def over_lengths(program: Program, lengths: Sequence[int], *, values: bool = Fal
     plan = program.plan
     if program.seq is None:
         raise UsageError(f"{plan.name} takes no tokens: leave out --lengths.")
-    recorder = _recorder(plan, (), detailed=False)
+    recorder = _recorder(plan, ())
     coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
 
     def batch() -> Batch:

@@ -271,6 +271,8 @@ _MAKERS = (
 """Operators that make a tensor for the operator around them."""
 _COMPILED = ("## Call CompiledFxGraph", "CompiledFunction", "Torch-Compiled Region")
 """What ``torch.compile`` made: many kernels, and what they hand on to each other."""
+_KINDS: Any = _C._profiler._EventType
+_ALLOCATION, _OPERATOR = _KINDS.Allocation, _KINDS.TorchOp
 _NODE = "autograd::engine::evaluate_function: "
 
 
@@ -299,7 +301,7 @@ class _Frame(msgspec.Struct):
 def blocks_by_operator(profiler: Any, device: str = "cuda") -> list[Block]:
     """The blocks of a device that were born while the profiler ran, in order of birth."""
     changes: list[tuple[int, int, int, _Frame]] = []
-    reads: list[tuple[int, int, str]] = []
+    reads: list[tuple[int, int, str]] | None = [] if profiler.record_shapes else None
     _visit(profiler_events(profiler), _Frame("", 0, ""), device, changes, reads)
     found: list[Block] = []
     alive: dict[int, tuple[Block, int]] = {}
@@ -315,7 +317,7 @@ def blocks_by_operator(profiler: Any, device: str = "cuda") -> list[Block]:
             block, end = alive.pop(address)
             block.scratch = moment < end
             block.until = frame.node
-    for moment, address, dtype in reads:
+    for moment, address, dtype in reads or ():
         for born, block in reversed(spans.get(address, ())):
             if born <= moment:
                 block.dtype = block.dtype or dtype
@@ -328,20 +330,25 @@ def _visit(
     frame: _Frame,
     device: str,
     changes: list[tuple[int, int, int, _Frame]],
-    reads: list[tuple[int, int, str]],
+    reads: list[tuple[int, int, str]] | None,
 ) -> None:
     for event in events:
-        kind, fields = event.typed
-        if kind.name == "Allocation":
+        kind, children = event.tag, event.children
+        if kind == _ALLOCATION:
+            fields = event.extra_fields
             if fields.device.type == device:
                 changes.append((event.start_time_ns, fields.ptr, fields.alloc_size, frame))
             continue
+        # Of operators that ask for nothing there are most, and a look at each takes as long as a
+        # step.
+        if not children and reads is None:
+            continue
         inner = frame
-        if kind.name == "TorchOp":
+        if kind == _OPERATOR:
             name = event.name
-            for tensor in fields.inputs:
+            for tensor in event.extra_fields.inputs:
                 key = getattr(tensor, "storage_data_ptr", None)
-                if key is not None:
+                if key is not None and reads is not None:
                     dtype = str(tensor.dtype).removeprefix("torch.")
                     reads.append((event.start_time_ns, key, dtype))
             if name.startswith(_NODE):
@@ -350,4 +357,4 @@ def _visit(
                 inner = _Frame("compiled code", 0, frame.node)
             elif not (frame.op and name.startswith(_MAKERS)):
                 inner = _Frame(name.rpartition("::")[2], event.end_time_ns, frame.node)
-        _visit(event.children, inner, device, changes, reads)
+        _visit(children, inner, device, changes, reads)

@@ -171,9 +171,17 @@ class Client:
         elif self._child is not None:
             self._child.end()
 
-    def ask(self, plan: Plan, *, counted: bool = False) -> Prediction | MemcalcError:
-        """Run one plan; ``counted``: and one step more, for its floating-point operations."""
-        return self._decoded(Prediction, "prediction", plan, counted=counted)
+    def ask(
+        self, plan: Plan, *, counted: bool = False, figures: bool = False
+    ) -> Prediction | MemcalcError:
+        """Run one plan.
+
+        Args:
+            plan: what to run.
+            counted: and one step more, for its floating-point operations.
+            figures: the ladder is enough, and scratch of kernels may count as temporary.
+        """
+        return self._decoded(Prediction, "prediction", plan, counted=counted, figures=figures)
 
     def trace(self, plan: Plan) -> tuple[Prediction, Trace] | MemcalcError:
         """Trace one plan, and keep the events."""

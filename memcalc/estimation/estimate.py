@@ -179,11 +179,23 @@ class Tracer:
     """
 
     def __init__(
-        self, *, use_cache: bool = True, workers: int | None = 1, counted: bool = False
+        self,
+        *,
+        use_cache: bool = True,
+        workers: int | None = 1,
+        counted: bool = False,
+        figures: bool = False,
     ) -> None:
-        """Start nothing yet; ``counted``: operations of a step too, which costs one step more."""
+        """Start nothing yet.
+
+        Args:
+            use_cache: keep and reuse answers on disk.
+            workers: the most processes that trace at once.
+            counted: answers say how many operations a step takes, which costs one step more.
+            figures: of answers the ladder is enough, which saves half of a run.
+        """
         self._use_cache = use_cache
-        self._counted = counted
+        self._counted, self._figures = counted, figures
         self.workers = workers
         self._stack = contextlib.ExitStack()
         self._pool: Pool | None = None
@@ -199,7 +211,7 @@ class Tracer:
         """Answer plans in order; a plan that fails yields its error and the rest go on."""
 
         def ask(client: Client, plan: Plan) -> Answer:
-            return client.ask(plan, counted=self._counted)
+            return client.ask(plan, counted=self._counted, figures=self._figures)
 
         found = self._each(plans, self._answered, ask)
         for plan, answer in zip(plans, found, strict=True):
@@ -248,7 +260,8 @@ class Tracer:
             while (found := known[plan]) is None:
                 asked, answer = next(fresh)
                 known[asked] = answer
-                name = self._name(asked)
+                whole = isinstance(answer, Traced) or not self._figures
+                name = self._name(asked, "trace" if whole else "figures")
                 if isinstance(answer, Prediction | Traced) and name is not None:
                     _store(name, answer)
             yield found
@@ -259,6 +272,8 @@ class Tracer:
         if isinstance(checked, MemcalcError):
             return checked
         found = _from_cache(self._name(plan), plan)
+        if found is None and self._figures:
+            found = _from_cache(self._name(plan, "figures"), plan)
         return None if self._counted and found is not None and found.flops is None else found
 
     def _traced(self, plan: Plan) -> Traced | MemcalcError | None:
@@ -280,7 +295,7 @@ class Tracer:
                 self._checked[plan] = error
         return self._checked[plan]
 
-    def _name(self, plan: Plan) -> str | None:
+    def _name(self, plan: Plan, kind: str = "trace") -> str | None:
         """Of a plan's answer in the cache; ``None``: it is not kept there."""
         checked = self._check(plan)
         if isinstance(checked, MemcalcError) or not self._use_cache:
@@ -288,7 +303,7 @@ class Tracer:
         config = checked.source.config
         if config is None or code_in(plan) is not None:
             return None
-        return cache.key(canonical(plan), config, "trace")
+        return cache.key(canonical(plan), config, kind)
 
     def pool(self) -> Pool:
         """Children of this tracer, also for what it does not ask itself."""

@@ -73,6 +73,8 @@ class Worker:
         internals.prepare_to_fork()
         self._breadcrumbs = breadcrumbs
         self._counted = False
+        self._figures = False
+        """What operators ask for is not told, so that none need be named."""
         self._values = False
         """The program's reads from the GPU are followed, which costs a tenth of a run."""
         self._programs: dict[Plan, Program] = {}
@@ -86,6 +88,7 @@ class Worker:
         plan = decode(Plan, request["plan"])
         keep = bool(request.get("keep"))
         self._counted = bool(keep or request.get("counted"))
+        self._figures = bool(request.get("figures")) or "devices" in request
         if plan.engine is not None:
             if keep:
                 raise UsageError("Only memcalc estimate answers for an engine: leave out engine.")
@@ -150,7 +153,12 @@ class Worker:
                 run.over_lengths(program, lengths, values=self._values)
                 if lengths
                 else run.trace(
-                    program, detailed=keep, counted=self._counted, values=self._values, drop=drop
+                    program,
+                    detailed=keep,
+                    named=not self._figures,
+                    counted=self._counted,
+                    values=self._values,
+                    drop=drop,
                 )
             )
         notes = [*question.notes, *traced.assumptions, *_said_of_room(question, room)]

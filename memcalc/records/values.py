@@ -124,7 +124,9 @@ def refused(name: str, kind: Any, value: Any) -> SettingError:
         return SettingError(name, str(told))
     shown = " ".join(repr(list(value) if isinstance(value, tuple) else value).split())
     shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
-    return SettingError(name, f"{name} = {shown} is not {_wanted(kind)}.")
+    thousands = re.fullmatch(r"([0-9]{1,4})[kK]", str(value))
+    type_ = f": type {1024 * int(thousands[1])}" if thousands and plain(kind) is int else ""
+    return SettingError(name, f"{name} = {shown} is not {_wanted(kind)}{type_}.")
 
 
 def _wanted(kind: Any) -> str:

@@ -17,17 +17,15 @@ from memcalc.workload import layouts
 _PER_PARAMETER = (Component.WEIGHTS, Component.MASTER_WEIGHTS)
 _OF_TRAINED = (Component.GRADIENTS, Component.OPTIMIZER_STATE)
 _LARGE = 1_000_000_000
-"""Parameters from which few people train all in fp32."""
+"""Parameters from which few people train or run all in fp32."""
 
 
 def blocks(prediction: Prediction) -> list[Block]:
     """The verdict, the figures that lead to it, and the next command: ``LINES`` of a terminal."""
     if prediction.serving is not None:
-        return [*serving.blocks(prediction, prediction.serving), *notes(prediction, brief=True)]
-    plan, heading = prediction.plan, f"  {rows.heading(prediction)}"
-    # A large model whose precision and optimizer are those of the defaults.
-    plain = plan.precision in ("fp32", "tf32") and not plan.command
-    whole = plain and prediction.trainable > _LARGE
+        first, *rest = serving.blocks(prediction, prediction.serving)
+        return [first, *_unusual(prediction), *rest, *notes(prediction, brief=True)]
+    heading = f"  {rows.heading(prediction)}"
     most, fit, bar = 2 * (_COLUMNS - 6), prediction.fit, []
     if fit is not None:
         part = fit.needed / max(fit.limit, 1)
@@ -37,7 +35,7 @@ def blocks(prediction: Prediction) -> list[Block]:
     above: list[Block] = [
         headline(prediction),
         *bar,
-        *([Line(_UNUSUAL)] if whole and not plan.infers and "adam" in plan.optim else []),
+        *_unusual(prediction),
         Line(heading if len(heading) <= most else f"{heading[: most - 4]} ...", Kind.TEXT),
         *(Line(f"  {words}", Kind.TEXT) for words in rows.outcome_words(prediction)),
         Line(""),
@@ -56,7 +54,15 @@ _LEAST = 2
 """Components that are shown in any case."""
 
 
-_UNUSUAL = "  fp32 with AdamW is unusual at this size: try --preset full, lora or qlora"
+def _unusual(prediction: Prediction) -> Iterator[Line]:
+    """Of a large model whose precision, and optimizer, are those of the defaults."""
+    plan = prediction.plan
+    if plan.precision not in ("fp32", "tf32") or plan.command:
+        return
+    if not plan.infers and prediction.trainable > _LARGE and "adam" in plan.optim:
+        yield Line("  fp32 with AdamW is unusual at this size: try --preset full, lora or qlora")
+    elif plan.infers and prediction.components.get(Component.WEIGHTS, 0) > 4 * _LARGE:
+        yield Line("  fp32 is unusual for inference at this size: try --precision bf16")
 
 
 def _height(block: Block) -> int:
@@ -72,6 +78,8 @@ def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
     """What was assumed and what was not counted; brief: two lines of what changes most."""
     assumed, left = list(prediction.assumptions), 0
     if brief:
+        # The verdict says why it is unknown.
+        assumed = [one for one in assumed if one != prediction.unknown.get("fit")]
         assumed, left = _weightiest(assumed)
         left += len(prediction.uncounted)
     more = f"{left} more (-v)"

@@ -33,7 +33,7 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
         *(Line(_moment(moment), Kind.ITEM) for moment in explanation.others),
         *([Line(_moment(end, "at end"), Kind.ITEM)] if (end := explanation.end) else []),
         Line(""),
-        *_layers(explanation.layers),
+        *_layers(explanation.layers if verbose else ()),
         *remedies(explanation, verbose=verbose),
     ]
 

@@ -71,7 +71,8 @@ def heading(prediction: Prediction) -> str:
     """The question, in one line."""
     plan = prediction.plan
     if plan.command:
-        return f"{plan.name} ({prediction.head}): {prediction.optimizer_state.optimizer}"
+        head = f" ({prediction.head})" if prediction.head else ""
+        return f"{plan.name}{head}: {prediction.optimizer_state.optimizer}"
     return f"{plan.model} ({prediction.head}): {described(plan, prediction.seq)}"
 
 
@@ -87,7 +88,8 @@ def labels(predictions: Sequence[Prediction]) -> list[str]:
 def asked_for(plan: Plan) -> str:
     """The question of ``memcalc suggest``: a model, and the samples of a step."""
     each = " of each GPU" if plan.devices > 1 else ""
-    samples = f"{plan.batch * plan.grad_accum} samples a step{each}, as asked for"
+    count = plan.batch * plan.grad_accum
+    samples = f"{count} sample{'s' * (count > 1)} a step{each}, as asked for"
     return f"{plan.model}: {samples}: {described(plan, plan.seq)}"
 
 

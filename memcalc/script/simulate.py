@@ -47,10 +47,17 @@ _ALONE = (
     "the script uses {used} of {count} GPUs; to use all, put torchrun --nproc-per-node {count} "
     "before it in place of python"
 )
-_BEGINS = (
-    "import sys; sys.path[:] = [*filter(None, sys.path), {home!r}]; "
-    "from memcalc.script.child import main; main(*sys.argv[1:])"
-)
+_BEGINS = """
+import os, sys
+sys.path[:] = [*filter(None, sys.path), {home!r}]
+try:
+    from memcalc.script.child import main
+    main(*sys.argv[1:])
+except FileNotFoundError as error:
+    if error.filename is None:
+        sys.exit(1)
+    raise
+"""
 """Without the current folder: a program elsewhere imports nothing from it, and nor does PyTorch."""
 _HOME = str(Path(__file__).resolve().parents[2])
 
@@ -84,7 +91,12 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate(
-    plan: Plan, folder: Path | None = None, *, weights: bool = False, python: str | None = None
+    plan: Plan,
+    folder: Path | None = None,
+    *,
+    weights: bool = False,
+    python: str | None = None,
+    quiet: bool = False,
 ) -> Simulated:
     """Run the program of a plan; what it prints goes to standard error.
 
@@ -96,6 +108,7 @@ def simulate(
         folder: where to run it; ``None``: here.
         weights: are fetched where they are not on this machine.
         python: the Python that runs it; ``None``: this one.
+        quiet: what it prints is not shown.
 
     Raises:
         UsageError: the command cannot be understood.
@@ -106,7 +119,7 @@ def simulate(
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     question = asked(plan)
     run = _Run(question, program, launch, folder, weights, python or sys.executable)
-    found = run.answer(limited=gpu is not None)
+    found = run.answer(limited=gpu is not None, quiet=quiet)
     refusal = found.ending.refusal
     if found.ending.out_of_memory and refusal is not None:
         whole = run.answer(limited=False, quiet=True)
@@ -167,6 +180,9 @@ class _Run:
             out, err = (subprocess.DEVNULL,) * 2 if quiet else (_stderr(), None)
             if self._work:
                 out = err = subprocess.PIPE
+            elif not quiet and sys.stderr is not sys.__stderr__ and sys.stderr.isatty():
+                # A line moves at the terminal: what keeps it there writes what the program prints.
+                out, err = subprocess.PIPE, subprocess.STDOUT
             kills = oom_kills()
             try:
                 done = subprocess.run(
@@ -181,7 +197,8 @@ class _Run:
                 )
             except OSError as error:
                 raise EstimateError(f"{self._python} cannot be started: {error}.") from None
-            print(done.stdout or "", end="", flush=True)
+            seen = sys.stdout if self._work else sys.stderr
+            print(done.stdout or "", end="", file=seen, flush=True)
             print(done.stderr or "", end="", file=sys.stderr, flush=True)
             if not answered.exists():
                 raise EstimateError(

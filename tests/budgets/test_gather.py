@@ -183,6 +183,17 @@ def test_two_workers_answer_in_the_order_of_the_plans():
     assert [answer.plan for answer in together] == plans
 
 
+def test_each_run_is_told_as_soon_as_it_is_known_and_commands_come_last(runs, effort, monkeypatch):
+    estimated = runs()[0]
+    command = replace(estimated, name="script", plan=make({"command": "python train.py"}))
+    told = []
+    monkeypatch.setattr(collect, "of_command", lambda *_: Evidence(error=f"after {len(told)}"))
+    asked = replace(effort, seen=lambda name, found: told.append(name))
+    found = collect.estimate([command, estimated], asked)
+    assert told == [estimated.name, "script"]
+    assert (found[0].error, found[1].error) == ("after 1", None)
+
+
 EFFORT = collect.Effort(use_cache=False, workers=1)
 
 

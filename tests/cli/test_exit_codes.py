@@ -99,6 +99,16 @@ def test_a_command_whose_folder_is_gone_says_so(words, monkeypatch):
     assert done.stderr == "error: The current folder is gone: change to one that exists.\n"
 
 
+def test_a_child_whose_folder_is_gone_shows_no_traceback():
+    done = typed(
+        "mkdir /tmp/$$-gone; cd /tmp/$$-gone; echo 'import torch' > train.py; "
+        "(sleep 0.5; rm -r $PWD) & memcalc simulate -- python train.py"
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.endswith("error: The current folder is gone: change to one that exists.\n")
+
+
 def test_a_reader_that_has_seen_enough_is_not_an_error():
     done = typed("memcalc list models | head -n 0; exit ${PIPESTATUS[0]}")
     assert done.returncode == 141

@@ -63,11 +63,14 @@ def test_what_a_scripts_code_could_do_without_is_named_by_line(memcalc, tmp_path
     command = ("python", "mine/train.py", "--batch-size", "8")
     typed = ("--gpu", "t4", "-o", "saved.json", "--", *command)
     assert memcalc("simulate", *typed).returncode == 0
-    shown = " ".join(memcalc("explain", "saved.json").stdout.split())
+    explained = json.loads(memcalc("explain", "saved.json", "--format", "json").stdout)
+    shown = " ".join(explained["record"]["in_the_code"])
     assert "train.py:10: if this is attention, scaled_dot_product_attention" in shown
     assert "train.py:13: the loss keeps logits of all tokens" in shown
     assert "from train.py:11 outlive backward: a variable holds them" in shown
-    assert "memcalc simulate --gpu t4 -- python mine/train.py --batch-size 4" in shown
+    halved, _ = explained["remedies"]
+    assert (halved["key"], halved["error"]) == ("half the batch", None)
+    assert halved["saved"]["requested"] > 0
 
 
 RESUMES = """

@@ -15,7 +15,7 @@ from memcalc.advice.explain.layers import layers
 from memcalc.advice.explain.peak import at_end, moments
 from memcalc.advice.explain.records import Explanation, PeakContents
 from memcalc.advice.explain.timeline import Timeline, timeline
-from memcalc.advice.remedies.records import Option, Trial, figures, fitting, within
+from memcalc.advice.remedies.records import Option, Remedy, Trial, figures, fitting, within
 from memcalc.advice.remedies.rows import same_result
 from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
@@ -138,7 +138,7 @@ def explain_plan(
     for name, least in (("depth", depth), ("under", under)):
         if least is not None and least < 1:
             raise UsageError(f"{name} = {least} leaves nothing: type 1 or more.")
-    with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
+    with Tracer(use_cache=use_cache, workers=None, counted=True, figures=True) as tracer:
         traced = tracer.trace(plan)
         found = _explained(traced, depth)
         seen(found)
@@ -173,7 +173,8 @@ def _explained(traced: Traced, depth: int | None) -> Explanation:
 
 
 def script_remedies(traced: Traced) -> Iterator[Option]:
-    """The allocator's settings, by replaying what the script asked for."""
+    """Half the batch, by running the command again; the allocator's settings, by replaying."""
+    yield from _halved(traced.prediction.plan)
     before, trace = traced.prediction, traced.trace
     for remedy in same_result.expandable(before.plan):
         question = asked(replace(before.plan, **dict(remedy.changes)))
@@ -241,13 +242,48 @@ def in_the_code(peak: PeakContents, plan: Plan) -> Iterator[str]:
         said = next((less for pattern, less in _SAID if pattern.search(code)), None)
         if said is not None:
             yield f"{format_bytes(size)} from {line}: {said}"
-    smaller = _half(words)
-    if smaller:
-        yield f"half the batch: {to_simulate(plan, command=shlex.join(smaller))}"
 
 
-def _half(words: list[str]) -> list[str]:
-    """The command with half the batch; none: it is no argument, or one sample."""
+def _halved(plan: Plan) -> Iterator[Option]:
+    """The script with half the batch, where that is an argument of it; what it prints is not shown.
+
+    A command whose trace is kept has run on this machine, so it may run again.
+    """
+    from memcalc.script.simulate import simulate
+
+    words = shlex.split(plan.command or "")
+    found = _half(words)
+    if found is None:
+        return
+    at, argument, told = found
+    changed = replace(
+        plan, command=shlex.join([*words[:at], *argument, *words[at + len(argument) :]])
+    )
+    remedy = Remedy(
+        key="half the batch",
+        title=f"half the batch ({told})",
+        changes=(),
+        cost="fewer samples per step; accumulate gradients over two for the same update",
+        source=f"the script ran again: {to_simulate(changed)}",
+        rank=1,
+    )
+    trial = Trial(remedies=(remedy.key,), figures=None)
+    try:
+        run = simulate(changed, quiet=True)
+        if run.traced is None or (run.ending.code and not run.ending.out_of_memory):
+            trial = replace(trial, error=f"the script ended with exit code {run.ending.code}")
+        else:
+            trial = replace(trial, figures=figures(run.traced.prediction))
+    except MemcalcError as error:
+        trial = replace(trial, error=str(error))
+    yield Option(remedy=remedy, trial=trial)
+
+
+def _half(words: list[str]) -> tuple[int, list[str], str] | None:
+    """The argument with half the batch: where it begins, its words, and how it is typed.
+
+    ``None``: no argument is the batch, or it is one sample.
+    """
     for at, word in enumerate(words):
         found = _BATCH.match(word)
         if found is None:
@@ -255,7 +291,6 @@ def _half(words: list[str]) -> list[str]:
         value = word[found.end() :] if found[1] else "".join(words[at + 1 : at + 2])
         if value.isdecimal() and int(value) > 1:
             less = str(int(value) // 2)
-            if found[1]:
-                return [*words[:at], word[: found.end()] + less, *words[at + 1 :]]
-            return [*words[: at + 1], less, *words[at + 2 :]]
-    return []
+            new = [word[: found.end()] + less] if found[1] else [word, less]
+            return at, new, " ".join(new)
+    return None
