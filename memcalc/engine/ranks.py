@@ -13,8 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from memcalc.records.trace import Trace
-from memcalc.records.walk import changes
+from memcalc.records.trace import Trace, changes
 from memcalc.workload import layouts
 from memcalc.workload.program import Program
 

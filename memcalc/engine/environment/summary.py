@@ -6,7 +6,7 @@ import sys
 
 from memcalc.engine.environment import installed, layers
 from memcalc.engine.environment.search import ELSEWHERE
-from memcalc.records.facts import Fact
+from memcalc.records.measurement import Fact
 
 
 def describe() -> list[Fact]:
