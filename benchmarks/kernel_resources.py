@@ -25,7 +25,7 @@ def constants(kernel, dtype, even):
     import triton.language as tl
 
     from memcalc.optim import table
-    from memcalc.optim.codes import BLOCK
+    from memcalc.optim.blockwise import BLOCK
 
     kind = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}[dtype]
     span = table.SPANS[even]

@@ -82,7 +82,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if budget is None or budget.gpu is not None:
         yield
         return
-    from memcalc.measure.recording.watch import CpuWatch, CudaWatch
+    from memcalc.measure.recording.readings import CpuWatch, CudaWatch
 
     watch = CudaWatch(budget.metric) if budget.device == "cuda" else CpuWatch()
     gc.collect()
@@ -195,7 +195,7 @@ def _refuse(reason: str) -> NoReturn:
 def _device(asked: Any) -> str:
     if asked not in (None, "cuda", "cpu"):
         raise UsageError(f"device = {asked!r}: choose cuda or cpu.")
-    from memcalc.measure.recording.watch import has_cuda
+    from memcalc.measure.recording.readings import has_cuda
 
     if asked == "cuda" and not has_cuda():
         raise UsageError("PyTorch sees no CUDA GPU here.")

@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-from memcalc.allocator import context
+from memcalc.allocator import outside
 from memcalc.catalog import contexts, gpus
 from memcalc.catalog.contexts import Reading
 from memcalc.records.prediction import Span
@@ -41,7 +41,7 @@ def text() -> str:
 def _spans(lazy: list[Reading]) -> str:
     rows = ["| GPU | bare context, MiB | with a model, MiB | by |", "|---|---:|---:|---|"]
     for gpu in (*(g for g in gpus.table() if any(r.gpu == g.name for r in lazy)), None):
-        held = context.outside(gpu)
+        held = outside.outside(gpu)
         name = gpu.name if gpu is not None else "any"
         cells = name, _mib(held.context), _mib(held.total), held.total.source
         rows.append(f"| {' | '.join(cells)} |")

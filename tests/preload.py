@@ -11,7 +11,7 @@ MODULES = (
 
 def warm(hint):
     if not hint:
-        return load("memcalc.measure.runs.training")
+        return load("memcalc.measure.runs.run")
     from memcalc.engine import driver, simulated_gpu
     from memcalc.estimation.question import ASSUMED
 

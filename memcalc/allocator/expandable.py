@@ -6,9 +6,8 @@ and ``ExpandableSegment`` in ``c10/cuda/CUDACachingAllocator.cpp``.
 
 from __future__ import annotations
 
-from memcalc.allocator.blocks import Block, ExpandableSegment, Pool
-from memcalc.allocator.constants import SMALL_SEGMENT
-from memcalc.allocator.state import AllocatorState
+from memcalc.allocator.settings import SMALL_SEGMENT
+from memcalc.allocator.state import AllocatorState, Block, ExpandableSegment, Pool
 
 
 def best_fit(free: list[Block], at: int) -> int:

@@ -23,11 +23,10 @@ from typing import Any
 
 import msgspec
 
-from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError, FailedRequest
-from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.levels import Levels, highest
 from memcalc.allocator.settings import AllocatorSettings
+from memcalc.allocator.state import Block, DeviceMemory
 
 Event = tuple[Any, ...]
 

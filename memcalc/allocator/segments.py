@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from memcalc.allocator.blocks import Block
-from memcalc.allocator.state import AllocatorState
+from memcalc.allocator.state import AllocatorState, Block
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 """Bytes; a thousand times what the largest machines have."""
@@ -64,12 +63,7 @@ class SegmentRecord(msgspec.Struct, frozen=True, kw_only=True):
 def segments(
     state: AllocatorState, shown: Mapping[int, list[dict[str, Any]]] | None = None
 ) -> list[SegmentRecord]:
-    """List all segments by address; an expandable one counts as many as it has mapped stretches.
-
-    Args:
-        state: of the allocator.
-        shown: frames of the blocks in use, by address.
-    """
+    """List all segments by address; an expandable one counts as many as it has mapped stretches."""
     stretches = [one for head in state.heads.values() for one in _mapped_stretches(head)]
     return [
         _segment(stretch, shown or {})

@@ -16,14 +16,11 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError
-from memcalc.allocator.constants import UNLIMITED
-from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.replay import Event, Op, to_pools
-from memcalc.allocator.segments import DEFAULT_POOL, SegmentRecord, segments
-from memcalc.allocator.settings import AllocatorSettings
-from memcalc.allocator.state import TraceEntry
+from memcalc.allocator.segments import DEFAULT_POOL, segments
+from memcalc.allocator.settings import UNLIMITED, AllocatorSettings
+from memcalc.allocator.state import Block, DeviceMemory, TraceEntry
 from memcalc.files.artifact import write_bytes
 
 Frame = tuple[str, int, str]
@@ -57,7 +54,10 @@ def predicted_snapshot(
     except DeviceOutOfMemoryError:
         writer.take_over(())
     return {
-        "segments": [_plain(segment) for segment in segments(allocator, writer.shown)],
+        "segments": [
+            {**asdict(segment), "blocks": [asdict(block) for block in segment.blocks]}
+            for segment in segments(allocator, writer.shown)
+        ],
         "device_traces": [writer.entries],
         "allocator_settings": _settings(settings),
         "external_annotations": [],
@@ -145,11 +145,6 @@ class _SnapshotWriter:
                 "pool_id": DEFAULT_POOL,
             }
         )
-
-
-def _plain(segment: SegmentRecord) -> dict[str, Any]:
-    """A segment of dicts and lists."""
-    return {**asdict(segment), "blocks": [asdict(block) for block in segment.blocks]}
 
 
 def _show(frames: Sequence[Frame]) -> list[dict[str, Any]]:

@@ -13,15 +13,14 @@ from itertools import pairwise
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.allocator import expandable, release
-from memcalc.allocator.blocks import Block
+from memcalc.allocator import caching, expandable
 from memcalc.allocator.caching import CachingAllocator
-from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.levels import Levels
 from memcalc.allocator.replay import Event, Op, Replay, replay
 from memcalc.allocator.segments import SegmentRecord, segments
 from memcalc.allocator.settings import AllocatorSettings
 from memcalc.allocator.snapshot_reader import Entry, Snapshot
+from memcalc.allocator.state import Block, DeviceMemory
 
 _ANOTHER_STREAM = -1
 """Which stream lagged behind is not recorded; only that one did."""
@@ -196,7 +195,7 @@ class _Follower:
     def _give_back(self, address: int) -> None:
         head = self.allocator.heads.get(address)
         if head is not None and head.segment is None and not (head.busy or head.is_split):
-            release.release_segment(self.allocator, head)
+            caching.release_segment(self.allocator, head)
             return
         for pool in (self.allocator.large, self.allocator.small):
             for block in pool:

@@ -1,17 +1,97 @@
-"""The main loop of a child: it answers requests in order and turns errors into sentences."""
+"""The main loop of a child: it answers JSON lines in order and turns errors into sentences."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import mmap
 import os
 import socket
 import sys
 from typing import Any
 
-from memcalc.children.breadcrumbs import Breadcrumbs
-from memcalc.children.channel import Channel
+import msgspec
+
 from memcalc.children.exit_reason import told
+
+_CHUNK = 1 << 18
+
+
+class Channel:
+    """One end of a conversation."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self._buffer = bytearray()
+        self._searched = 0
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Say something; bytes become base64.
+
+        Raises:
+            OSError: nobody listens.
+        """
+        self.end.sendall(msgspec.json.encode(message) + b"\n")
+
+    def receive(self) -> dict[str, Any] | None:
+        """Hear the next message; ``None``: there will be none.
+
+        Raises:
+            TimeoutError: the socket's time is up; nothing is lost.
+            ValueError: a line is no message.
+        """
+        while (at := self._buffer.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._buffer)
+            try:
+                chunk = self.end.recv(_CHUNK)
+            except ConnectionError:
+                return None
+            if not chunk:
+                return None
+            self._buffer += chunk
+        line = bytes(self._buffer[:at])
+        del self._buffer[: at + 1]
+        self._searched = 0
+        if not line.strip():
+            return {}
+        try:
+            message = msgspec.json.decode(line)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(str(error)) from None
+        if not isinstance(message, dict):
+            raise ValueError("not a message")
+        return message
+
+
+SIZE = 512
+
+
+class Breadcrumbs:
+    """Remembers the module that runs; cheap enough to do for every module.
+
+    Made by the parent before it forks: both see the same memory.
+    """
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, SIZE)
+
+    def drop(self, module: str) -> None:
+        """Remember this place, forget the last."""
+        text = module.encode()[: SIZE - 1] + b"\0"
+        self._map[: len(text)] = text
+
+    def clear(self) -> None:
+        """Forget the last place."""
+        self._map[:] = bytes(SIZE)
+
+    def where(self) -> str:
+        """The last place in words, such as `` in model.layers.0``; empty if unknown."""
+        module, _, _ = self._map[:].partition(b"\0")
+        return f" in {module.decode(errors='replace')}" if module else ""
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._map.close()
 
 
 class Speaker:
@@ -42,14 +122,7 @@ class Speaker:
 
 
 def serve(end: socket.socket, module: str, name: str, breadcrumbs: Breadcrumbs) -> None:
-    """Answer requests until the client closes.
-
-    Args:
-        end: where they come from.
-        module: the job module.
-        name: what a job is called in sentences.
-        breadcrumbs: where the jobs leave their place.
-    """
+    """Answer requests until the client closes."""
     channel = Channel(end)
     place = channel.receive()
     if place is None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from memcalc.children.channel import Channel
+from memcalc.children.child import Channel
 from memcalc.children.exit_reason import ending, noise_of, status_of
 from memcalc.errors import MemcalcError, UsageError, sentence
 
@@ -65,11 +65,6 @@ class Parent:
 
     def child(self, module: str, name: str, *, hint: str = "") -> Child:
         """Fork a child.
-
-        Args:
-            module: the job module, by its full name.
-            name: name of its jobs in messages.
-            hint: told to the module's ``warm``.
 
         Raises:
             MemcalcError: ``failure``, where no process can be started.
@@ -209,7 +204,7 @@ class Child:
         self._send(
             {
                 "environment": parent.environment,
-                "folder": _folder(),
+                "folder": folder(),
                 "path": [*parent.first, *_path()],
             }
         )
@@ -321,7 +316,8 @@ def _path() -> list[str]:
     return [entry for entry in sys.path if isinstance(entry, str)]
 
 
-def _folder() -> str | None:
+def folder() -> str | None:
+    """The current one; ``None``: it is gone."""
     with contextlib.suppress(FileNotFoundError):
         return os.getcwd()
     return None

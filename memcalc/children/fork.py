@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from memcalc.children.channel import Channel
+from memcalc.children.child import Channel
 from memcalc.children.exit_reason import ending, oom_kills, told
 from memcalc.errors import EstimateError, UsageError
 
@@ -76,6 +76,13 @@ def forked(
     raise EstimateError(answer["error"])
 
 
+def flush() -> None:
+    """Write what was printed; the program may have closed its streams."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError, OSError, AttributeError):
+            stream.flush()
+
+
 def die_with(parent: int, number: int) -> None:
     """Have the kernel send a signal when the parent dies (Linux; elsewhere the sockets tell)."""
     with contextlib.suppress(OSError, AttributeError):
@@ -92,9 +99,7 @@ def _work(
             answer = work()
         except BaseException as error:
             answer = told(error, name, where())
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(ValueError, OSError):
-                stream.flush()
+        flush()
         Channel(end).send(answer)
     finally:
         # Nothing of the process that was copied is to be closed, flushed or written here.

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from memcalc.children import child
-from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.children.child import Breadcrumbs
 from memcalc.children.exit_reason import ending, noise_of, oom_kills
 from memcalc.children.fork import die_with
 
@@ -30,12 +30,7 @@ _LONGEST = 1 << 16
 
 
 def main(control: int, asker: int) -> None:
-    """Fork children until the client closes.
-
-    Args:
-        control: descriptor of the control socket, or of one that listens for them.
-        asker: the process to die with.
-    """
+    """Fork children until the client closes."""
     # What is imported here stays: looking for garbage in it takes a sixth of the time of importing.
     gc.disable()
     family = _Family()
@@ -81,13 +76,11 @@ class _Family:
         self._doors += 1
 
     def serve(self) -> None:
-        """Do what is asked until the last door closes."""
         while self._doors:
             for key, _ in self._selector.select():
                 key.data(key.fileobj)
 
     def leave(self) -> None:
-        """End everything, this process too."""
         try:
             self._end(list(self._living))
         finally:

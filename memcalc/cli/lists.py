@@ -85,7 +85,7 @@ def _row(text: str) -> None:
 
 
 def _contexts() -> None:
-    from memcalc.allocator.context import outside
+    from memcalc.allocator.outside import outside
     from memcalc.catalog import gpus as catalog
     from memcalc.records.prediction import Span
     from memcalc.units import MIB

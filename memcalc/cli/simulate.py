@@ -12,7 +12,7 @@ from memcalc.cli.options import plan_option
 from memcalc.cli.output import Output, Verbose, chosen, deliver_predictions, format_option, formats
 from memcalc.cli.progress import progress
 from memcalc.errors import EstimateError, UsageError
-from memcalc.script.prefixes import to_type
+from memcalc.script.command import to_type
 from memcalc.script.records import Ending
 from memcalc.units import format_bytes
 

@@ -37,11 +37,7 @@ _SETTLES = 2
 
 
 class Compiling:
-    """Follows what a program compiles.
-
-    Args:
-        say: told what is assumed.
-    """
+    """Follows what a program compiles."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -59,24 +55,19 @@ class Compiling:
         patches.when_imported("triton", lambda _: os.environ.update(own))
         patches.when_imported("torch._dynamo.eval_frame", lambda m: self._hide_hooks(m, patches))
         patches.when_imported("torch._dynamo.callback", self._watch)
-        patches.when_imported(
-            "torch._inductor.runtime.triton_heuristics",
-            lambda module: patches.wrap(module.CachingAutotuner, "bench", self._bench),
-        )
-        patches.when_imported(
-            "triton.runtime.autotuner",
-            lambda module: patches.wrap(module.Autotuner, "_bench", self._bench_triton),
-        )
+        heuristics = "torch._inductor.runtime.triton_heuristics"
+        patches.wrap_later(heuristics, "CachingAutotuner.bench", self._bench)
+
+        def benched(*args: Any, **kwargs: Any) -> list[float]:
+            return [self._bench(*args)] * 3
+
+        patches.wrap_later("triton.runtime.autotuner", "Autotuner._bench", benched)
         patches.also(optimizers.register_optimizer_step_post_hook(self._settle).remove)
         patches.also(self._end)
 
     def _bench(self, original: Any, *args: Any, **kwargs: Any) -> float:
         self._say(_FIRST)
         return 1.0
-
-    def _bench_triton(self, original: Any, *args: Any, **kwargs: Any) -> list[float]:
-        self._say(_FIRST)
-        return [1.0, 1.0, 1.0]
 
     def _hide_hooks(self, module: ModuleType, patches: Patches) -> None:
         """Compiled code runs without our hooks on modules."""

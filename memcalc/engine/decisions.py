@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,13 +20,7 @@ NO_END = "generate() sees no end-of-sequence token: it generates as many tokens 
 
 
 def install(patches: Patches, values: Values, say: Callable[[str], None]) -> None:
-    """Answer from now on.
-
-    Args:
-        patches: what is changed.
-        values: told what a tensor holds.
-        say: told what is taken to be so.
-    """
+    """Answer from now on, tell ``values`` what a tensor holds, and say what is taken to be so."""
 
     def all_true(original: Any, checked: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = original(checked)
@@ -51,14 +44,12 @@ def install(patches: Patches, values: Values, say: Callable[[str], None]) -> Non
         with values.nothing_equal():
             return original(spectrum, *args, **kwargs)  # type: ignore[no-any-return]
 
-    def criteria(module: ModuleType) -> None:
-        patches.wrap(module.EosTokenCriteria, "__call__", met_end)
-
     patches.wrap(torch, "_is_all_true", all_true)
     patches.wrap(torch.optim.LBFGS, "step", _endless(values, say))
     patches.wrap(torch, "istft", inverted)
     patches.wrap(torch.Tensor, "istft", inverted)
-    patches.when_imported("transformers.generation.stopping_criteria", criteria)
+    criteria = "transformers.generation.stopping_criteria"
+    patches.wrap_later(criteria, "EosTokenCriteria.__call__", met_end)
 
 
 def _endless(values: Values, say: Callable[[str], None]) -> Around:

@@ -60,12 +60,7 @@ def hide_here() -> None:
 
 
 def cudnn(capability: tuple[int, int], paths: Sequence[Path] | None = None) -> Library | Missing:
-    """The cuDNN that plans for a GPU of this capability.
-
-    Args:
-        capability: compute capability.
-        paths: where the PyTorch that runs is looked for; ``None``: where this process looks.
-    """
+    """The cuDNN that plans for a GPU of this capability; ``None``: where this process looks."""
     if paths is None:
         paths = [Path(entry) for entry in sys.path if entry]
     return library.find(paths, capability, offline=is_offline())

@@ -30,6 +30,7 @@ index_fill index_copy masked_fill masked_scatter histc searchsorted bucketize ar
 randperm random_ multinomial bernoulli uniform_ normal_ _to_copy copy_ clone add sub rsub mul div
 floor_divide remainder fmod neg abs sign clamp clamp_min clamp_max cat stack flip roll tril triu
 eye linspace floor ceil round trunc sqrt exp log pow minimum maximum reciprocal _foreach_add
+_cdist_forward _euclidean_dist linalg_vector_norm
 """.split()
 """Operators whose small results are worked out."""
 WITH_COUNTS = """

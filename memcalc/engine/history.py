@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 import torch
 
-from memcalc.engine import nccl_traffic, operators
-from memcalc.engine.notes import Gap, Interval, Notes, Owner
-from memcalc.engine.requested import Requested
+from memcalc.engine import nccl_traffic, torch_internals
+from memcalc.engine.notes import Interval, Notes, Owner
 from memcalc.errors import EstimateError
 from memcalc.records.trace import (
     ONCE,
@@ -58,11 +57,10 @@ class Timeline:
         self._live: dict[int, int] = {}
         self._streams: dict[int, int] = {0: 0}
         self._private: set[int] = set()
-        self._requested = Requested()
+        self._requested = _Requested()
         told = _told(recorder)
-        gap = recorder.gap
-        if gap is not None:
-            entries = _bridged(gap, entries)
+        if recorder.gap is not None:
+            entries = recorder.gap.bridged(entries)
         for at, entry in enumerate(entries):
             action = entry["action"]
             if action == "gap":
@@ -127,14 +125,9 @@ class Timeline:
         self.events.append(~number)
 
     def _refuse(self, entry: dict[str, Any]) -> None:
-        """A request failed for lack of memory."""
-        refused = Refused(
-            moment=len(self.events),
-            bytes=entry["size"],
-            free=entry["device_free"],
-            line=self._line_of(entry.get("frames", ())),
-        )
-        self.refused.append(refused)
+        line = self._line_of(entry.get("frames", ()))
+        free = entry["device_free"]
+        self.refused.append(Refused(len(self.events), entry["size"], free, line))
 
     def _settle_guesses(self) -> None:
         """Name the remaining blocks by their origin (copied from the host) or lifetime."""
@@ -155,16 +148,12 @@ class Timeline:
         _, _, what = told
         if isinstance(what, dict):
             for address, owner in what.items():
-                number = self._live.get(address)
-                if number is not None and isinstance(owner, str):
-                    self.blocks[number].op = owner
-                elif number is not None:
-                    self.blocks[number].owner = owner
+                if (block := self._living(address)) is not None:
+                    setattr(block, "op" if isinstance(owner, str) else "owner", owner)
             return
         if isinstance(what, int):
-            number = self._live.get(what)
-            if number is not None:
-                self.blocks[number].arrived = True
+            if (block := self._living(what)) is not None:
+                block.arrived = True
             return
         component, which = what
         if isinstance(which, int):
@@ -175,12 +164,15 @@ class Timeline:
                 if block.guess is None and not self._sent(block):
                     block.guess = component
             return
-        for address in which:
-            number = self._live.get(address)
-            if number is not None and component is None:
-                self.blocks[number].arrived = self.blocks[number].given = True
-            elif number is not None and self.blocks[number].component is None:
-                self.blocks[number].component = component
+        for block in filter(None, map(self._living, which)):
+            if component is None:
+                block.arrived = block.given = True
+            else:
+                block.component = block.component or component
+
+    def _living(self, address: int) -> _Block | None:
+        number = self._live.get(address)
+        return None if number is None else self.blocks[number]
 
     def _skip(self, recorder: Notes, told: list[tuple[int, int, Any]]) -> None:
         """Let moments after a gap be those of the events that stand for it."""
@@ -205,7 +197,7 @@ class Timeline:
     def _name_operators(self) -> None:
         begin, end = self._recorder.profiled
         own = [block for block in self.blocks if begin <= block.born < end]
-        seen = operators.blocks(self._recorder.profiler, self._recorder.KIND)
+        seen = torch_internals.blocks_by_operator(self._recorder.profiler, self._recorder.KIND)
         if [block.address for block in own] != [block.address for block in seen]:
             raise EstimateError("PyTorch's profiler and its allocator saw different blocks.")
         for block, shown in zip(own, seen, strict=True):
@@ -247,12 +239,12 @@ class Timeline:
         intervals, marks = self._recorder.intervals, self._recorder.marks
         begins = [interval.begin for interval in intervals]
         moments = [moment for moment, _ in marks]
-        found = []
-        for block in self.blocks:
-            at = bisect.bisect_right(begins, block.born) - 1
-            interval = intervals[max(at, 0)]
-            found.append(self._storage(block, interval, moments))
-        return tuple(found)
+        return tuple(
+            self._storage(
+                block, intervals[max(bisect.bisect_right(begins, block.born) - 1, 0)], moments
+            )
+            for block in self.blocks
+        )
 
     def _storage(self, block: _Block, interval: Interval, moments: list[int]) -> Storage:
         if block.owner is not None:
@@ -297,20 +289,14 @@ class Timeline:
         return nccl_traffic.between(before, intervals[inside[-1]].given)
 
     def _readings(self) -> tuple[Reading, ...]:
-        """What PyTorch's counters said of each phase of each step."""
+        names = Reading.__struct_fields__
         return tuple(
-            Reading(
-                phase=one.phase,
-                step=one.step,
-                requested=one.requested,
-                allocated=one.allocated,
-                reserved=one.reserved,
-            )
+            Reading(**{name: getattr(one, name) for name in names})
             for one in self._recorder.intervals
         )
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True):
+class Refused(msgspec.Struct, frozen=True):
     """A request that found no room on the GPU."""
 
     moment: int
@@ -320,6 +306,48 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     """Of the GPU, as the driver said."""
     line: str
     """Of the user's code; empty: unknown."""
+
+
+class _Requested:
+    """Requested bytes after each event, as PyTorch counts them.
+
+    A block that another stream still uses when it is freed counts until that stream is done, which
+    is before a later birth.
+    """
+
+    def __init__(self) -> None:
+        self._level = 0
+        self._late: dict[int, int] = {}
+        self._after, self._before_next = [0], [0]
+
+    def born(self, size: int) -> None:
+        self._level += size
+        self._append()
+
+    def dies(self, address: int, size: int, *, late: bool) -> None:
+        """The block at an address; later than now, as far as it counts."""
+        if late:
+            self._late[address] = size
+        else:
+            self._level -= size
+        self._append()
+
+    def completed(self, address: int) -> None:
+        """No stream uses what was at this address any more."""
+        self._level -= self._late.pop(address, 0)
+        self._before_next[-1] = self._level
+
+    def _append(self) -> None:
+        self._after.append(self._level)
+        self._before_next.append(self._level)
+
+    def peak(self, begin: int, end: int) -> tuple[int, int]:
+        """The highest level between two moments, at least and at most.
+
+        Whether late deaths were before the first moment or after it nobody wrote down.
+        """
+        inside = max(self._after[begin + 1 : end + 1], default=0)
+        return max(inside, self._before_next[begin]), max(inside, self._after[begin])
 
 
 class _Block(msgspec.Struct):
@@ -343,25 +371,6 @@ class _Block(msgspec.Struct):
     """It was filled from the host."""
     given: bool = False
     """It was handed to a model from outside."""
-
-
-def _bridged(gap: Gap, after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A history with a gap, in which all that changed there changes at once."""
-    before: dict[int, dict[str, Any]] = {}
-    for entry in gap.entries:
-        if entry["action"] == "alloc":
-            before[entry["addr"]] = entry
-        elif entry["action"] == "free_requested":
-            before.pop(entry["addr"], None)
-    living = {entry["addr"]: entry for entry in gap.living}
-    changed = [a for a in before if a not in living or living[a]["size"] != before[a]["size"]]
-    bridge: list[dict[str, Any]] = []
-    for address in changed:
-        bridge += [
-            {"action": name, "addr": address} for name in ("free_requested", "free_completed")
-        ]
-    bridge += [entry for a, entry in living.items() if a not in before or a in changed]
-    return [*gap.entries, *bridge, {"action": "gap"}, *after]
 
 
 def _told(recorder: Notes) -> list[tuple[int, int, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 from collections.abc import Iterator, Sequence
@@ -75,3 +76,14 @@ def span(tensor: torch.Tensor) -> int:
     """Elements from the first to the last."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return 1 + sum((size - 1) * stride for size, stride in steps)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """So little work takes longer where threads have to wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,12 +1,13 @@
 """What is noted of a program: its phases, and what blocks of memory are for.
 
 A moment is the number of births and deaths of blocks so far, which the allocator counts itself. So
-what is noted here can be laid beside the allocator's history afterwards, without a snapshot.
+what is noted here can be laid beside the allocator's history afterwards, without a snapshot. Which
+module is at work is noted too: in forward, in a forward that is made again, in backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.host_view import tensors_in
 from memcalc.engine.patches import Around
 from memcalc.records.trace import Component, Phase
 from memcalc.workload import quantised
@@ -54,13 +56,27 @@ class Gap(msgspec.Struct, kw_only=True):
     living: list[dict[str, Any]] = []
     """Blocks as entries of a history that was kept."""
 
+    def bridged(self, after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A history with a gap, in which all that changed there changes at once."""
+        before: dict[int, dict[str, Any]] = {}
+        for entry in self.entries:
+            if entry["action"] == "alloc":
+                before[entry["addr"]] = entry
+            elif entry["action"] == "free_requested":
+                before.pop(entry["addr"], None)
+        living = {entry["addr"]: entry for entry in self.living}
+        changed = [a for a in before if a not in living or living[a]["size"] != before[a]["size"]]
+        bridge: list[dict[str, Any]] = []
+        for address in changed:
+            bridge += [
+                {"action": name, "addr": address} for name in ("free_requested", "free_completed")
+            ]
+        bridge += [entry for a, entry in living.items() if a not in before or a in changed]
+        return [*self.entries, *bridge, {"action": "gap"}, *after]
+
 
 class Notes:
-    """What was noted of one GPU while a program ran.
-
-    Args:
-        device: number of the GPU whose allocator is followed.
-    """
+    """What was noted of one GPU while a program ran."""
 
     KIND = "cuda"
 
@@ -164,12 +180,7 @@ class Notebook:
     def name_models(
         self, models: Iterable[tuple[str, torch.nn.Module]], paths: Mapping[int, str] | None = None
     ) -> None:
-        """Name weights and buffers, and say which module each is of.
-
-        Args:
-            models: and what their paths begin with.
-            paths: of modules, by their ids, where they are not those in the model.
-        """
+        """Name weights and buffers, and say of which module each is, after its model's name."""
         owners: dict[int, Owner] = {}
         weights: list[int] = []
         buffers: list[int] = []
@@ -197,12 +208,7 @@ class Notebook:
         self.name(Component.QUANTISED_WEIGHTS, [quantised.packed(tensor)])
 
     def name_state(self, optimizer: Any, homes: Mapping[int, str]) -> None:
-        """Name what an optimizer keeps.
-
-        Args:
-            optimizer: of any class.
-            homes: modules of parameters, by the ids of these.
-        """
+        """Name what an optimizer keeps; ``homes``: modules of parameters, by the ids of these."""
         owners: dict[int, Owner] = {}
         for parameter, state in state_of(optimizer).items():
             home = homes.get(id(parameter), "")
@@ -264,3 +270,52 @@ def flat(
 def dtype_of(tensor: torch.Tensor) -> str:
     """As records spell it: ``bfloat16``."""
     return str(tensor.dtype).removeprefix("torch.")
+
+
+class AtWork:
+    """The modules whose forward runs, the innermost last."""
+
+    def __init__(self, book: Notebook) -> None:
+        self._book = book
+        self._stack = [""]
+        self._begun: list[int] = []
+        """When the outermost began."""
+
+    @property
+    def depth(self) -> int:
+        """How many there are."""
+        return len(self._stack) - 1
+
+    def enters(self, path: str | None, args: Any, *, again: bool) -> None:
+        """A module begins, also in backward (``again``), as checkpointing has it."""
+        if not self.depth:
+            self._begun = self._book.moments()
+            self._stack[0] = self._book.at_work() if again else ""
+        tag(args, self._stack[-1], self._book.mark)
+        self._stack.append(self._stack[-1] if path is None else path)
+        self._book.mark(self._stack[-1])
+
+    def leaves(self, out: Any, *, keeps: bool) -> None:
+        """A module ends; ``keeps``: what the outermost leaves behind is for backward."""
+        if not self.depth:
+            return  # It began before anybody followed.
+        tag(out, self._stack.pop(), self._book.mark)
+        self._book.mark(self._stack[-1])
+        if not self.depth:
+            self._stack[0] = ""
+            if keeps:
+                self._book.guess(Component.ACTIVATIONS, self._begun)
+
+
+def tag(value: Any, path: str, mark: Callable[[str], None]) -> None:
+    """When backward reaches what made these tensors, say that this module is at work.
+
+    Who says so first is right: the innermost module returns a tensor first.
+    """
+    for tensor in tensors_in((value,)):
+        node = tensor.grad_fn
+        # The stubs of PyTorch take the dictionary for a method.
+        known: Any = node.metadata if node is not None else None
+        if node is not None and "memcalc" not in known:
+            known["memcalc"] = path
+            node.register_prehook(lambda _: mark(path))

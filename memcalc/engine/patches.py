@@ -49,14 +49,7 @@ class Patches:
                 self.set(other, alias, value)
 
     def wrap(self, owner: Any, name: str, around: Around, also: Sequence[ModuleType] = ()) -> None:
-        """Replace a function by one that calls ``around(original, *args, **kwargs)``.
-
-        Args:
-            owner: of the function, such as a class or a module.
-            name: of the function.
-            around: what is called.
-            also: modules that have it under the same name, where they do.
-        """
+        """Replace a function, in other modules too, by ``around(original, *args, **kwargs)``."""
         original = vars(owner).get(name, _MISSING)
         if original is _MISSING:
             original = getattr(owner, name)
@@ -80,6 +73,13 @@ class Patches:
         if self._finder not in sys.meta_path:
             sys.meta_path.insert(0, self._finder)
         self._finder.waiting.setdefault(name, []).append(act)
+
+    def wrap_later(self, module: str, place: str, around: Around) -> None:
+        """Wrap a function such as ``Class.name`` of a module once that has been imported."""
+        owner, _, name = place.rpartition(".")
+        self.when_imported(
+            module, lambda m: self.wrap(getattr(m, owner) if owner else m, name, around)
+        )
 
     def environment(self, name: str, value: str) -> None:
         """Set a variable of the environment."""
@@ -115,7 +115,6 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find a module with pending patches."""
         if name not in self.waiting:
             return None
         for finder in sys.meta_path:
@@ -145,12 +144,10 @@ class _Loader(importlib.abc.Loader):
         return getattr(self._loader, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As the module's own loader does."""
         made: ModuleType | None = self._loader.create_module(spec)
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module and act on it."""
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader

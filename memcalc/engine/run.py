@@ -10,13 +10,12 @@ import torch
 from msgspec.structs import replace
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from memcalc.engine import decisions, flops, wrappers
+from memcalc.engine import decisions, flops, ranks
 from memcalc.engine import program as programs
 from memcalc.engine.compiling import Compiling
-from memcalc.engine.cpu import CpuRecorder
 from memcalc.engine.history import Timeline
 from memcalc.engine.patches import Patches
-from memcalc.engine.recorder import Recorder
+from memcalc.engine.recorder import CpuRecorder, Recorder
 from memcalc.engine.values import Values
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
@@ -25,8 +24,8 @@ from memcalc.units import format_bytes
 from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, quantised
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
+from memcalc.workload.job import Program
 from memcalc.workload.prepare import finished
-from memcalc.workload.program import Program
 
 STEPS_ON_CPU = 2
 """There is no cache to settle: the second step is like all that follow."""
@@ -60,13 +59,14 @@ def trace(
     watched = range(steps - 1, steps) if not plan.infers else _passes(program)
     recorder = _recorder(plan, watched, detailed)
     followed = _Followed(plan, values)
-    with wrappers.followed(recorder, plan), followed:
+    with ranks.followed(recorder, plan), followed:
         program, optimizer = _load(program, recorder)
-        with _place_told(program.model, drop):
-            if plan.infers:
-                _infer(program, recorder)
-            else:
-                _train(program, optimizer, recorder, steps)
+        if drop is not None:
+            followed.tell_places(program.model, drop)
+        if plan.infers:
+            _infer(program, recorder)
+        else:
+            _train(program, optimizer, recorder, steps)
     traced = followed.said_of(_read(program, recorder, steps))
     if plan.infers or not counted:
         return traced
@@ -74,28 +74,6 @@ def trace(
     if isinstance(operations, int):
         return replace(traced, flops=operations)
     return replace(traced, assumptions=(*traced.assumptions, f"{UNCOUNTED_FLOPS}: {operations}"))
-
-
-@contextlib.contextmanager
-def _place_told(model: torch.nn.Module, drop: Callable[[str], None] | None) -> Iterator[None]:
-    """Say which module of a model runs, as it begins."""
-    if drop is None:
-        yield
-        return
-    paths = {id(module): path for path, module in model.named_modules()}
-
-    def begins(module: torch.nn.Module, _: Any) -> None:
-        path = paths.get(id(module))
-        if path:
-            drop(path)
-
-    in_forward = torch.nn.modules.module.register_module_forward_pre_hook(begins)
-    in_step = register_optimizer_step_pre_hook(lambda *_: drop("the optimizer's step"))
-    try:
-        yield
-    finally:
-        in_forward.remove()
-        in_step.remove()
 
 
 def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> int:
@@ -128,6 +106,18 @@ class _Followed(Patches):
 
     def _say(self, assumed: str) -> None:
         self._said[assumed] = None
+
+    def tell_places(self, model: torch.nn.Module, drop: Callable[[str], None]) -> None:
+        """Say which module of a model runs, as it begins."""
+        paths = {id(module): path for path, module in model.named_modules()}
+
+        def begins(module: torch.nn.Module, _: Any) -> None:
+            if path := paths.get(id(module)):
+                drop(path)
+
+        self.also(torch.nn.modules.module.register_module_forward_pre_hook(begins).remove)
+        in_step = register_optimizer_step_pre_hook(lambda *_: drop("the optimizer's step"))
+        self.also(in_step.remove)
 
     def _look_at_gradients(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         weights = [p for group in optimizer.param_groups for p in group["params"]]
@@ -183,7 +173,7 @@ def over_lengths(program: Program, lengths: Sequence[int], *, values: bool = Fal
         return made
 
     followed = _Followed(plan, values)
-    with wrappers.followed(recorder, plan), followed:
+    with ranks.followed(recorder, plan), followed:
         program, optimizer = _load(program, recorder)
         job = programs.job(program, optimizer, plan.target)
         job = replace(job, batch=batch, plan=replace(plan, eval=None))
@@ -251,12 +241,7 @@ def _train(program: Program, optimizer: Any, recorder: Recorder, steps: int) -> 
 
 def _infer(program: Program, recorder: Recorder) -> None:
     model = without_adapters(program.model)
-
-    passes = 0
-    told = set(_passes(program))
-
-    def between(begins: bool) -> None:
-        (recorder.pause if begins else recorder.resume)()
+    told, passes = set(_passes(program)), 0
 
     def given(module: Any, args: Any, named: dict[str, Any]) -> None:
         nonlocal passes
@@ -276,7 +261,12 @@ def _infer(program: Program, recorder: Recorder) -> None:
     with contextlib.ExitStack() as hooks:
         hooks.callback(model.register_forward_pre_hook(given, with_kwargs=True).remove)
         hooks.callback(model.register_forward_hook(returned).remove)
-        inference.run(noted, recorder, device=program.plan.target, between=between)
+        inference.run(
+            noted,
+            recorder,
+            device=program.plan.target,
+            between=lambda begins: recorder.pause() if begins else recorder.resume(),
+        )
 
 
 def _batch(program: Program, recorder: Recorder) -> Batch:

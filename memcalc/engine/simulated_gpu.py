@@ -50,12 +50,11 @@ def asked_without_cuda(target: Target) -> Iterator[None]:
     """
     import torch
 
-    asked = torch.cuda.get_device_capability
-    torch.cuda.get_device_capability = lambda device=None: target.capability
-    try:
+    from memcalc.engine.patches import Patches
+
+    with Patches() as patches:
+        patches.set(torch.cuda, "get_device_capability", lambda device=None: target.capability)
         yield
-    finally:
-        torch.cuda.get_device_capability = asked
 
 
 def check(target: Target) -> None:

@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Any
 
 _OURS = str(Path(__file__).resolve().parents[1])
-_LIBRARIES = tuple(
-    {
-        _OURS,
-        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    }
-)
+_PATHS = sysconfig.get_paths()
+_LIBRARIES = _OURS, *(_PATHS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]|[\\/](?:torch|triton)[\\/]")
 """Of a package that another environment or folder lends."""
 

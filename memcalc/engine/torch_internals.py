@@ -1,5 +1,7 @@
 """The private names of PyTorch that the engine uses; each says where it was read.
 
+Among them is the event tree of PyTorch's profiler, which tells the operator of each block.
+
 Read in PyTorch 2.4 to 2.14.
 """
 
@@ -11,9 +13,12 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import torch
+
+from memcalc.engine.stub import load as stub
 
 _memory: Any = torch.cuda.memory
 _C: Any = torch._C
@@ -24,11 +29,7 @@ EVERYTHING = 10**8
 
 
 def start_history(*, with_lines: bool) -> None:
-    """Have the caching allocator write down every block (torch/cuda/memory.py).
-
-    Args:
-        with_lines: keep the Python lines that asked for a block, which costs time.
-    """
+    """Have the caching allocator write down every block (torch/cuda/memory.py); lines cost time."""
     context = "alloc" if with_lines else None
     _record_history("all", context=context, stacks="python", max_entries=EVERYTHING)
 
@@ -119,11 +120,8 @@ def _events(stats: dict[str, Any]) -> int:
 @functools.cache
 def _moments() -> Any:
     """The stub driver's counts of each GPU; ``None``: there is NVIDIA's driver."""
-    driver = ctypes.CDLL(None)
-    if not hasattr(driver, "memcalc_stub_moments"):
-        return None
-    driver.memcalc_stub_moments.restype = ctypes.POINTER(ctypes.c_uint64)
-    return driver.memcalc_stub_moments()
+    moments = stub.function("moments", ctypes.POINTER(ctypes.c_uint64))
+    return None if moments is None else moments()
 
 
 class _Arrival(ctypes.Structure):
@@ -132,22 +130,17 @@ class _Arrival(ctypes.Structure):
 
 def arrivals() -> list[tuple[int, int]]:
     """Where something was copied to from the host, and at which moment, in order."""
-    driver = ctypes.CDLL(None)
-    if not hasattr(driver, "memcalc_stub_arrivals"):
+    arrived = stub.function("arrived", ctypes.c_uint64)
+    if arrived is None:
         return []
-    driver.memcalc_stub_arrived.restype = ctypes.c_uint64
-    driver.memcalc_stub_arrivals.restype = ctypes.POINTER(_Arrival)
-    kept = driver.memcalc_stub_arrivals()
-    return [(kept[n].moment, kept[n].address) for n in range(driver.memcalc_stub_arrived())]
+    kept = stub.function("arrivals", ctypes.POINTER(_Arrival))()
+    return [(kept[n].moment, kept[n].address) for n in range(arrived())]
 
 
 def most_of_others() -> int:
     """The most bytes of a GPU that another process over the stub driver has had; 0: none."""
-    driver = ctypes.CDLL(None)
-    if not hasattr(driver, "memcalc_stub_others"):
-        return 0
-    driver.memcalc_stub_others.restype = ctypes.c_uint64
-    return int(driver.memcalc_stub_others())
+    most = stub.function("others", ctypes.c_uint64)
+    return 0 if most is None else int(most())
 
 
 def free_cublas_workspaces() -> None:
@@ -197,7 +190,7 @@ def outer_leaf(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor if tensor.grad_fn is None else None
 
 
-def memory_profiler(*, with_dtypes: bool) -> Any:
+def memory_profiler(*, with_dtypes: bool = False) -> Any:
     """A profiler of operators and of every block that they ask for; quiet about itself."""
     os.environ["KINETO_LOG_LEVEL"] = "99"
     profiler: Any = torch.profiler
@@ -205,20 +198,47 @@ def memory_profiler(*, with_dtypes: bool) -> Any:
     return profiler.profile(activities=[cpu], profile_memory=True, record_shapes=with_dtypes)
 
 
-def cpu_blocks(profiler: Any) -> list[tuple[int, int, int]]:
-    """Births and deaths of blocks on the CPU in order: when (nanoseconds), address, bytes.
+class Allocation(NamedTuple):
+    """A block's birth or death on the CPU, as the profiler has it."""
 
-    Bytes are below zero where a block dies.
-    """
-    found: list[tuple[int, int, int]] = []
-    waiting = list(profiler_events(profiler))
+    when: int
+    """Nanoseconds."""
+    bytes: int
+    """Below zero: a death."""
+    address: int
+    total: int
+    """What the allocator holds then, as far as it counts."""
+    in_collective: bool
+    on_main_thread: bool
+
+
+_COLLECTIVES = ("c10d::", "gloo:")
+"""What names of operators begin with that send and receive."""
+_FIRST_THREAD = 1
+"""Number that PyTorch gives to the first thread it runs in."""
+
+
+def cpu_allocations(profiler: Any) -> list[Allocation]:
+    """Births and deaths of blocks on the CPU in order."""
+    found: list[Allocation] = []
+    waiting = [(event, False) for event in profiler_events(profiler)]
     while waiting:
-        event = waiting.pop()
+        event, inside = waiting.pop()
         kind, fields = event.typed
         if kind.name == "Allocation" and fields.device.type == "cpu":
-            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
-        waiting.extend(event.children)
-    return sorted(found, key=lambda one: (one[0], one[2]))
+            found.append(
+                Allocation(
+                    when=event.start_time_ns,
+                    bytes=fields.alloc_size,
+                    address=fields.ptr,
+                    total=fields.total_allocated,
+                    in_collective=inside,
+                    on_main_thread=event.start_tid == _FIRST_THREAD,
+                )
+            )
+        inside = inside or event.name.startswith(_COLLECTIVES)
+        waiting.extend((child, inside) for child in event.children)
+    return sorted(found, key=lambda one: one[:2])
 
 
 def graph_breaks() -> Iterator[str]:
@@ -237,3 +257,97 @@ def graph_breaks() -> Iterator[str]:
     skipped = counters["inductor"]["cudagraph_skips"]
     if skipped:
         yield f"{skipped} graphs run without CUDA graphs (TORCH_LOGS=perf_hints says why)"
+
+
+_MAKERS = (
+    "aten::empty",
+    "aten::full",
+    "aten::new_empty",
+    "aten::new_zeros",
+    "aten::ones",
+    "aten::resize_",
+    "aten::zeros",
+)
+"""Operators that make a tensor for the operator around them."""
+_COMPILED = ("## Call CompiledFxGraph", "CompiledFunction", "Torch-Compiled Region")
+"""What ``torch.compile`` made: many kernels, and what they hand on to each other."""
+_NODE = "autograd::engine::evaluate_function: "
+
+
+class Block(msgspec.Struct):
+    """A block as the profiler saw it, in order of birth."""
+
+    address: int
+    op: str
+    """The innermost operator around it, without its namespace."""
+    dtype: str = ""
+    """Of the tensor that an operator read there first; empty: not read."""
+    scratch: bool = False
+    """It was given back before the operator that asked for it ended."""
+    until: str = ""
+    """The node of autograd's graph that was running when it died."""
+
+
+class _Frame(msgspec.Struct):
+    """What runs around an event."""
+
+    op: str
+    end: int
+    node: str
+
+
+def blocks_by_operator(profiler: Any, device: str = "cuda") -> list[Block]:
+    """The blocks of a device that were born while the profiler ran, in order of birth."""
+    changes: list[tuple[int, int, int, _Frame]] = []
+    reads: list[tuple[int, int, str]] = []
+    _visit(profiler_events(profiler), _Frame("", 0, ""), device, changes, reads)
+    found: list[Block] = []
+    alive: dict[int, tuple[Block, int]] = {}
+    changes.sort(key=lambda change: change[0])
+    spans: dict[int, list[tuple[int, Block]]] = {}
+    for moment, address, size, frame in changes:
+        if size > 0:
+            block = Block(address=address, op=frame.op)
+            alive[address] = block, frame.end
+            spans.setdefault(address, []).append((moment, block))
+            found.append(block)
+        elif address in alive:
+            block, end = alive.pop(address)
+            block.scratch = moment < end
+            block.until = frame.node
+    for moment, address, dtype in reads:
+        for born, block in reversed(spans.get(address, ())):
+            if born <= moment:
+                block.dtype = block.dtype or dtype
+                break
+    return found
+
+
+def _visit(
+    events: Any,
+    frame: _Frame,
+    device: str,
+    changes: list[tuple[int, int, int, _Frame]],
+    reads: list[tuple[int, int, str]],
+) -> None:
+    for event in events:
+        kind, fields = event.typed
+        if kind.name == "Allocation":
+            if fields.device.type == device:
+                changes.append((event.start_time_ns, fields.ptr, fields.alloc_size, frame))
+            continue
+        inner = frame
+        if kind.name == "TorchOp":
+            name = event.name
+            for tensor in fields.inputs:
+                key = getattr(tensor, "storage_data_ptr", None)
+                if key is not None:
+                    dtype = str(tensor.dtype).removeprefix("torch.")
+                    reads.append((event.start_time_ns, key, dtype))
+            if name.startswith(_NODE):
+                inner = _Frame(frame.op, frame.end, name.removeprefix(_NODE))
+            elif name.startswith(_COMPILED):
+                inner = _Frame("compiled code", 0, frame.node)
+            elif not (frame.op and name.startswith(_MAKERS)):
+                inner = _Frame(name.rpartition("::")[2], event.end_time_ns, frame.node)
+        _visit(event.children, inner, device, changes, reads)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc.engine import driver
 
 if TYPE_CHECKING:
-    from memcalc.children.breadcrumbs import Breadcrumbs
-    from memcalc.children.child import Speaker
+    from memcalc.children.child import Breadcrumbs, Speaker
 
 _BETWEEN_COLLECTIONS = 100_000
 """Objects that are made before Python looks for garbage: reading a history makes as many, and

@@ -12,9 +12,8 @@ from typing import Any, Self
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.allocator.context import eager_span, library_span, outside
 from memcalc.allocator.levels import Levels
-from memcalc.allocator.nccl import nccl_span, together
+from memcalc.allocator.outside import eager_span, library_span, nccl_span, outside, together
 from memcalc.allocator.settings import AllocatorSettings
 from memcalc.catalog.gpus import Gpu
 from memcalc.estimation.question import version_of

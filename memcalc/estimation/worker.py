@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from memcalc.allocator.settings import without_fraction
 from memcalc.catalog import models
-from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.children.child import Breadcrumbs
 from memcalc.children.fork import CodeError, forked
 from memcalc.engine import driver, ranks, run, simulated_gpu
 from memcalc.engine import program as programs
@@ -41,8 +41,8 @@ from memcalc.records.trace import Trace
 from memcalc.units import GIB, format_bytes
 from memcalc.workload import cache_layers, layouts, tasks
 from memcalc.workload.inventory import whole
+from memcalc.workload.job import Program
 from memcalc.workload.model import in_its_words
-from memcalc.workload.program import Program
 
 NAME = "simulated run"
 _PROGRAMS = 4

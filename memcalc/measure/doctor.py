@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,8 @@ from typing import Any
 from memcalc.catalog import gpus
 from memcalc.errors import UsageError
 from memcalc.files import cache
-from memcalc.measure.gpu import surroundings
 from memcalc.measure.gpu.nvml import Card, Nvml, NvmlError
+from memcalc.measure.gpu.sampler import is_wsl
 from memcalc.records.measurement import Fact
 from memcalc.units import format_bytes
 from memcalc.version import installed
@@ -45,20 +47,20 @@ def examine() -> list[Fact]:
 
 
 def _machine() -> Iterator[Fact]:
-    memory = format_bytes(surroundings.main_memory())
+    memory = format_bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     yield Fact(
         name="machine",
         value=f"{platform.system()} {platform.release()}, Python {platform.python_version()}, "
         f"{os.cpu_count()} processors, {memory} of main memory",
     )
-    if surroundings.is_wsl():
+    if is_wsl():
         yield Fact(
             name="WSL",
             value="GPU memory spills into main memory, and NVML gives no memory of processes",
             well=False,
             advice="that a run succeeds does not mean that it fits; measure on plain Linux",
         )
-    kind = surroundings.container()
+    kind = _container()
     if kind is not None:
         yield Fact(
             name="container",
@@ -67,8 +69,25 @@ def _machine() -> Iterator[Fact]:
         )
 
 
+def _container() -> str | None:
+    """The kind of container this process is in, or ``None``; inside, NVML's numbers are the host's.
+
+    Source: files that Docker and Podman make, and the names of control groups.
+    """
+    if os.path.exists("/.dockerenv"):
+        return "Docker"
+    if os.path.exists("/run/.containerenv"):
+        return "Podman"
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return "Kubernetes"
+    with contextlib.suppress(OSError):
+        groups = Path("/proc/1/cgroup").read_text(encoding="utf-8", errors="replace")
+        return next((w for w in ("docker", "kubepods", "containerd", "lxc") if w in groups), None)
+    return None
+
+
 def _probe() -> dict[str, Any]:
-    command = [sys.executable, "-m", "memcalc.measure.probe"]
+    command = [sys.executable, "-m", "memcalc.measure.doctor"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
         found: dict[str, Any] = json.loads(done.stdout)
@@ -198,3 +217,39 @@ def _verdict(torch: dict[str, Any]) -> Iterator[Fact]:
         else "memcalc measure does not work here; memcalc estimate --method analytic does",
         well=works,
     )
+
+
+def _report() -> None:
+    """Print PyTorch's abilities as JSON, in a process that a broken driver may end."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found = _abilities()
+        except Exception as error:
+            found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    said = [" ".join(str(warning.message).split())[:300] for warning in caught]
+    found["warnings"] = [text for text in said if "CUDA" in text or "driver" in text]
+    json.dump(found, sys.stdout)
+
+
+def _abilities() -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = {"torch": str(torch.__version__), "gpus": []}
+    found["cuda"] = torch.version.cuda
+    found["available"] = torch.cuda.is_available()
+    for index in range(torch.cuda.device_count() if found["available"] else 0):
+        properties = torch.cuda.get_device_properties(index)
+        found["gpus"].append(
+            {
+                "name": properties.name,
+                "uuid": str(getattr(properties, "uuid", "")),
+                "total": properties.total_memory,
+                "capability": f"{properties.major}.{properties.minor}",
+            }
+        )
+    return found
+
+
+if __name__ == "__main__":
+    _report()

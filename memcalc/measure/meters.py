@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 
 from memcalc.allocator.levels import Levels
+from memcalc.engine import torch_internals as internals
 from memcalc.errors import MeasureError
 from memcalc.records.measurement import PhaseReading
 from memcalc.records.trace import Phase
@@ -95,11 +93,7 @@ def profiler() -> torch.profiler.profile:
         raise MeasureError(
             "On the CPU, memory is read through PyTorch's profiler, and one is running already."
         )
-    # Since 2.13 the profiler writes two lines for each time it is used.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    started = torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    )
+    started: torch.profiler.profile = internals.memory_profiler()
     try:
         started.__enter__()
     except RuntimeError as error:
@@ -129,7 +123,7 @@ class CpuEvents:
     def of(self, profiler: torch.profiler.profile) -> list[tuple[int, int]]:
         """When (nanoseconds) and how many bytes: allocations (positive) and frees (negative)."""
         found: list[tuple[int, int]] = []
-        for one in sorted(_allocations(profiler), key=lambda one: (one.when, one.bytes)):
+        for one in internals.cpu_allocations(profiler):
             change = 0 if self._is_theirs(one) else one.bytes
             if self._everywhere and one.on_main_thread:
                 change = min(self.level + change, one.total) - self.level
@@ -138,7 +132,7 @@ class CpuEvents:
                 self.level += change
         return found
 
-    def _is_theirs(self, one: Allocation) -> bool:
+    def _is_theirs(self, one: internals.Allocation) -> bool:
         if one.bytes < 0:
             theirs = one.address in self._theirs
             self._theirs.discard(one.address)
@@ -165,54 +159,3 @@ def counted_everywhere() -> bool:
         return False
     flag.value = True
     return True
-
-
-class Allocation(NamedTuple):
-    """One, or a free, as the profiler has it."""
-
-    when: int
-    """Nanoseconds."""
-    bytes: int
-    """Below zero: a free."""
-    address: int
-    total: int
-    """What the allocator holds then, as far as it counts."""
-    in_collective: bool
-    on_main_thread: bool
-
-
-def memory_events(profiler: torch.profiler.profile) -> list[tuple[int, int]]:
-    """When (nanoseconds) and how many bytes: every allocation (positive) and free (negative)."""
-    return CpuEvents().of(profiler)
-
-
-_COLLECTIVES = ("c10d::", "gloo:")
-"""What names of operators begin with that send and receive."""
-_FIRST_THREAD = 1
-"""Number that PyTorch gives to the first thread it runs in."""
-
-
-def _allocations(profiler: torch.profiler.profile) -> Iterator[Allocation]:
-    assert profiler.profiler is not None
-    assert profiler.profiler.kineto_results is not None
-    roots = profiler.profiler.kineto_results.experimental_event_tree()
-    stack: list[tuple[Any, bool]] = [(event, False) for event in roots]
-    while stack:
-        event, inside = stack.pop()
-        if event.tag == torch._C._profiler._EventType.Allocation:
-            fields = event.extra_fields
-            yield Allocation(
-                when=event.start_time_ns,
-                bytes=fields.alloc_size,
-                address=fields.ptr,
-                total=fields.total_allocated,
-                in_collective=inside,
-                on_main_thread=event.start_tid == _FIRST_THREAD,
-            )
-        inside = inside or event.name.startswith(_COLLECTIVES)
-        stack.extend((child, inside) for child in event.children)
-
-
-def meter_for(device: str, snapshot: str | None) -> CudaMeter | CpuMeter:
-    """The meter of a device."""
-    return CudaMeter(snapshot) if device == "cuda" else CpuMeter()

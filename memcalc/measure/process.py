@@ -1,17 +1,21 @@
-"""Settings, versions and counters of the training process."""
+"""Settings, versions and counters of the training process, and how its memory ran out."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import torch
 
 from memcalc.engine.host_view import tensors_in
-from memcalc.records.measurement import StateReading
+from memcalc.records.measurement import OutOfMemory, StateReading
+from memcalc.records.trace import Phase
+from memcalc.units import parse_bytes
 from memcalc.version import installed
 from memcalc.workload.wrapped_tensors import plain
 
@@ -102,3 +106,70 @@ def _place(tensor: torch.Tensor, on_gpu: bool) -> str:
         return "device"
     # A CPU run's state is on its device; only step counters are beside it there too.
     return "host" if on_gpu or tensor.dim() == 0 else "device"
+
+
+_CUDA = re.compile(r"Tried to allocate ([\d.]+ [KMGT]?i?B)")
+_CPU = re.compile(r"tried to allocate (\d+) bytes")
+_LIBRARIES = (
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "can't allocate memory",
+)
+"""What PyTorch's other errors say when memory ran out below its allocator."""
+
+
+class RefusedRequest(msgspec.Struct):
+    """The last request that PyTorch's CUDA allocator had to refuse."""
+
+    asked: int | None = None
+    free: int | None = None
+    total: int | None = None
+
+
+def observe_oom() -> RefusedRequest:
+    """Be told by the CUDA allocator itself, in exact bytes, when it gives up.
+
+    Source: ``torch.cuda.memory`` and ``torch/csrc/cuda/Module.cpp`` (2.13),
+    ``_cuda_attach_out_of_memory_observer(device, asked, total, free)``.
+    """
+    noticed = RefusedRequest()
+
+    def told(device: int, asked: int, total: int, free: int) -> None:
+        noticed.asked, noticed.total, noticed.free = asked, total, free
+
+    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+    if attach is not None:
+        attach(told)
+    return noticed
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _LIBRARIES)
+
+
+def read_failure(
+    error: BaseException, at: tuple[int, Phase], noticed: RefusedRequest | None
+) -> OutOfMemory:
+    """Put an out-of-memory error into figures; unknown figures stay ``None``."""
+    text = " ".join(str(error).split())
+    known = noticed or RefusedRequest()
+    free, total = known.free, known.total
+    asked = known.asked if known.asked is not None else _asked(text)
+    if free is None and torch.cuda.is_initialized():
+        # A device that failed may refuse to answer, too.
+        with contextlib.suppress(RuntimeError):
+            free, total = torch.cuda.mem_get_info()
+    return OutOfMemory(
+        step=at[0], phase=at[1], asked=asked, free=free, total=total, message=text[:300]
+    )
+
+
+def _asked(text: str) -> int | None:
+    on_cuda, on_cpu = _CUDA.search(text), _CPU.search(text)
+    if on_cuda is not None:
+        return parse_bytes(on_cuda[1])
+    return int(on_cpu[1]) if on_cpu is not None else None

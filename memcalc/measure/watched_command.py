@@ -66,7 +66,10 @@ def run(command: Sequence[str], interval: float = INTERVAL) -> CommandResult:
         kept = _largest(resource.RUSAGE_CHILDREN)
         resident = max(resident, kept if kept > floor else 0)
         driver = nvml.driver if nvml is not None else ""
-        gpus = [_reading(one, driver, interval) for one in watched]
+        for one in watched:
+            others = one.others.values()
+            one.warnings = [f"the GPU is shared with {u.name} (process {u.pid})" for u in others]
+        gpus = [one.reading(driver, interval) for one in watched]
         code = process.returncode
     held = sorted((gpu for gpu in gpus if gpu.peak_process), key=lambda g: -(g.peak_process or 0))
     measurement = _measurement(command, held[0] if held else None, reason, resident, seconds)
@@ -161,13 +164,6 @@ def _sample(watched: list[Watched], pids: set[int]) -> str:
         # Else ours has let go of the card; its peak was read before.
         one.take(now, held, ours)
     return ""
-
-
-def _reading(one: Watched, driver: str, interval: float) -> GpuReading:
-    one.warnings = [
-        f"the GPU is shared with {user.name} (process {user.pid})" for user in one.others.values()
-    ]
-    return one.reading(driver, interval)
 
 
 def _measurement(

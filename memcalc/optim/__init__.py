@@ -3,8 +3,7 @@
 Imports torch and nothing of memcalc.  ``docs/optimizers.md`` states their bytes and algorithms.
 """
 
-from memcalc.optim.adam8bit import Adam8bit, AdamW8bit
+from memcalc.optim.adam8bit import Adam8bit, AdamW8bit, embeddings_in_32bit
 from memcalc.optim.adamwbf16 import AdamWBF16
-from memcalc.optim.groups import embeddings_in_32bit
 
 __all__ = ["Adam8bit", "AdamW8bit", "AdamWBF16", "embeddings_in_32bit"]

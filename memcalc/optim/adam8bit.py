@@ -3,14 +3,12 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from memcalc.optim.base import BatchedOptimizer, check_adam_settings, scalars_of
+from memcalc.optim.base import BatchedOptimizer, Work, check_adam_settings, local, scalars_of
 from memcalc.optim.batch import Batch8bit, Batch32bit
-from memcalc.optim.blockwise import blocks_of
-from memcalc.optim.codes import dynamic_map
-from memcalc.optim.layout import Work, local
-from memcalc.optim.ops import run_8bit, run_32bit
+from memcalc.optim.blockwise import blocks_of, dynamic_map
+from memcalc.optim.ops import run
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -112,9 +110,9 @@ class Adam8bit(BatchedOptimizer):
         params, grads = [w.param for w in works], [w.grad for w in works]
         state1, state2 = [w.state["state1"] for w in works], [w.state["state2"] for w in works]
         if state1[0].dtype != torch.uint8:
-            run_32bit(Batch32bit(params=params, grads=grads, state1=state1, state2=state2), scalars)
+            run(Batch32bit(params=params, grads=grads, state1=state1, state2=state2), scalars)
             return
-        run_8bit(
+        run(
             Batch8bit(
                 params=params,
                 grads=grads,
@@ -159,3 +157,30 @@ class AdamW8bit(Adam8bit):
             optim_bits=optim_bits,
             maximize=maximize,
         )
+
+
+def embeddings_in_32bit(model: nn.Module) -> list[dict[str, Any]]:
+    """Split a model's trainable parameters into two groups, embeddings with 32-bit states.
+
+    A weight tied to an embedding (an output layer's) counts as the embedding.
+
+    Args:
+        model: Any module; every ``nn.Embedding`` and ``nn.EmbeddingBag`` in it is found.
+
+    Returns:
+        Parameter groups for ``AdamW8bit`` or ``Adam8bit``; a group without parameters is
+        left out.
+
+    Source: Dettmers et al. 2022, section 2.3, which keeps embeddings in 32 bit for stability.
+    """
+    embeddings = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    }
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in trainable if id(p) not in embeddings]},
+        {"params": [p for p in trainable if id(p) in embeddings], "optim_bits": 32},
+    ]
+    return [group for group in groups if group["params"]]

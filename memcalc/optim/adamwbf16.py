@@ -6,12 +6,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memcalc.optim.base import BatchedOptimizer, check_adam_settings, scalars_of
+from memcalc.optim.base import BatchedOptimizer, Work, check_adam_settings, scalars_of
 from memcalc.optim.batch import BatchBF16
-from memcalc.optim.layout import Work
-from memcalc.optim.ops import run_bf16
+from memcalc.optim.ops import run
 from memcalc.optim.rounding import stream_key
-from memcalc.optim.schedule import schedule_factor
+
+
+def schedule_factor(step: int, *, preheat_steps: int, decay_power: float) -> float:
+    """Give the factor of lr at a step; it is 1.0 at the end of the preheat.
+
+    With P = max(preheat_steps, 1): step / P up to step P, then (step / P) ** -decay_power.
+    decay_power 0 keeps the rate, 0.5 is the inverse square root, 1 the inverse.
+
+    Args:
+        step: Count of updates, the coming one included: from 1.
+        preheat_steps: Updates until the full rate; 0 or 1 for none.
+        decay_power: At least 0.
+    """
+    progress = step / max(preheat_steps, 1)
+    return progress if progress < 1.0 else progress**-decay_power
 
 
 class AdamWBF16(BatchedOptimizer):
@@ -114,7 +127,7 @@ class AdamWBF16(BatchedOptimizer):
         factor = schedule_factor(
             step, preheat_steps=group["preheat_steps"], decay_power=group["decay_power"]
         )
-        run_bf16(
+        run(
             BatchBF16(
                 params=[w.param for w in works],
                 grads=[w.grad for w in works],

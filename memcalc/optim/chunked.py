@@ -1,19 +1,19 @@
 """The updates as vectorized torch code over chunks that stay in cache: the CPU's fast path.
 
 All scratch is for one chunk, and reused: the step's extra memory does
-not grow with the model.  The arithmetic is the reference's, operation for operation.
+not grow with the model.  Small tensors lie side by side in one chunk, so that they share the cost
+of each torch call.  The arithmetic is the reference's, operation for operation.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from memcalc.optim.batch import Batch8bit, Batch32bit, BatchBF16, Scalars
-from memcalc.optim.blockwise import reciprocal_scales
-from memcalc.optim.codes import BLOCK
-from memcalc.optim.codetables import CodeTables, code_tables
-from memcalc.optim.packing import for_each_run
+from memcalc.optim.blockwise import BLOCK, CodeTables, code_tables, reciprocal_scales
 from memcalc.optim.rounding import (
     high_half,
     low_half,
@@ -176,3 +176,58 @@ def _quantize_(
     torch.index_select(tables.upper, 0, code, out=root)
     torch.ge(values, root, out=index)
     codes.copy_(index.add_(code))
+
+
+Batch = TypeVar("Batch", Batch8bit, Batch32bit)
+
+
+def for_each_run(
+    batch: Batch, update: Callable[[Batch], None], *, room: int, multiple: int
+) -> None:
+    """Update a batch run by run: a large tensor alone, small ones packed together.
+
+    Args:
+        batch: What to update in place.
+        update: Updates, in place, a batch of one tensor.
+        room: Elements that a packed run may have.
+        multiple: Only tensors whose element count it divides are packed, so that blocks of that
+            many elements stay whole.
+    """
+    for run in _runs([p.numel() for p in batch.params], room, multiple):
+        part = _with_lists(batch, lambda tensors: [tensors[i] for i in run])  # noqa: B023
+        if len(run) == 1:
+            update(part)
+            continue
+        packed = _with_lists(part, lambda tensors: [torch.cat(tensors)])
+        update(packed)
+        for name in _lists(part):
+            if name != "grads":
+                tensors = getattr(part, name)
+                pieces = torch.split(getattr(packed, name)[0], [t.numel() for t in tensors])
+                torch._foreach_copy_(tensors, pieces)
+
+
+def _runs(sizes: list[int], room: int, multiple: int) -> Iterator[list[int]]:
+    """Yield every index once: alone, or with others whose sizes sum to at most the room."""
+    run: list[int] = []
+    filled = 0
+    for index, size in enumerate(sizes):
+        if size % multiple or size > room // 2:
+            yield [index]
+            continue
+        if filled + size > room:
+            yield run
+            run, filled = [], 0
+        run.append(index)
+        filled += size
+    if run:
+        yield run
+
+
+def _lists(batch: Batch) -> list[str]:
+    return [f.name for f in fields(batch) if isinstance(getattr(batch, f.name), list)]
+
+
+def _with_lists(batch: Batch, change: Callable[[list[Tensor]], list[Tensor]]) -> Batch:
+    changed: dict[str, Any] = {name: change(getattr(batch, name)) for name in _lists(batch)}
+    return replace(batch, **changed)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memcalc.optim import kernels, table
 from memcalc.optim.batch import Batch8bit, Batch32bit, BatchBF16, Scalars
-from memcalc.optim.codes import BLOCK
+from memcalc.optim.blockwise import BLOCK
 
 WARPS = 8
 _TYPES = {

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 # Elements per program, by whether loads are wide: a thread without them keeps an address for each
 # element, and at 2048 the 8-bit kernel would spill registers on some GPUs.
 SPANS = {True: 2048, False: 1024}
-WORD = 8  # bytes of an entry
 ALIGNED = 16  # the elements and bytes whose multiples allow wide loads
 
 
@@ -45,11 +44,6 @@ def fill(rows: Sequence[Sequence[int]], span: int) -> tuple[list[int], int]:
         starts.append(programs)
         programs += -(-row[0] // span)
     return [*starts, *(word for row in rows for word in row)], programs
-
-
-def table_bytes(tensors: int, columns: int) -> int:
-    """Count the bytes of the table of a launch over so many tensors with rows of so many words."""
-    return WORD * tensors * (1 + columns)
 
 
 def depth(tensors: int) -> int:

@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 import msgspec
 import torch
 
-from memcalc.children import known_errors
-from memcalc.children.fork import die_with
+from memcalc.children import exit_reason
+from memcalc.children.fork import die_with, flush
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.scripts.session import Session
@@ -31,8 +31,8 @@ from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.files.artifact import encode
 from memcalc.files.trace_file import pack
 from memcalc.script import overlay, surroundings
+from memcalc.script.command import as_main, run
 from memcalc.script.records import Ending, Request
-from memcalc.script.running import as_main, run
 
 _INTERRUPTED = 130
 """What a shell says of a program that Ctrl-C ended."""
@@ -44,7 +44,10 @@ def main(asked: str, answered: str) -> None:
     driver.hide_here()
     request = msgspec.json.decode(Path(asked).read_bytes(), type=Request)
     overlay.use(str(Path(answered).parent / "kept"))
-    session = _session(request)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    session = Session(request.steps, one_of_many=request.launched and world > 1)
+    for said in request.said:
+        session.say(said)
     ending, leave, own = Ending(code=0), os._exit, os.getpid()
     stack = contextlib.ExitStack()
     stack.enter_context(as_main(request.program))
@@ -56,13 +59,13 @@ def main(asked: str, answered: str) -> None:
         told = msgspec.structs.replace(
             ending,
             steps=session.steps.most,
-            started=others.commands,
+            started=tuple(others),
             others=internals.most_of_others(),
             trains=session.phases.backwards > 0,
         )
         answer = _answer(session, request.program.name, told)
         Path(answered).write_bytes(msgspec.json.encode(answer))
-        _flush()
+        flush()
         # Threads of PyTorch's would wait for a GPU that never answers.
         leave(ending.code)
 
@@ -81,14 +84,6 @@ def main(asked: str, answered: str) -> None:
     if ending.code == 1 and _by_zero:
         _explain(session.values.unknown)
     end()
-
-
-def _session(request: Request) -> Session:
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    session = Session(request.steps, one_of_many=request.launched and world > 1)
-    for said in request.said:
-        session.say(said)
-    return session
 
 
 def _explain(unknown: Iterable[str]) -> None:
@@ -148,7 +143,7 @@ def _failed(error: BaseException) -> Ending:
     of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(str(error))
     if of_a_number or isinstance(error, ZeroDivisionError | OverflowError):
         _by_zero.append(str(error))
-    helps = known_errors.advice(error)
+    helps = exit_reason.advice(error)
     if helps:
         print(f"memcalc: {helps}", file=sys.stderr)
     lacked = str(error) if isinstance(error, torch.OutOfMemoryError) else ""
@@ -168,15 +163,15 @@ def _described(error: BaseException) -> dict[str, str]:
 
 
 def _answer(session: Session, name: str, ending: Ending) -> dict[str, Any]:
-    found = session.recorded(name)
+    traces, refusal = session.recorded(name)
     if ending.out_of_memory:
-        ending = msgspec.structs.replace(ending, refusal=found.refusal)
+        ending = msgspec.structs.replace(ending, refusal=refusal)
     return {
         "ending": encode(ending),
         "raised": _raised,
         "state": encode(session.models.state()),
         "traces": {
-            device: base64.b64encode(pack(trace)).decode() for device, trace in found.traces.items()
+            device: base64.b64encode(pack(trace)).decode() for device, trace in traces.items()
         },
     }
 
@@ -193,25 +188,15 @@ def _code_of(error: SystemExit) -> int:
 def _show(error: BaseException) -> None:
     """The program's own traceback; where memory ran out, the user's own frames alone."""
     shown = traceback.TracebackException.from_exception(error)
+    own = str(Path(__file__).resolve().parents[1])
     only_users = isinstance(error, torch.OutOfMemoryError)
     kept = [
         frame
         for frame in shown.stack
-        if not _is_ours(frame.filename)
+        if not frame.filename.startswith((own, "<frozen"))
+        and not frame.filename.endswith("/runpy.py")
         and (not only_users or source_lines.is_users(frame.filename))
     ]
     # Python reads a script under our frames alone.
     shown.stack[:] = kept or ([] if isinstance(error, SyntaxError) else shown.stack[:])
     print("".join(shown.format()), end="", file=sys.stderr)
-
-
-def _is_ours(file: str) -> bool:
-    own = str(Path(__file__).resolve().parents[1])
-    return file.startswith((own, "<frozen")) or file.endswith("/runpy.py")
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        # The program may have closed them.
-        with contextlib.suppress(ValueError, OSError, AttributeError):
-            stream.flush()

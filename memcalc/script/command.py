@@ -1,18 +1,23 @@
-"""Finds the program of a command line: a script, a module or a console script."""
+"""Finds the program of a command line, a script, a module or a console script; and runs it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import runpy
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
-from memcalc.script import dispatchers, launchers, prefixes
+from memcalc.script import launchers
 
 _WITH_VALUE = ("-W", "-X")
 _NO_MATTER = ("-u", "-B", "-q", "-X")
@@ -42,10 +47,6 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 def parse(typed: str, folder: Path | None = None) -> Program:
     """Find the Python program in a command as it is typed.
 
-    Args:
-        typed: the command.
-        folder: where it is to run; ``None``: here.
-
     Raises:
         UsageError: there is none, or it starts others.
     """
@@ -53,7 +54,7 @@ def parse(typed: str, folder: Path | None = None) -> Program:
         command = shlex.split(typed)
     except ValueError as error:
         raise UsageError(f"{typed!r} is no command: {error}.") from None
-    given, command = prefixes.assigned(command)
+    given, command = assigned(command)
     if not command:
         raise UsageError("Nothing to simulate: type memcalc simulate -- python train.py.")
     program = _program(command, folder, {**os.environ, **given})
@@ -73,7 +74,7 @@ def _program(command: list[str], folder: Path | None, environment: Mapping[str, 
             f"{name} does not name its number of processes where memcalc can read it: type "
             "memcalc simulate -- torchrun --nproc-per-node 8 train.py."
         )
-    if prefixes.PYTHON.fullmatch(name):
+    if PYTHON.fullmatch(name):
         return _python(rest, folder, environment)
     if first.endswith((".py", _NOTEBOOK)):
         return script(first, rest, folder)
@@ -82,13 +83,13 @@ def _program(command: list[str], folder: Path | None, environment: Mapping[str, 
             f"{first} is no option of memcalc simulate. Its options stand before the program, and "
             f"the script's after it: type memcalc simulate -- python train.py {first}."
         )
-    said = prefixes.refusal(command, folder or Path())
+    said = refusal(command, folder or Path())
     if said:
         raise UsageError(said)
     found = shutil.which(first)
     if found is None or not _is_python(Path(found)):
-        raise UsageError(prefixes.refusal_of_starter(command) or _no_program(first, found))
-    if dispatchers.is_swift(Path(found)):
+        raise UsageError(refusal_of_starter(command) or _no_program(first, found))
+    if name == "swift" and _SWIFT in Path(found).read_text(errors="replace"):
         return _swift(rest, environment)
     return Program(path=found, arguments=tuple(rest))
 
@@ -100,13 +101,6 @@ def _no_program(first: str, found: str | None) -> str:
         f"{first} is no Python program: name the script it runs, "
         "as in memcalc simulate -- python train.py."
     )
-
-
-def _swift(rest: list[str], environment: Mapping[str, str]) -> Program:
-    started, arguments = dispatchers.swift(rest, environment)
-    if started in launchers.NAMES:
-        return Program(launcher=launchers.NAMES[started], arguments=tuple(arguments))
-    return Program(module=started, arguments=tuple(arguments))
 
 
 def _python(rest: list[str], folder: Path | None, environment: Mapping[str, str]) -> Program:
@@ -125,7 +119,7 @@ def _python(rest: list[str], folder: Path | None, environment: Mapping[str, str]
             return Program(launcher=launchers.NAMES[rest[1]], arguments=tuple(rest[2:]))
         named = (
             _swift(rest[2:], environment)
-            if rest[1] == dispatchers.SWIFT
+            if rest[1] == _SWIFT
             else Program(module=rest[1], arguments=tuple(rest[2:]))
         )
     elif not rest or rest[0].startswith("-"):
@@ -155,10 +149,6 @@ def script(path: str, rest: Sequence[str], folder: Path | None = None) -> Progra
 def launched(plan: Plan, folder: Path | None = None) -> tuple[Program, launchers.Launch | None]:
     """What the launcher of a plan's command starts; a program that none starts is itself.
 
-    Args:
-        plan: its command.
-        folder: where it is to run; ``None``: here.
-
     Raises:
         UsageError: the launcher does not take its command line, or there is no such script.
     """
@@ -184,3 +174,168 @@ def _is_python(path: Path) -> bool:
         return False
     # Long paths are reached by way of the shell: '''exec' /long/path/python "$0" "$@".
     return first.startswith(b"#!") and (b"python" in first or b"python" in second)
+
+
+_SWIFT = "swift.cli.main"
+"""The module of ms-swift's command; other packages and languages have a ``swift`` too."""
+_SEVERAL = ("pt", "sft", "rlhf", "infer")
+"""Programs of ms-swift that torchrun starts where the environment says how many."""
+_TOLD = ("NPROC_PER_NODE", "MASTER_PORT", "NNODES", "NODE_RANK", "MASTER_ADDR")
+"""What ms-swift tells torchrun, which calls its options alike."""
+
+
+def _swift(words: Sequence[str], environment: Mapping[str, str]) -> Program:
+    """The program that ``swift sft ...`` starts, or ``torchrun`` with it.
+
+    Such a command would be simulated, and what it starts would not: the program itself is run.
+    Source: swift/cli/main.py, ``cli_main`` (4.6).
+
+    Raises:
+        UsageError: no program is named, or its options are in a file.
+    """
+    if not words or words[0].startswith("-"):
+        raise UsageError("Name a command of swift: memcalc simulate -- swift sft --model ....")
+    method, rest = words[0].replace("_", "-"), list(words[1:])
+    if rest and rest[0].endswith((".json", ".yaml", ".yml")):
+        raise UsageError(
+            f"swift {method} {rest[0]} makes options of a file: type them, as in "
+            f"memcalc simulate -- swift {method} --model ...."
+        )
+    module = f"swift.cli.{method.replace('-', '_')}"
+    if method not in _SEVERAL or not {"NPROC_PER_NODE", "NNODES"} & environment.keys():
+        return Program(module=module, arguments=tuple(rest))
+    told = [f"--{name.lower()}={environment[name]}" for name in _TOLD if name in environment]
+    return Program(launcher="torchrun", arguments=(*told, "-m", module, *rest))
+
+
+def run(program: Program) -> dict[str, Any]:
+    """Run it to its end; returns its variables."""
+    if program.path:
+        return runpy.run_path(program.path, run_name="__main__")
+    return runpy.run_module(program.module, run_name="__main__", alter_sys=True)
+
+
+@contextlib.contextmanager
+def as_main(program: Program) -> Iterator[None]:
+    """Arguments and import path as Python gives them to a program."""
+    before = sys.argv, list(sys.path)
+    sys.argv = [program.path or program.module, *program.arguments]
+    here = str(Path(program.path).resolve().parent) if program.path else os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.argv = before[0]
+        sys.path[:] = before[1]
+
+
+PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_ENVIRONMENTS = ("uv", "poetry", "pipenv", "pdm", "hatch", "rye", "pixi", "conda", "mamba")
+"""Tools that start a program in an environment of their own, after ``run``."""
+_SHELLS = ("sh", "bash", "zsh", "dash", "ksh")
+_GIVEN_ON = ('"$@"', "$@", '"$*"', "$*")
+"""What hands the arguments of a shell's script on."""
+_SHOWN = 3
+"""Commands of a shell's script that are named."""
+
+
+def assigned(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Variables that stand before a program, with or without ``env``, and the rest.
+
+    Raises:
+        UsageError: ``env`` is told more than variables.
+    """
+    rest, given = list(words), {}
+    by_env = Path(rest[0]).name == "env" if rest else False
+    if by_env:
+        del rest[0]
+    while rest and (found := _ASSIGNED.fullmatch(rest[0])):
+        given[found[1]] = found[2]
+        del rest[0]
+    if by_env and rest and rest[0].startswith("-"):
+        raise UsageError(
+            f"env {rest[0]} is not followed: type the variables alone, as in "
+            "memcalc simulate -- NAME=value python train.py."
+        )
+    return given, rest
+
+
+def refusal(words: Sequence[str], folder: Path) -> str:
+    """What to type in place of a shell's commands, or of those that start the program elsewhere.
+
+    Returns:
+        Empty: it is neither.
+    """
+    first, *rest = words
+    name = Path(first).name
+    if name in _ENVIRONMENTS and "run" in rest:
+        at = _start(words)
+        program = words[at:] if at is not None else ["python", "train.py"]
+        before = words[: at if at is not None else 2 + rest.index("run")]
+        return (
+            f"{name} run starts its program in another environment: type "
+            f"{shlex.join(before)} memcalc simulate -- {shlex.join(program)}."
+        )
+    if name in _SHELLS:
+        return _of_shell(name, rest, folder)
+    if first.endswith(".sh"):
+        return _of_shell(name, [first], folder)
+    return ""
+
+
+def refusal_of_starter(words: Sequence[str]) -> str:
+    """What to type in place of a command that starts a Python program; empty: it starts none."""
+    at = _start(words)
+    if at is None:
+        return ""
+    return (
+        f"{Path(words[0]).name} starts another program: leave it out, as in "
+        f"memcalc simulate -- {shlex.join(words[at:])}."
+    )
+
+
+def _of_shell(name: str, rest: Sequence[str], folder: Path) -> str:
+    """Which command of a shell to simulate: its script is read, never run."""
+    if "-c" in rest[:-1]:
+        text = rest[rest.index("-c") + 1]
+    else:
+        path = next((word for word in rest if not word.startswith("-")), "")
+        try:
+            text = (folder / path).read_text(errors="replace")
+        except OSError:
+            return f"There is no script {path}." if path else ""
+    found = commands(text)
+    if not found:
+        return (
+            f"{name} runs a shell's commands, which are not followed: type the one that trains, "
+            "as in memcalc simulate -- python train.py."
+        )
+    return f"{name} runs a shell's commands, which are not followed: type {to_type(found)}."
+
+
+def to_type(commands: Sequence[str]) -> str:
+    """How each of the first ones is simulated, and how many more there are."""
+    more = f" (and {len(commands) - _SHOWN} more)" if len(commands) > _SHOWN else ""
+    return " or ".join(f"memcalc simulate -- {one}" for one in commands[:_SHOWN]) + more
+
+
+def commands(text: str) -> list[str]:
+    """Lines of a shell's script that start Python, as they stand there."""
+    found: dict[str, None] = {}
+    for line in re.split(r"\n|;|&&|\|\|", text.replace("\\\n", " ")):
+        words = line.split()
+        at = _start(words)
+        before = words[:at]
+        if at is not None and all(_ASSIGNED.fullmatch(word) for word in before):
+            found[" ".join(word for word in words if word not in _GIVEN_ON)] = None
+    return list(found)
+
+
+def _start(words: Sequence[str]) -> int | None:
+    """Where among words a Python program begins."""
+    for at, word in enumerate(words):
+        name = Path(word).name
+        if PYTHON.fullmatch(name) or name in launchers.NAMES or name.endswith(".py"):
+            return at
+    return None

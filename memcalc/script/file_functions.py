@@ -130,7 +130,6 @@ class _Functions:
         return files.hide(files.entry(here))
 
     def rename(self, original: Any, source: Any, target: Any, **kwargs: Any) -> Any:
-        """As ``os.rename`` and ``os.replace``."""
         here, there = full(source), full(target)
         if here is None or there is None or kwargs:
             return original(source, target, **kwargs)
@@ -177,7 +176,6 @@ class _Functions:
 
     @_by_path
     def mkdir(self, original: Any, path: Any, named: str, *args: Any, **kwargs: Any) -> Any:
-        """As ``os.mkdir``."""
         files = self.files
         if os.path.lexists(named):
             raise failure(errno.EEXIST, path)
@@ -189,7 +187,6 @@ class _Functions:
 
     @_by_path
     def rmdir(self, original: Any, path: Any, named: str, **kwargs: Any) -> Any:
-        """As ``os.rmdir``."""
         files, at = self.files, self._found(path, named)
         if not os.path.isdir(at) or (at == named and not files.was_there(named)):
             return original(path, **kwargs)
@@ -199,7 +196,6 @@ class _Functions:
 
     @_by_path
     def rmtree(self, original: Any, path: Any, named: str, *args: Any, **kwargs: Any) -> Any:
-        """As ``shutil.rmtree``."""
         at = self.files.where(named)
         if at is None or not os.path.isdir(at) or os.path.islink(named):
             return original(path, *args, **kwargs)
@@ -234,7 +230,6 @@ class _Functions:
 
     @_by_path
     def listdir(self, original: Any, path: Any, named: str) -> Any:
-        """As ``os.listdir``."""
         if not self.files.touches(named):
             return original(path)
         self._found(path, named)
@@ -242,7 +237,6 @@ class _Functions:
 
     @_by_path
     def scandir(self, original: Any, path: Any, named: str) -> Any:
-        """As ``os.scandir``."""
         if not self.files.touches(named):
             return original(path)
         return Scan(os.fspath(path or "."), self.listdir(None, path))
@@ -283,25 +277,19 @@ class _Entry:
         return f"<DirEntry {self.name!r}>"
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """It is a file."""
         return os.path.isfile(self.path) and (follow_symlinks or not self.is_symlink())
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """It is a folder."""
         return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
 
     def is_symlink(self) -> bool:
-        """It is a symbolic link."""
         return os.path.islink(self.path)
 
     def is_junction(self) -> bool:
-        """It is not: those are Windows'."""
         return False
 
     def inode(self) -> int:
-        """Its number."""
         return self.stat(follow_symlinks=False).st_ino
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """What is known of it."""
         return (os.stat if follow_symlinks else os.lstat)(self.path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,16 +22,17 @@ NOT_HERE = (
     "downloads them)"
 )
 """What is assumed of a checkpoint that is not fetched."""
+_OF_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 _SAID = "weights beyond the first 0.2 billion are not initialized on the host (--weights does so)"
 
 
-def install(patches: Patches, say: Callable[[str], None]) -> None:
-    """Draw no more from some number of weights on.
+def of_hub(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those options of ``from_pretrained`` that say where the hub's files are."""
+    return {key: options[key] for key in _OF_HUB if key in options}
 
-    Args:
-        patches: what is changed.
-        say: told that weights are zeros.
-    """
+
+def install(patches: Patches, say: Callable[[str], None]) -> None:
+    """Draw no more from some number of weights on, and say that they are zeros."""
     drawn = [0]
 
     def draw(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:

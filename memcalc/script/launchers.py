@@ -8,12 +8,15 @@ server/local_elastic_agent.py, 2.13); accelerate's and DeepSpeed's launchers set
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import msgspec
 
 from memcalc.engine.patches import Patches
 from memcalc.errors import UsageError
@@ -32,34 +35,26 @@ OTHERS = ("mpirun", "srun", "horovodrun")
 _PORT = 29500
 
 
-class Launch:
-    """What a launcher was told.
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a launcher was told."""
 
-    Args:
-        script: path or module of what each process runs.
-        is_module: it is a module.
-        arguments: of the script.
-        local: processes on this machine.
-        world: processes on all machines.
-        environment: what the launcher itself sets beside ranks.
-        assumed: what is not said of it, and how that is taken.
-    """
+    script: str
+    """Path or module of what each process runs."""
+    arguments: tuple[str, ...]
+    is_module: bool = False
+    local: int = 1
+    """Processes on each machine."""
+    nodes: int = 1
+    """Machines."""
+    own: dict[str, str] = {}
+    """What the launcher itself sets in the environment beside ranks."""
+    assumed: str = ""
+    """What is not said of it, and how that is taken."""
 
-    def __init__(
-        self,
-        script: str,
-        arguments: Sequence[str],
-        *,
-        is_module: bool = False,
-        local: int = 1,
-        nodes: int = 1,
-        environment: dict[str, str] | None = None,
-        assumed: str = "",
-    ) -> None:
-        self.script, self.arguments, self.is_module = script, tuple(arguments), is_module
-        self.local, self.world = local, local * nodes
-        self._own = environment or {}
-        self.assumed = assumed
+    @property
+    def world(self) -> int:
+        """Processes on all machines."""
+        return self.local * self.nodes
 
     def environment(self, rank: int) -> dict[str, str]:
         """What the process of this rank finds."""
@@ -81,16 +76,11 @@ class Launch:
             "TORCHELASTIC_MAX_RESTARTS": 0,
             "OMP_NUM_THREADS": 1,
         }
-        return {**{name: str(value) for name, value in names.items()}, **self._own}
+        return {**{name: str(value) for name, value in names.items()}, **self.own}
 
 
 def parse(launcher: str, words: Sequence[str], gpus: int | None = None) -> Launch:
-    """Read a launcher's command line.
-
-    Args:
-        launcher: one of the values of ``NAMES``.
-        words: what follows its name.
-        gpus: of the machine, for launchers that count them; ``None``: nobody said.
+    """Read what follows a launcher's name; some count the GPUs of the machine.
 
     Raises:
         UsageError: its own parser refuses them, or the launcher is not installed.
@@ -98,12 +88,8 @@ def parse(launcher: str, words: Sequence[str], gpus: int | None = None) -> Launc
     return _READERS[launcher](list(words), gpus)
 
 
-def _launch(words: list[str], gpus: int | None) -> Launch:
-    """What torchrun came after: it tells the script which process it is by an argument as well."""
-    return _torchrun(words, gpus, older=True)
-
-
 def _torchrun(words: list[str], gpus: int | None, *, older: bool = False) -> Launch:
+    """What came before torchrun tells the script which process it is by an argument as well."""
     from torch.distributed.run import get_args_parser
 
     def parser() -> Any:
@@ -118,8 +104,8 @@ def _torchrun(words: list[str], gpus: int | None, *, older: bool = False) -> Lau
         raise UsageError("torchrun --no-python starts a program that is not Python's.")
     told = ["--local-rank=0"] if older and not given.use_env else []
     return Launch(
-        given.training_script,
-        [*told, *given.training_script_args],
+        script=given.training_script,
+        arguments=(*told, *given.training_script_args),
         is_module=given.module,
         local=_processes(given.nproc_per_node, gpus),
         nodes=_nodes(str(given.nnodes)),
@@ -163,22 +149,23 @@ def _accelerate(words: list[str], gpus: int | None) -> Launch:
     if given.use_deepspeed and not given.cpu:
         own = _with_deepspeed(given, defaults, from_file)
     else:
-        own = _prepared(given, several=total > 1)
+        utils = importlib.import_module("accelerate.utils.launch")
+        several, alone = utils.prepare_multi_gpu_env, utils.prepare_simple_launcher_cmd_env
+        own = several(given) if total > 1 else alone(given)[1]
     return Launch(
-        given.training_script,
-        given.training_script_args,
+        script=given.training_script,
+        arguments=tuple(given.training_script_args),
         is_module=given.module,
         local=max(1, total // nodes),
         nodes=nodes,
-        environment={name: value for name, value in own.items() if before.get(name) != value},
+        own={name: value for name, value in own.items() if before.get(name) != value},
         assumed=_ONE if unsaid and gpus is None and defaults is None else "",
     )
 
 
 _ONE = (
     "accelerate launch starts a process for each GPU that it finds: one is assumed (name them, as "
-    "in "
-    "--gpu 8xh100, or say --num_processes)"
+    "in --gpu 8xh100, or say --num_processes)"
 )
 
 
@@ -187,40 +174,27 @@ def _on_machine_of(gpus: int) -> Iterator[None]:
     """PyTorch finds so many GPUs."""
     import torch
 
-    patches = Patches()
-    patches.set(torch.cuda, "device_count", lambda: gpus)
-    patches.set(torch.cuda, "is_available", lambda: True)
-    try:
+    with Patches() as patches:
+        patches.set(torch.cuda, "device_count", lambda: gpus)
+        patches.set(torch.cuda, "is_available", lambda: True)
         yield
-    finally:
-        patches.undo()
 
 
-def _prepared(given: Any, *, several: bool) -> dict[str, str]:
-    """The environment that accelerate's launcher makes for its processes."""
-    utils = importlib.import_module("accelerate.utils.launch")
-    if several:
-        made: dict[str, str] = utils.prepare_multi_gpu_env(given)
-        return made
-    own: dict[str, str] = utils.prepare_simple_launcher_cmd_env(given)[1]
-    return own
-
-
-def _with_deepspeed(given: Any, defaults: Any, precision_of_file: bool) -> dict[str, str]:
-    """The same where DeepSpeed trains; as ``launch_command`` of accelerate 1.15 prepares it."""
+def _with_deepspeed(given: Any, defaults: Any, precision_of_file: bool) -> Any:
+    """What processes find where DeepSpeed trains, by ``launch_command`` of accelerate 1.15."""
     if importlib.util.find_spec("deepspeed") is None:
         raise _missing("deepspeed", "the config asks for it")
     fields = [*defaults.deepspeed_config] if defaults else []
     fields += ["mixed_precision"] * bool(precision_of_file)
     given.deepspeed_fields_from_accelerate_config = ",".join(fields)
     utils = importlib.import_module("accelerate.utils.launch")
-    made: dict[str, str] = utils.prepare_deepspeed_cmd_env(given)[1]
-    return made
+    return utils.prepare_deepspeed_cmd_env(given)[1]
 
 
 def _deepspeed(words: list[str], gpus: int | None) -> Launch:
-    with _told("DS_ACCELERATOR", "cuda"):
+    with Patches() as patches:
         # It asks what GPU there is as it is imported, and the simulated one comes later.
+        patches.environment("DS_ACCELERATOR", os.environ.get("DS_ACCELERATOR", "cuda"))
         runner = _imported("deepspeed.launcher.runner", "deepspeed")
     given = _parsed("deepspeed", lambda: runner, words)
     local = given.num_gpus if given.num_gpus > 0 else gpus
@@ -230,23 +204,12 @@ def _deepspeed(words: list[str], gpus: int | None) -> Launch:
             "in deepspeed --num_gpus 8 train.py or memcalc simulate --gpu 8xh100."
         )
     return Launch(
-        given.user_script,
-        given.user_args,
+        script=given.user_script,
+        arguments=tuple(given.user_args),
         is_module=given.module,
         local=local,
         nodes=max(1, given.num_nodes),
     )
-
-
-@contextlib.contextmanager
-def _told(name: str, value: str) -> Iterator[None]:
-    """A variable of the environment, unless it is set."""
-    before = os.environ.setdefault(name, value)
-    try:
-        yield
-    finally:
-        if before is value:
-            del os.environ[name]
 
 
 def _imported(module: str, package: str) -> Any:
@@ -277,7 +240,7 @@ def _parsed(name: str, parser: Callable[[], Any], words: list[str]) -> Any:
 
 _READERS: dict[str, Callable[[list[str], int | None], Launch]] = {
     "torchrun": _torchrun,
-    "torch.distributed.launch": _launch,
+    "torch.distributed.launch": functools.partial(_torchrun, older=True),
     "accelerate": _accelerate,
     "deepspeed": _deepspeed,
 }

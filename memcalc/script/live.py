@@ -60,7 +60,9 @@ class Simulation:
         Raises:
             EstimateError: the code has not ended, or put nothing on the GPU.
         """
-        return self._result().prediction
+        if self._found is None:
+            raise EstimateError(EMPTY if self._entered else "The simulated code has not run.")
+        return self._found.prediction
 
     @property
     def peak(self) -> Any:
@@ -73,19 +75,9 @@ class Simulation:
     def _repr_html_(self) -> str | None:
         return self._found.prediction._repr_html_() if self._found is not None else None
 
-    def _result(self) -> Traced:
-        if self._found is None:
-            raise EstimateError(EMPTY if self._entered else "The simulated code has not run.")
-        return self._found
-
 
 def run_apart(work: Callable[[], Any], settings: Mapping[str, Any], name: str) -> Traced | None:
     """Run code on a simulated GPU in a process of its own; this one stays as it is.
-
-    Args:
-        work: the code.
-        settings: of the plan.
-        name: what the run is called.
 
     Returns:
         What it took; ``None``: it used no GPU.

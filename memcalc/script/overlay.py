@@ -79,7 +79,7 @@ class Overlay:
     def in_mirror(self, path: str) -> str | None:
         """What lies in the mirror for a path."""
         at = self.mirror + path
-        return at if _exists(at) else None
+        return at if _mode(at) else None
 
     def resolved(self, path: str) -> str:
         """The path that the script's own links lead to."""
@@ -98,7 +98,7 @@ class Overlay:
     def link(self, path: str) -> str | None:
         """A link of the script's in the mirror; ``None``: this path is none."""
         at = self.mirror + path
-        return at if _islink(at) and self.users(at) is None else None
+        return at if stat.S_ISLNK(_mode(at)) and self.users(at) is None else None
 
     def users(self, at: str) -> str | None:
         """The user's file behind a place; ``None``: the script may change what lies there."""
@@ -120,7 +120,7 @@ class Overlay:
             self._cover()
         if there or hidden or self.in_mirror(path):
             return self.covering(path)
-        return self.covering(path) if not _exists(folder) and self.in_mirror(folder) else path
+        return self.covering(path) if not _mode(folder) and self.in_mirror(folder) else path
 
     def covering(self, path: str) -> str:
         """The place in the mirror for a path, with the folder that it is in."""
@@ -129,7 +129,7 @@ class Overlay:
         at, folder = self.mirror + path, os.path.dirname(path)
         if self.where(folder) is not None:
             _makedirs(os.path.dirname(at), exist_ok=True)
-        if _islink(at):
+        if stat.S_ISLNK(_mode(at)):
             _unlink(at)
         return at
 
@@ -212,7 +212,7 @@ class Overlay:
 
     def lies_there(self, path: str) -> bool:
         """Something is at this very place, and not out of sight."""
-        return not self.is_hidden(path) and _exists(path)
+        return not self.is_hidden(path) and bool(_mode(path))
 
     def was_there(self, path: str) -> bool:
         """A file or a folder is there, and was before the run."""
@@ -266,19 +266,12 @@ class Overlay:
         _rmtree(self.mirror, ignore_errors=True)
 
 
-def _exists(path: str) -> bool:
+def _mode(path: str) -> int:
+    """Of what is at a path; 0: nothing is."""
     try:
-        _lstat(path)
+        return _lstat(path).st_mode
     except (OSError, ValueError):
-        return False
-    return True
-
-
-def _islink(path: str) -> bool:
-    try:
-        return stat.S_ISLNK(_lstat(path).st_mode)
-    except (OSError, ValueError):
-        return False
+        return 0
 
 
 def _heads(path: str) -> Iterator[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import io
 import linecache
 import sys
@@ -34,8 +36,11 @@ def sent(what: str, value: Any) -> bytes:
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
-            if type(obj) in (torch.Tensor, torch.nn.Parameter) and _is_large(obj):
-                return _shaped, _shape(obj)
+            is_plain = type(obj) in (torch.Tensor, torch.nn.Parameter)
+            if is_plain and obj.layout is torch.strided and (obj.numel() > _SMALL or obj.is_cuda):
+                place = obj.dtype, str(obj.device)
+                kind = obj.requires_grad, isinstance(obj, torch.nn.Parameter)
+                return _shaped, (tuple(obj.shape), obj.stride(), *place, *kind)
             return super().reducer_override(obj)
 
     buffer = io.BytesIO()
@@ -47,17 +52,6 @@ def sent(what: str, value: Any) -> bytes:
             "what is simulated, or type memcalc simulate -- python train.py."
         ) from None
     return buffer.getvalue()
-
-
-def _is_large(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and (tensor.numel() > _SMALL or tensor.is_cuda)
-
-
-def _shape(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (
-        *(tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device)),
-        *(tensor.requires_grad, isinstance(tensor, torch.nn.Parameter)),
-    )
 
 
 def _shaped(
@@ -72,19 +66,12 @@ def _shaped(
 # ---- the body of a ``with``
 
 
-class Body:
-    """Statements, and the names that they use."""
-
-    def __init__(self, source: str, file: str, line: int, names: dict[str, Any]) -> None:
-        self.source, self.file, self.line, self.names = source, file, line, names
-
-    def __call__(self) -> None:
-        """Run them."""
-        tree = ast.increment_lineno(ast.parse(self.source), self.line - 1)
-        exec(compile(tree, self.file, "exec"), {"__name__": "__main__", **self.names})
+def _run(source: str, file: str, line: int, names: dict[str, Any]) -> None:
+    tree = ast.increment_lineno(ast.parse(source), line - 1)
+    exec(compile(tree, file, "exec"), {"__name__": "__main__", **names})
 
 
-def body_at(frame: FrameType) -> Body:
+def body_at(frame: FrameType) -> Callable[[], None]:
     """The body of the ``with`` that a frame is entering.
 
     Raises:
@@ -92,7 +79,10 @@ def body_at(frame: FrameType) -> Body:
     """
     file, line = frame.f_code.co_filename, frame.f_lineno
     text = "".join(linecache.getlines(file, frame.f_globals))
-    found = [one for one in _withs(text) if one.lineno <= line <= one.body[0].lineno]
+    found: list[ast.With] = []
+    with contextlib.suppress(SyntaxError):
+        withs = (one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.With))
+        found = [one for one in withs if one.lineno <= line <= one.body[0].lineno]
     if not found:
         raise EstimateError(
             "memcalc.simulate() reads the source of its block, and there is none here: put the "
@@ -116,7 +106,7 @@ def body_at(frame: FrameType) -> Body:
     names = {name: held[name] for name in _used(code) if name in held}
     for name, value in names.items():
         sent(name, value)
-    return Body(source, file, first.lineno, names)
+    return functools.partial(_run, source, file, first.lineno, names)
 
 
 def text_of(lines: list[str], first: ast.stmt, last: ast.stmt) -> str:
@@ -125,13 +115,6 @@ def text_of(lines: list[str], first: ast.stmt, last: ast.stmt) -> str:
     text = "".join(lines[first.lineno - 1 : last.end_lineno]).encode()
     tail = len(lines[last.end_lineno - 1].encode()) - (last.end_col_offset or 0)
     return text[first.col_offset : len(text) - tail].decode()
-
-
-def _withs(text: str) -> list[ast.With]:
-    try:
-        return [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.With)]
-    except SyntaxError:
-        return []
 
 
 def _used(code: CodeType) -> set[str]:

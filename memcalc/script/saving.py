@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,8 +14,110 @@ import torch
 from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
 from memcalc.engine.torch_internals import storage_key
-from memcalc.script.files import NOT_WRITTEN, UnwrittenFiles
-from memcalc.script.overlay import full
+from memcalc.script import file_functions
+from memcalc.script.overlay import Overlay, full
+
+_MARK = b"saved in a simulated run, number %08d"
+_open = open
+_LONG = len(_MARK % 0)
+NOT_WRITTEN = "checkpoints are not written"
+"""What an answer says of all that is saved."""
+
+
+class UnwrittenFiles:
+    """What a script has saved, by the mark that it finds in place of it."""
+
+    def __init__(self) -> None:
+        self.overlay = Overlay()
+        self._kept: dict[int, Any] = {}
+        self._next = 0
+        self._named: set[int] = set()
+        """What was saved under a name, and is forgotten when no file has its mark any more."""
+
+    def install(self, patches: Patches) -> None:
+        """Let the script find its files by the functions of ``os`` and ``shutil``."""
+        patches.also(lambda: self.overlay.close(lambda path: _number(path) is not None))
+        file_functions.install(patches, self.overlay)
+        patches.wrap(shutil, "copyfile", self._copy)
+
+    def put(self, file: Any, content: Any, size: int = 0) -> None:
+        """Keep what was saved in a path, or something open, and would have so many bytes."""
+        with self.overlay.lock:
+            self._put(file, content, size)
+
+    def _put(self, file: Any, content: Any, size: int) -> None:
+        number, self._next = self._next, self._next + 1
+        self._kept[number] = content
+        path, overlay = full(file), self.overlay
+        if path is not None:
+            self._forget_what_is_gone()
+            self._mark(path, number, size)
+            self._named.add(number)
+            return
+        beside = full(getattr(file, "name", None))
+        if beside is not None and overlay.where(beside) == beside:
+            if overlay.was_there(beside):
+                # Opened to be changed in place, and too large to have been copied.
+                return
+            overlay.of_checkpoints.add(os.path.dirname(beside))
+            overlay.made.add(beside)
+        file.write(_MARK % number)
+
+    def get(self, file: Any, missing: Any = None) -> Any:
+        """What was saved there; ``missing`` if nothing was."""
+        path = full(file)
+        at = self.overlay.where(path) if path is not None else None
+        number = _marked(file) if path is None else _number(at) if at is not None else None
+        return missing if number is None else self._kept.get(number, missing)
+
+    def _mark(self, path: str, number: int, size: int) -> None:
+        if not self.overlay.is_own(path):
+            self.overlay.of_checkpoints.add(os.path.dirname(path))
+        with _open(self.overlay.covering(self.overlay.resolved(path)), "wb") as opened:
+            opened.write(_MARK % number)
+            # It takes no room: nothing is written after the mark.
+            with contextlib.suppress(OSError):
+                opened.truncate(max(size, _LONG))
+
+    def _copy(self, original: Any, source: Any, target: Any, **kwargs: Any) -> Any:
+        here, there = full(source), full(target)
+        at = self.overlay.where(here) if here is not None else None
+        number = _number(at) if at is not None and there is not None else None
+        if number is None or there is None or at is None:
+            return original(source, target, **kwargs)
+        with self.overlay.lock:
+            self._mark(there, number, os.stat(at).st_size)
+        return target
+
+    def _forget_what_is_gone(self) -> None:
+        mirrored = os.walk(self.overlay.mirror)
+        found = {_number(os.path.join(at, name)) for at, _, names in mirrored for name in names}
+        gone = self._named - found
+        self._named -= gone
+        for number in gone:
+            del self._kept[number]
+
+
+def _marked(file: Any) -> int | None:
+    """The number of the mark that comes next in an open file."""
+    try:
+        at = file.tell()
+        head = file.read(_LONG)
+        file.seek(at)
+    except (AttributeError, OSError, ValueError):
+        return None
+    before, _, number = bytes(head).rpartition(b" ") if isinstance(head, bytes) else (b"", b"", b"")
+    return int(number) if before and before == _MARK.rpartition(b" ")[0] else None
+
+
+def _number(path: str) -> int | None:
+    """The number of the mark that a file begins with."""
+    try:
+        with _open(path, "rb") as opened:
+            return _marked(opened)
+    except OSError:
+        return None
+
 
 Say = Callable[[str], None]
 _NOTHING = object()
@@ -47,15 +152,7 @@ class _Kept:
 
 
 def install(patches: Patches, say: Say) -> UnwrittenFiles:
-    """Keep checkpoints in place of writing them.
-
-    Args:
-        patches: what is changed.
-        say: told what was not done.
-
-    Returns:
-        The files that were not written.
-    """
+    """Keep checkpoints in place of writing them, and say so; returns the files."""
     files = UnwrittenFiles()
     files.install(patches)
     checkpoints = _Checkpoints(files, patches, say)
@@ -75,7 +172,6 @@ class _Checkpoints:
         self._say = say
 
     def save(self, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        """As ``torch.save``."""
         self._put(f, _kept(obj))
 
     def _put(self, file: Any, content: Any) -> None:
@@ -85,7 +181,6 @@ class _Checkpoints:
     def load(
         self, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """As ``torch.load``."""
         found = self._files.get(f, _NOTHING)
         if isinstance(found, _Tensors):
             found = found.tensors
@@ -94,7 +189,6 @@ class _Checkpoints:
         return original(f, map_location, *args, **kwargs)
 
     def safetensors(self, module: Any) -> None:
-        """Act on ``safetensors.torch``."""
 
         def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None) -> None:
             self._put(filename, _Tensors(_kept(dict(tensors)), metadata))
@@ -134,7 +228,6 @@ class _Tensors:
         pass
 
     def keys(self) -> list[str]:
-        """Names of the tensors."""
         return sorted(self.tensors)
 
     def offset_keys(self) -> list[str]:
@@ -144,15 +237,12 @@ class _Tensors:
         )
 
     def metadata(self) -> Any:
-        """What was saved with them."""
         return self._metadata
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """A tensor by itself."""
         return self.tensors[name].loaded(self._device, {})
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
-        """All of them."""
         return {name: self.get_tensor(name) for name in self.offset_keys()}
 
     get_slice = get_tensor
@@ -185,7 +275,6 @@ def _location(asked: Any, was: torch.device) -> torch.device:
 
 
 def _kept(value: Any) -> Any:
-    """A checkpoint as it is kept."""
     if isinstance(value, torch.Tensor):
         return _Kept(value)
     return _mapped(value, _kept)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.allocator.context import context_span
+from memcalc.allocator.outside import context_span
 from memcalc.catalog import gpus
 from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.plan import make
@@ -33,13 +33,10 @@ from memcalc.files.artifact import decode
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import LONGER, FitVerdict, Prediction
-from memcalc.records.trace import Trace
+from memcalc.script.answer import answered, as_it_ended
 from memcalc.script.command import Program, launched
 from memcalc.script.launchers import Launch
-from memcalc.script.leaks import growth
 from memcalc.script.records import Ending
-from memcalc.script.several_gpus import answered
 
 STEPS = 3
 """Optimizer steps after which a program is stopped, unless others are asked for."""
@@ -119,7 +116,7 @@ def simulate(
             found = replace(found, ending=replace(found.ending, refusal=last))
     if found.traced is not None:
         room = _card(gpu).room if gpu is not None else None
-        traced = _as_it_ended(found.traced, found.ending, room)
+        traced = as_it_ended(found.traced, found.ending, room)
         keep(traced)
         found = replace(found, traced=traced)
     return found
@@ -157,12 +154,7 @@ class _Run:
         self._folder, self._weights, self._python = folder, weights, python
 
     def answer(self, *, limited: bool, quiet: bool = False) -> Simulated:
-        """Run it in a process of its own.
-
-        Args:
-            limited: to the memory of the GPU.
-            quiet: what it prints was seen before.
-        """
+        """Run it in a process of its own, limited to the GPU's memory or not."""
         with tempfile.TemporaryDirectory(prefix="memcalc-") as scratch:
             asked_in, answered = Path(scratch, "request.json"), Path(scratch, "answer.json")
             request, work = self._request(), Path(scratch, "work")
@@ -267,7 +259,11 @@ class _Run:
     def _understood(self, answer: dict[str, Any]) -> Simulated:
         ending = decode(Ending, answer["ending"])
         state = decode(OptimizerState, answer["state"])
-        traces = {int(gpu): _unpacked(packed) for gpu, packed in answer["traces"].items()}
+        packed = {int(gpu): base64.b64decode(text) for gpu, text in answer["traces"].items()}
+        try:
+            traces = {gpu: unpack(data) for gpu, data in packed.items()}
+        except DamagedTraceError as error:
+            raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
         traced = answered(self._question, traces, state)
         count = self._question.plan.devices
         one_of_many = any(max(trace.groups, default=1) > 1 for trace in traces.values())
@@ -301,41 +297,6 @@ def _raised(kept: dict[str, str]) -> BaseException:
         error = EstimateError(f"{kept['kind']}: {kept['text']}")
     error.add_note(kept["trace"])
     return error
-
-
-def _unpacked(packed: str) -> Trace:
-    try:
-        return unpack(base64.b64decode(packed))
-    except DamagedTraceError as error:
-        raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
-
-
-def _as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
-    """What the program's end says of its figures."""
-    prediction = traced.prediction
-    grows = growth(traced.trace, room, prediction.peak.reserved or 0)
-    prediction = replace(prediction, growth=grows, refusal=ending.refusal)
-    if grows is not None:
-        # Steps differ since more is held, and a longer run holds more still.
-        left = tuple(one for one in prediction.uncounted if not one.startswith(LONGER))
-        prediction = replace(prediction, uncounted=left)
-    fit = prediction.fit
-    if ending.refusal is not None and fit is not None:
-        prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.DOES_NOT_FIT))
-    elif fit is not None and fit.verdict is FitVerdict.FITS and grows and grows.runs_full:
-        prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.TIGHT))
-    elif ending.code:
-        prediction = _until_then(prediction, ending.code)
-    return replace(traced, prediction=prediction)
-
-
-def _until_then(prediction: Prediction, code: int) -> Prediction:
-    """A program that failed might have taken more: that it fits is not known then."""
-    until_then = f"the script ended with exit code {code}; figures cover the run until then"
-    told = replace(prediction, assumptions=(until_then, *prediction.assumptions))
-    if told.fit is None or told.fit.verdict is FitVerdict.DOES_NOT_FIT:
-        return told
-    return replace(told, fit=None, unknown={**told.unknown, "fit": until_then})
 
 
 def plan_of(command: Sequence[str], **settings: Any) -> Plan:

@@ -1,11 +1,18 @@
-"""The environment of a user's program: its files, and processes that it starts."""
+"""The environment of a user's program: its files, trackers, GPUs, packages and processes.
+
+Of processes that train together the first runs in the script's own. What it starts by subprocess
+sees no simulated GPU, and is named.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,58 +20,143 @@ import torch
 from memcalc.engine import decisions, source_lines
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.session import Session
-from memcalc.script import large_weights, lightning, protection
-from memcalc.script.packages import accelerate, deepspeed, diffusers, torchvision, transformers
+from memcalc.script import large_weights, saving
+from memcalc.script.command import commands
+from memcalc.script.packages import (
+    accelerate,
+    deepspeed,
+    diffusers,
+    saved_models,
+    torchvision,
+    transformers,
+)
 from memcalc.script.records import Request
-from memcalc.script.subprocesses import Subprocesses
 
 
 @contextlib.contextmanager
-def program(request: Request, session: Session) -> Iterator[Subprocesses]:
-    """Keep the user's files as they are, and run the first of processes that it starts here."""
-    patches, others = session.patches, Subprocesses()
+def program(request: Request, session: Session) -> Iterator[Iterable[str]]:
+    """Keep the user's files as they are, and run the first of processes that it starts here.
+
+    Gives the other Python programs that it starts.
+    """
+    patches, say = session.patches, session.say
     patches.environment("MEMCALC_SIMULATED", "1")
-    others.install(patches)
+    others = python_commands(patches)
 
-    def started(count: int, of: str) -> None:
-        session.say(f"{source_lines.named(f'of {count} {of}')} the first runs")
-        if count > 1:
-            _count_gpus(patches, count)
-            session.be_one_of_many()
+    def started(of: str) -> Callable[[int], None]:
+        def tell(count: int) -> None:
+            say(f"{source_lines.named(f'of {count} {of}')} the first runs")
+            if count > 1:
+                _count_gpus(patches, count)
+                session.be_one_of_many()
 
-    _spawn_here(patches, lambda count: started(count, "spawned processes"))
+        return tell
+
+    spawn_here(patches, started("spawned processes"))
     if request.launched:
         _count_gpus(patches, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     elif request.gpus > 1:
-        lightning.install(patches, request.gpus, started)
-    decisions.install(patches, session.values, session.say)
+        told = started("processes that Lightning starts")
+        follow_lightning(patches, request.gpus, told)
+    decisions.install(patches, session.values, say)
     if not request.weights:
-        large_weights.install(patches, session.say)
-    protection.install(patches, session.say)
+        large_weights.install(patches, say)
+    files = saving.install(patches, say)
+    files.overlay.covers = lambda: say(source_lines.named(_STAY))
+    _turn_trackers_off(patches, say)
+    saved_models.install(patches, say, files.overlay)
     accelerate.install(patches)
     deepspeed.install(patches, session)
-    torchvision.install(patches, session.values, session.say)
+    torchvision.install(patches, session.values, say)
     if not request.weights:
-        transformers.install(patches, session.say)
-        diffusers.install(patches, session.say)
+        transformers.install(patches, say)
+        diffusers.install(patches, say)
     yield others
 
 
-class _Ended:
-    """Stands for processes that have all ended well."""
+def _count_gpus(patches: Patches, count: int) -> None:
+    """The machine has a GPU for each of its processes at least; this one has the first."""
+    if count <= torch.cuda.device_count():
+        return
+    first_gpu = torch.cuda.get_device_properties(0)
+    for owner, name, value in (
+        (torch.cuda, "device_count", count),
+        (torch.accelerator, "device_count", count),
+        (torch.cuda, "get_device_properties", first_gpu),
+    ):
+        patches.set(owner, name, lambda *_, value=value, **__: value)
 
+    def states() -> list[torch.Tensor]:
+        return [torch.cuda.get_rng_state(0) for _ in range(count)]
+
+    for module in (torch.cuda, torch.cuda.random):
+        patches.set(module, "get_rng_state_all", states)
+
+
+_STAY = "files that were there before stay as they were"
+_KEEP_TRACKERS = "MEMCALC_TRACKERS"
+"""Variable of the environment that leaves trackers on."""
+_OFF = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "NEPTUNE_MODE": "debug"}
+"""How trackers are told to keep still, by their own documentation."""
+
+
+class _NoWriter:
+    """Takes what TensorBoard's event file would be told."""
+
+    def __init__(self, log_dir: Any = "", *args: Any, **kwargs: Any) -> None:
+        self._folder = str(log_dir)
+
+    def get_logdir(self) -> str:
+        return self._folder
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+def _turn_trackers_off(patches: Patches, say: Callable[[str], None]) -> None:
+    """Track nothing, unless ``MEMCALC_TRACKERS`` is set; ``say`` is told so where they are used."""
+    if os.environ.get(_KEEP_TRACKERS):
+        return
+    for name, value in _OFF.items():
+        patches.environment(name, value)
+
+    def tensorboard(module: ModuleType) -> None:
+        patches.set(module, "FileWriter", _NoWriter)
+        say("trackers are off: MEMCALC_TRACKERS=1 leaves them on")
+
+    patches.when_imported("torch.utils.tensorboard.writer", tensorboard)
+
+
+_FABRIC = ("lightning.fabric", "lightning_fabric")
+_TRAINER = ("lightning.pytorch", "pytorch_lightning")
+_LAUNCHER = "strategies.launchers.subprocess_script"
+
+
+class _Ended:
+    """Stands for processes that were not started, and have all ended well."""
+
+    pid = 0
     processes: tuple[Any, ...] = ()
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def poll(self) -> int:
+        return 0
+
+    wait = poll
+
     def join(self, *args: Any, **kwargs: Any) -> bool:
-        """They have."""
         return True
 
     def pids(self) -> list[int]:
-        """None are left."""
         return []
 
+    def send_signal(self, signal: int) -> None:
+        pass
 
-def _spawn_here(patches: Patches, started: Callable[[int], None]) -> None:
+
+def spawn_here(patches: Patches, started: Callable[[int], None]) -> None:
     """Of the processes of ``torch.multiprocessing.spawn`` the first runs here.
 
     ``started`` is told how many there would be, before it runs.
@@ -88,20 +180,53 @@ def _spawn_here(patches: Patches, started: Callable[[int], None]) -> None:
         patches.wrap(module, name, start, (torch.multiprocessing,))
 
 
-def _count_gpus(patches: Patches, count: int) -> None:
-    """The machine has a GPU for each of its processes at least; this one has the first."""
-    if count <= torch.cuda.device_count():
-        return
-    first_gpu = torch.cuda.get_device_properties(0)
-    for owner, name, value in (
-        (torch.cuda, "device_count", count),
-        (torch.accelerator, "device_count", count),
-        (torch.cuda, "get_device_properties", first_gpu),
-    ):
-        patches.set(owner, name, lambda *_, value=value, **__: value)
+def follow_lightning(patches: Patches, gpus: int, started: Callable[[int], None]) -> None:
+    """Act when Lightning is imported: it starts one process for each of these GPUs.
 
-    def states() -> list[torch.Tensor]:
-        return [torch.cuda.get_rng_state(0) for _ in range(count)]
+    ``started`` is told how many there would be, before the first runs.
+    Source: fabric/strategies/launchers/subprocess_script.py and its like in pytorch/ (2.6).
+    """
 
-    for module in (torch.cuda, torch.cuda.random):
-        patches.set(module, "get_rng_state_all", states)
+    def counts(module: ModuleType) -> None:
+        patches.set(module, "num_cuda_devices", lambda: gpus)
+
+    def launches(module: ModuleType) -> None:
+        def call(original: Any, launcher: Any) -> None:
+            original(launcher)
+            started(launcher.num_processes)
+
+        patches.set(module, "subprocess", SimpleNamespace(Popen=_Ended))
+        patches.set(module, "_launch_process_observer", lambda processes: None)
+        patches.wrap(module._SubprocessScriptLauncher, "_call_children_scripts", call)
+
+    for package in _FABRIC:
+        patches.when_imported(f"{package}.accelerators.cuda", counts)
+    for package in (*_FABRIC, *_TRAINER):
+        patches.when_imported(f"{package}.{_LAUNCHER}", launches)
+
+
+def python_commands(patches: Patches) -> dict[str, None]:
+    """Python programs that are started by subprocess from now on, each once as it is typed."""
+    found: dict[str, None] = {}
+
+    def see(args: Any) -> None:
+        if isinstance(args, list | tuple):
+            words = [os.fsdecode(one) for one in args if isinstance(one, str | bytes | os.PathLike)]
+            args = shlex.join(words)
+        for typed in commands(os.fsdecode(args)) if isinstance(args, str | bytes) else ():
+            # This Python by its short name.
+            named = typed.replace(sys.executable, "python")
+            if " -c " not in named:
+                found[named] = None
+
+    def popen(original: Any, process: Any, args: Any, *others: Any, **kwargs: Any) -> Any:
+        see(args)
+        return original(process, args, *others, **kwargs)
+
+    def system(original: Any, command: Any) -> Any:
+        see(command)
+        return original(command)
+
+    patches.wrap(subprocess.Popen, "__init__", popen)
+    patches.wrap(os, "system", system)
+    return found

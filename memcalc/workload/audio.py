@@ -22,15 +22,9 @@ _PER_TOKEN = "audio_length_per_tok"
 
 
 class Recordings:
-    """Makes the recordings of one model's batches."""
+    """Makes the recordings of one model's batches; ``names``: of what its forward takes."""
 
     def __init__(self, model: torch.nn.Module, names: frozenset[str]) -> None:
-        """Look up what the model's feature extractor makes.
-
-        Args:
-            model: on any device.
-            names: of what its forward takes.
-        """
         self._model = model
         self._names = names
         self._config: Any = getattr(model, "config", None)

@@ -18,9 +18,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 from memcalc.workload import cache_layers, long_decode
 from memcalc.workload.inputs import Batch, without_adapters
-from memcalc.workload.job import Turns, Watch, as_found
-from memcalc.workload.precision import PRECISIONS
-from memcalc.workload.program import Program
+from memcalc.workload.job import PRECISIONS, Program, Turns, Watch, as_found
 from memcalc.workload.wrapped_tensors import plain
 
 _CACHES = (*cache_layers.NAMES, "cache_params", "past_buckets_states", "mems", "state")
@@ -39,9 +37,8 @@ def run(
         program: what to run.
         watch: told of phases.
         device: ``cuda`` or ``cpu``.
-        between: passes in the middle of a long generation only grow the cache, because nobody
-            looks at values; this is called with ``True`` before the first and ``False`` after the
-            last of them.
+        between: passes in the middle of a long generation only grow the cache; this is called with
+            ``True`` before the first and ``False`` after the last of them.
     """
     plan, model = program.plan, program.model.eval()
     with torch.no_grad(), PRECISIONS[plan.precision].context(device)():
@@ -86,7 +83,10 @@ def _generate(
     tokens = plan.generate
     assert tokens is not None
     config = model.generation_config
-    vars(model)["_has_unfinished_sequences"] = _Countdown(tokens)
+    # By this private method transformers asks before every token whether to go on (5.23,
+    # generation/utils.py): as many times, whichever tokens there are.
+    left = iter(range(tokens))
+    vars(model)["_has_unfinished_sequences"] = lambda *_, **__: next(left, None) is not None
     options: dict[str, Any] = {
         "max_new_tokens": tokens,
         # Serving engines sample from the whole vocabulary; otherwise decoding is greedy.
@@ -114,7 +114,6 @@ def _generate(
 
 
 def _cache_options(cache: str) -> dict[str, Any]:
-    """Arguments of ``generate`` for a cache."""
     name, _, kind = cache.partition("-")
     if name not in _KINDS:
         return {}
@@ -122,21 +121,6 @@ def _cache_options(cache: str) -> dict[str, Any]:
         return {"cache_implementation": cache.replace("-", "_")}
     backend = {"cache_config": {"backend": kind}} if kind else {}
     return {"cache_implementation": name, **backend}
-
-
-class _Countdown:
-    """Ends generation after a number of tokens, whichever tokens they are.
-
-    It replaces the private method by which ``_sample`` and ``_beam_search`` ask before every token
-    whether to go on (transformers 5.23, generation/utils.py); they still read from the device.
-    """
-
-    def __init__(self, tokens: int) -> None:
-        self._left = tokens
-
-    def __call__(self, *_: object, **__: object) -> bool:
-        self._left -= 1
-        return self._left >= 0
 
 
 def check(model: torch.nn.Module, plan: Plan) -> None:
@@ -164,7 +148,6 @@ def check(model: torch.nn.Module, plan: Plan) -> None:
 
 
 def _refuse_images(model: torch.nn.Module) -> None:
-    """Refuse a model that writes text about images."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as KNOWN,
     )

@@ -71,7 +71,8 @@ class Inputs:
         """The model also takes images or sound, and trains on text without them."""
         self.recordings = Recordings(model, self.names)
         """Of which some models take a place among their tokens for each piece."""
-        self.lengths = lengths(_as_json(self.config))
+        written: dict[str, Any] = getattr(self.config, "to_dict", dict)()
+        self.lengths = lengths(written)
         refusal = self.lengths.refusal(type(model).__name__, seq)
         if refusal is not None:
             raise SettingError("seq", refusal)
@@ -287,12 +288,6 @@ def without_adapters(model: torch.nn.Module) -> torch.nn.Module:
     base = getattr(model, "get_base_model", None)
     found: torch.nn.Module = model if base is None else base()
     return found
-
-
-def _as_json(config: Any) -> dict[str, Any]:
-    """A config of transformers as its config.json; empty for a model that has none."""
-    written: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
-    return written
 
 
 def _sizes(batch: Batch) -> dict[str, Any]:

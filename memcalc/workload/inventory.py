@@ -12,8 +12,8 @@ from memcalc.errors import UsageError
 from memcalc.records.model import Inventory, Parameter
 from memcalc.records.plan import Plan
 from memcalc.workload import quantised
+from memcalc.workload.job import PRECISIONS
 from memcalc.workload.model import attach, build
-from memcalc.workload.precision import PRECISIONS
 from memcalc.workload.tasks import Head
 
 
@@ -49,11 +49,6 @@ def take(model: torch.nn.Module, name: str, task: str, freeze: tuple[str, ...] =
 def whole(source: ModelSource, head: Head, plan: Plan | None = None) -> Inventory:
     """The inventory of a model that is built on the meta device for it.
 
-    Args:
-        source: what to build.
-        head: for what it is trained.
-        plan: its adapters are added, with the model in its precision.
-
     Raises:
         UsageError: the model cannot be built or adapted.
     """
@@ -74,16 +69,12 @@ def _owners(model: torch.nn.Module) -> dict[int, str]:
     for module in model.modules():
         name = type(module).__name__
         embeds = isinstance(module, torch.nn.Embedding)
-        for tensor in _own(module):
+        own = (*module._parameters.values(), *module._buffers.values())
+        for tensor in (one for one in own if one is not None):
             if embeds:
                 owners[id(tensor)] = name if name == "StableEmbedding" else "Embedding"
             owners.setdefault(id(tensor), name)
     return owners
-
-
-def _own(module: torch.nn.Module) -> list[torch.Tensor]:
-    found = (*module._parameters.values(), *module._buffers.values())
-    return [tensor for tensor in found if tensor is not None]
 
 
 def _describe(name: str, tensor: torch.Tensor, module: str, *, buffer: bool) -> Parameter:

@@ -1,4 +1,4 @@
-"""What a loop runs: a plan whose model is on a device, real or simulated."""
+"""What a loop runs: a plan's program, its precision, and the job on a device, real or simulated."""
 
 from __future__ import annotations
 
@@ -8,13 +8,87 @@ from typing import Any, Protocol
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
+from memcalc.errors import UsageError
+from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
+from memcalc.registry import Choice
 from memcalc.workload import layouts
-from memcalc.workload.inputs import Batch
+from memcalc.workload.inputs import Batch, Inputs
 from memcalc.workload.layouts import Layout
-from memcalc.workload.precision import PRECISIONS, Precision
+
+
+class Precision(msgspec.Struct, frozen=True, kw_only=True):
+    """How weights are stored and in what the forward computes."""
+
+    weights: torch.dtype
+    autocast: torch.dtype | None = None
+    scaled: bool = False
+    """Losses are scaled by ``torch.amp.GradScaler``."""
+
+    def context(self, device_type: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+        """Make the context that the forward runs in."""
+        if self.autocast is None:
+            return contextlib.nullcontext
+        return lambda: torch.autocast(device_type, dtype=self.autocast)
+
+    def scaler(self, device_type: str) -> Any:
+        """Make the gradient scaler, or ``None`` where there is none."""
+        return torch.amp.GradScaler(device_type) if self.scaled else None
+
+
+PRECISIONS = {
+    "fp32": Precision(weights=torch.float32),
+    "tf32": Precision(weights=torch.float32),
+    "amp-fp16": Precision(weights=torch.float32, autocast=torch.float16, scaled=True),
+    "amp-bf16": Precision(weights=torch.float32, autocast=torch.bfloat16),
+    "bf16+amp": Precision(weights=torch.bfloat16, autocast=torch.bfloat16),
+    "bf16": Precision(weights=torch.bfloat16),
+    "fp16": Precision(weights=torch.float16),
+}
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run; the model is not on the device yet."""
+
+    plan: Plan
+    model: torch.nn.Module
+    inventory: Inventory
+    choice: Choice
+    batch: Callable[[Any], Batch]
+    """Makes one micro-batch on the device it is given."""
+    seq: int | None
+    """Tokens per sample that were settled on; ``None`` for inputs without tokens."""
+    assumptions: tuple[str, ...]
+    inputs: Inputs | None = None
+    """What makes the batches; ``None`` where the user described them."""
+
+    def resized(self, batch: int, seq: int | None) -> Program:
+        """The same program on batches of another size.
+
+        Raises:
+            UsageError: the model does not take such sequences, or its inputs are described.
+        """
+        if self.inputs is None:
+            raise UsageError(
+                "Batch and sequence of a model with --input are in its description: "
+                "name a model that memcalc makes batches for."
+            )
+        inputs = self.inputs.resized(batch, seq)
+        return replace(
+            self,
+            plan=replace(self.plan, batch=batch, seq=seq),
+            batch=inputs.make,
+            seq=inputs.seq if inputs.has_tokens else None,
+            inputs=inputs,
+        )
+
+    @property
+    def in_backward(self) -> bool:
+        """Each parameter is updated inside backward."""
+        return self.plan.optim_in_backward or self.choice.row.in_backward
 
 
 class Watch(Protocol):

@@ -41,13 +41,7 @@ def said(tokens: int) -> str:
 
 
 def shorten(model: Any, tokens: int, between: Between) -> None:
-    """Let a model's passes in the middle of a generation grow the cache alone.
-
-    Args:
-        model: whose ``forward`` is replaced.
-        tokens: how many passes there are.
-        between: told before the first of those passes, and after the last.
-    """
+    """Let a model's passes in the middle grow the cache alone; ``between`` is told of both ends."""
     run = model.forward
     passes = _Passes(tokens, between)
 
@@ -90,10 +84,7 @@ class _Passes:
                 *more,
                 **named,
             )
-        return self._made()
-
-    def _made(self) -> Any:
-        """What the model returns, with logits of this pass's own."""
+        # What the model returns, with logits of this pass's own.
         outputs, (shape, dtype, device) = copy.copy(self._outputs), self._logits
         outputs["logits"] = torch.empty(shape, dtype=dtype, device=device)
         return outputs

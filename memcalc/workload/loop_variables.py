@@ -24,18 +24,8 @@ def loss_of(outputs: Any) -> torch.Tensor:
     loss = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
-    first = _first_tensor(outputs)
+    first = _first_of(outputs, "", "train on")
     return first if first.dim() == 0 else first.float().mean()
-
-
-def _first_tensor(outputs: Any) -> torch.Tensor:
-    if isinstance(outputs, torch.Tensor):
-        return outputs
-    items = outputs.values() if isinstance(outputs, dict) else outputs
-    for item in items:
-        if isinstance(item, torch.Tensor) and item.is_floating_point():
-            return item
-    raise TypeError("the model returned no floating-point tensor to train on")
 
 
 def logits_of(outputs: Any) -> torch.Tensor:
@@ -45,15 +35,16 @@ def logits_of(outputs: Any) -> torch.Tensor:
         TypeError: the model returned no floating-point tensor.
     """
     logits = getattr(outputs, "logits", None)
-    if isinstance(logits, torch.Tensor):
-        return logits
+    return logits if isinstance(logits, torch.Tensor) else _first_of(outputs, "loss", "keep")
+
+
+def _first_of(outputs: Any, but: str, use: str) -> torch.Tensor:
     if isinstance(outputs, torch.Tensor):
         return outputs
-    items = outputs.items() if hasattr(outputs, "items") else enumerate(outputs)
-    for name, value in items:
-        if name != "loss" and isinstance(value, torch.Tensor) and value.is_floating_point():
+    for name, value in outputs.items() if hasattr(outputs, "items") else enumerate(outputs):
+        if name != but and isinstance(value, torch.Tensor) and value.is_floating_point():
             return value
-    raise TypeError("the model returned no floating-point tensor to keep")
+    raise TypeError(f"the model returned no floating-point tensor to {use}")
 
 
 def remembered(value: Any) -> Any:
@@ -67,11 +58,6 @@ class Script:
     Evaluation follows under the same names, as in transformers' ``run_glue_no_trainer.py``: the
     last training batch and outputs live until evaluation has made its first, the last loss to the
     end.
-
-    Args:
-        job: what is trained.
-        model: its model, perhaps wrapped.
-        context: what forward runs under.
     """
 
     batch: Any = None

@@ -23,7 +23,7 @@ from memcalc.records.names import FLASH_ATTN
 from memcalc.records.plan import Plan
 from memcalc.records.values import adapter
 from memcalc.workload import tasks
-from memcalc.workload.precision import PRECISIONS
+from memcalc.workload.job import PRECISIONS
 from memcalc.workload.tasks import Head, Task
 
 
@@ -124,11 +124,6 @@ def told_attention(plan: Plan) -> str | None:
 def configure(source: ModelSource, head: Head, *, attention: str | None = None) -> Any:
     """Make the config object of transformers.
 
-    Args:
-        source: what to configure.
-        head: for what it is trained.
-        attention: implementation that transformers shall use; ``None``: its own choice.
-
     Raises:
         UsageError: transformers refuses the config.
     """
@@ -211,7 +206,9 @@ def with_weights(plan: Plan) -> tuple[torch.nn.Module, Task]:
         return build(source, head, dtype=dtype), head.task
     config = configure(source, head, attention=told_attention(plan))
     cls = getattr(importlib.import_module("transformers"), head.class_name)
-    place = _checkpoint(source)
+    path = Path(source.name).expanduser()
+    local = path.parent if path.suffix == ".json" else path
+    place = str(local) if source.origin == "local" else source.tuned or source.name
     try:
         model = cls.from_pretrained(
             place,
@@ -229,13 +226,6 @@ def with_weights(plan: Plan) -> tuple[torch.nn.Module, Task]:
             "Leave --weights out to measure with random weights: memory is the same."
         ) from None
     return model, head.task
-
-
-def _checkpoint(source: ModelSource) -> str:
-    if source.origin != "local":
-        return source.tuned or source.name
-    path = Path(source.name).expanduser()
-    return str(path.parent if path.suffix == ".json" else path)
 
 
 def attach(model: torch.nn.Module, text: str) -> torch.nn.Module:

@@ -11,18 +11,13 @@ from torch.utils._pytree import tree_map
 
 from memcalc.registry.build import build
 from memcalc.workload import layouts, loops
-from memcalc.workload.program import Program
+from memcalc.workload.job import Program
 
 
 def make(
     program: Program, model: torch.nn.Module, *, only: torch.nn.Parameter | None = None
 ) -> torch.optim.Optimizer:
     """Make the optimizer over the parameters of a model that train.
-
-    Args:
-        program: names the optimizer and the loop.
-        model: its parameters are on their device already.
-        only: make it over this parameter alone.
 
     Raises:
         UsageError: its package is not installed, or the class refuses its arguments.
@@ -55,19 +50,16 @@ class InBackward(torch.optim.Optimizer):
         self.each = {parameter: make(parameter) for parameter in every}
         for parameter in every:
             parameter.register_post_accumulate_grad_hook(self._update)
-        self._merge()
+        for optimizer in self.each.values():
+            self._merge(optimizer)
 
     def _update(self, parameter: torch.Tensor) -> None:
         optimizer = self.each[parameter]  # type: ignore[index]
         optimizer.step()
         optimizer.zero_grad()
-        self._merge_one(optimizer)
+        self._merge(optimizer)
 
-    def _merge(self) -> None:
-        for optimizer in self.each.values():
-            self._merge_one(optimizer)
-
-    def _merge_one(self, optimizer: torch.optim.Optimizer) -> None:
+    def _merge(self, optimizer: torch.optim.Optimizer) -> None:
         for owner, state in optimizer.state.items():
             self.state[owner] = state
 
@@ -89,7 +81,10 @@ def saved_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     optimizer.step()
     optimizer.zero_grad()
     saved = optimizer.state_dict()
-    state = {owner: _copied(values, _on_host) for owner, values in saved["state"].items()}
+    state = {
+        owner: _copied(values, lambda t: t.detach().cpu())
+        for owner, values in saved["state"].items()
+    }
     optimizer.state.clear()
     # bitsandbytes keeps the maps that it made beside its state; a fresh process has none.
     getattr(optimizer, "name2qmap", {}).clear()
@@ -108,10 +103,6 @@ def restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
         state = {owner: _copied(value, torch.clone) for owner, value in saved["state"].items()}
         saved = {**saved, "state": state}
     optimizer.load_state_dict(saved)
-
-
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu()
 
 
 def _copied(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

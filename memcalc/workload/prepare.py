@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,33 +15,19 @@ from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.trace import EQUAL_LENGTHS
 from memcalc.registry import Choice
-from memcalc.workload import (
-    audio,
-    checkpointing,
-    inference,
-    layerdrop,
-    loops,
-    quantised,
-    tasks,
-)
-from memcalc.workload.assumptions import said
+from memcalc.workload import audio, inference, layerdrop, layouts, loops, quantised, tasks
 from memcalc.workload.chunked import chunk_loss
 from memcalc.workload.inputs import Inputs, Use, check, described
 from memcalc.workload.inventory import take
+from memcalc.workload.job import PRECISIONS, Program
+from memcalc.workload.loops import Loop
 from memcalc.workload.model import attach, build, told_attention
-from memcalc.workload.precision import PRECISIONS
-from memcalc.workload.program import Program
 from memcalc.workload.quantised import compute_dtype
 from memcalc.workload.tasks import CALLABLE, Task
 
 
 def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
     """Build everything that a plan names.
-
-    Args:
-        plan: what to build.
-        choice: the optimizer.
-        device: where; what it builds is moved to the device that trains later.
 
     Raises:
         UsageError: the model cannot be built or checkpointed, or a pattern matches nothing.
@@ -91,7 +78,7 @@ def program_of(
         seq=inputs.seq if inputs is not None and inputs.has_tokens else None,
         assumptions=(
             *notes,
-            *said(plan, choice, loop, cached=cached),
+            *_said(plan, choice, loop, cached=cached),
             *(layerdrop.said(model) if not plan.infers else ()),
         ),
         inputs=inputs,
@@ -110,7 +97,7 @@ def _finished(
         how = "freeze fewer parameters" if plan.freeze else unset
         raise UsageError(f"Nothing is left to train: {how}.")
     if plan.checkpointing:
-        checkpointing.checkpoint(model, plan)
+        checkpoint(model, plan)
     return model, inventory
 
 
@@ -121,7 +108,7 @@ def finished(program: Program, loaded: torch.nn.Module) -> Program:
         UsageError: it cannot be adapted or checkpointed, or a pattern matches nothing.
     """
     if program.plan.checkpointing:
-        checkpointing.switch(loaded)
+        switch(loaded)
     if not program.plan.infers:
         quantised.prepare(loaded, program.plan)
     known = program.inventory
@@ -182,3 +169,112 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
         if padding and use is Use.TRAINING and plan.target == "cuda":
             notes.append(f"{EQUAL_LENGTHS}{'' if plan.devices > 1 else ' (else --lengths)'}")
     return inputs, notes
+
+
+def switch(model: torch.nn.Module) -> Callable[[], None]:
+    """What turns checkpointing on.
+
+    Raises:
+        UsageError: nothing does.
+    """
+    enable: Any = getattr(model, "gradient_checkpointing_enable", None)
+    if enable is None or not getattr(model, "supports_gradient_checkpointing", True):
+        raise UsageError(
+            f"{type(model).__name__} does not support gradient checkpointing: "
+            "leave --checkpointing out."
+        )
+    return enable  # type: ignore[no-any-return]
+
+
+def checkpoint(model: torch.nn.Module, plan: Plan) -> None:
+    """Recompute every layer, or every n-th, as the plan says.
+
+    Raises:
+        UsageError: the model has no checkpointing, or its transformers none of every n-th layer.
+    """
+    enable: Any = switch(model)
+    every = plan.checkpoint_every
+    if every == 1:
+        enable()
+        if plan.lora is not None and _is_reentrant(model):
+            # Without it nothing that goes into a layer needs gradients, and backward is refused.
+            model.enable_input_require_grads()  # type: ignore[operator]
+        return
+    sparse = getattr(model, "activation_checkpointing_enable", None)
+    if sparse is None:
+        raise UsageError(
+            "This transformers recomputes all layers or none: install 5.23, or leave "
+            "--checkpoint-every out."
+        )
+    sparse(every_n_layers=every)
+
+
+def _is_reentrant(model: torch.nn.Module) -> bool:
+    """Whether checkpointing that was turned on is PyTorch's older one, as in transformers 4."""
+    found = (getattr(part, "_gradient_checkpointing_func", None) for part in model.modules())
+    return any(one.keywords.get("use_reentrant") for one in found if one is not None)
+
+
+def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[str]:
+    """Sentences on what a run is assumed to do."""
+    if plan.infers:
+        yield from _said_of_inference(plan)
+        return
+    if plan.loop == "trainer" and plan.precision in ("fp16", "bf16"):
+        other = " (or bf16+amp for a model loaded in bf16)" if plan.precision == "bf16" else ""
+        yield (
+            f"weights in {plan.precision} without autocast; the Trainer's {plan.precision}=True is "
+            f"--precision amp-{plan.precision}{other}"
+        )
+    if loop.keep_outputs(plan):
+        held = "`outputs` and its KV cache" if cached else "`outputs`"
+        yield f"your loop holds {held} in the next forward (else --no-keep-outputs)"
+    if layouts.of(plan).package == "deepspeed":
+        yield "DeepSpeed allocates its flat buffers on the GPU, as it does where there is room"
+    if plan.optim_in_backward or choice.row.in_backward:
+        yield "each parameter is updated inside backward, and its gradient freed at once"
+    yield from _said_of_base(plan)
+    if plan.liger:
+        yield "Liger replaces its default kernels, including the loss and its logits"
+    if plan.resume:
+        yield "the checkpoint is read into host memory first, as transformers' Trainer does"
+    if plan.eval:
+        yield f"evaluation runs {plan.eval} batches of the training batch size and keeps the logits"
+
+
+def _said_of_base(plan: Plan) -> Iterator[str]:
+    if plan.scheme is not None:
+        yield quantised.said_of_types(plan)
+    if plan.scheme is not None and dict(plan.parallel_args).get("load") == "cpu":
+        yield (
+            "each process loads the whole base into host memory (device_map={'': 'cpu'}), and "
+            "fully_shard moves it to its GPU block by block; quantization scales are not sharded"
+        )
+    elif plan.scheme is not None and layouts.of(plan).name in layouts.SHARDED:
+        yield (
+            "each GPU loads the whole base before it is sharded, as transformers does; "
+            "quantization scales are not sharded"
+        )
+    if plan.scheme == "int8":
+        yield "no activation is an outlier (6.0 and above), which int8 products handle separately"
+        if plan.checkpointing:
+            yield (
+                "checkpointing has use_reentrant=False, under which bitsandbytes keeps the inputs "
+                "of int8 layers as long as the outputs live; with True they are not kept"
+            )
+
+
+def _said_of_inference(plan: Plan) -> Iterator[str]:
+    yield from _said_of_base(plan)
+    if plan.generate is None:
+        yield "one forward pass without gradients"
+        return
+    rest = plan.generate - 1
+    yield (
+        f"one pass over the prompt gives the first token; {rest:,} passes give one token each"
+        if rest
+        else "one pass over the prompt gives the only token"
+    )
+    yield f"generate() of transformers runs{' a beam search' if plan.beams > 1 else ', greedily'}"
+    if plan.cache.endswith("static"):
+        yield "decoding is not compiled (disable_compile=True)"

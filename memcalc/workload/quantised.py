@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
-from memcalc.catalog.quantised import BITSANDBYTES, TORCHAO, computed_in
+from memcalc.catalog import models
+from memcalc.catalog.quantised import BITSANDBYTES, TORCHAO, computed_in, settings_in
 from memcalc.errors import UsageError
 from memcalc.imports import line
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
-from memcalc.workload import layouts, prequantised
-from memcalc.workload.precision import PRECISIONS
+from memcalc.workload import layouts
+from memcalc.workload.job import PRECISIONS
 from memcalc.workload.wrapped_tensors import parts
 
 Make = Callable[[str, torch.Tensor], torch.Tensor]
@@ -41,7 +42,7 @@ def compute_dtype(plan: Plan) -> torch.dtype:
 def said_of_types(plan: Plan) -> str:
     """The same as a sentence for the answer."""
     dtype = str(compute_dtype(plan)).removeprefix("torch.")
-    by_checkpoint = computed_in(prequantised.settings(plan) or {"load_in_8bit": True})
+    by_checkpoint = computed_in(settings(plan) or {"load_in_8bit": True})
     if by_checkpoint in (None, dtype):
         return f"linear layers compute in {dtype}, and so is the model loaded"
     return (
@@ -55,13 +56,6 @@ def load(
 ) -> torch.nn.Module:
     """Load a model quantized onto a device.
 
-    Args:
-        model: of transformers, not quantized, on the meta device; it gets memory.
-        checkpoint: as ``written`` returns it.
-        plan: how to quantize, if the checkpoint is not quantized already.
-        device: target device.
-        make: makes the checkpoint's tensors.
-
     Raises:
         UsageError: a package is missing, or refuses the model, or finds nothing to quantize.
     """
@@ -70,7 +64,7 @@ def load(
         logging.getLogger(package).setLevel(logging.ERROR)
     transformers = importlib.import_module("transformers")
     config: Any = copy.deepcopy(model.config)
-    already = prequantised.settings(plan)
+    already = settings(plan)
     if already is not None:
         config.quantization_config = dict(already)
     with _quietly(transformers):
@@ -220,21 +214,15 @@ class _Slice:
 
 
 def written(model: torch.nn.Module, plan: Plan) -> Checkpoint:
-    """Tensors of the plan's checkpoint: tied weights once, each expert separately.
-
-    Args:
-        model: of transformers, not quantized, on the meta device.
-        plan: names it, and so says whether its checkpoint is quantized.
-    """
-    made = prequantised.as_published(model, plan, compute_dtype(plan))
+    """Tensors of the plan's checkpoint: tied weights once, each expert separately."""
+    made = as_published(model, plan, compute_dtype(plan))
     loading = importlib.import_module("transformers.core_model_loading")
-    reverted: Checkpoint = loading.revert_weight_conversion(made, prequantised.held_once(made))
+    reverted: Checkpoint = loading.revert_weight_conversion(made, held_once(made))
     return reverted
 
 
 @contextlib.contextmanager
 def _quietly(transformers: Any) -> Iterator[None]:
-    """Hide progress bars."""
     bars = transformers.utils.logging
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
@@ -243,3 +231,75 @@ def _quietly(transformers: Any) -> Iterator[None]:
     finally:
         if shown:
             bars.enable_progress_bar()
+
+
+def settings(plan: Plan) -> Mapping[str, Any] | None:
+    """What bitsandbytes was told when the plan's checkpoint was made; ``None``: it was not."""
+    return settings_in(models.find(plan.model).config)
+
+
+def quantise(model: torch.nn.Module, told: Mapping[str, Any], dtype: torch.dtype) -> None:
+    """Quantize a model of transformers on the meta device, as its checkpoint was."""
+    transformers = importlib.import_module("transformers")
+    package = importlib.import_module("bitsandbytes")
+    quantizer = transformers.quantizers.AutoHfQuantizer.from_config(dict(told), pre_quantized=False)
+    quantizer.preprocess_model(model=model, device_map={"": "meta"})
+    for module in model.modules():
+        if not isinstance(module, package.nn.Linear4bit | package.nn.Linear8bitLt):
+            continue
+        if module.bias is not None:
+            module.bias.data = module.bias.data.to(dtype)
+        if isinstance(module, package.nn.Linear4bit):
+            _in_4_bit(package, module, dtype)
+        else:
+            numbers, scales, _ = package.functional.int8_vectorwise_quant(
+                module.weight.data.to(torch.float16)
+            )
+            module.weight = package.nn.Int8Params(numbers, requires_grad=False, SCB=scales)
+
+
+def _in_4_bit(package: Any, module: torch.nn.Module, dtype: torch.dtype) -> None:
+    weight: Any = module.weight
+    made, state = package.functional.quantize_4bit(
+        weight.data.to(dtype),
+        compress_statistics=weight.compress_statistics,
+        quant_type=weight.quant_type,
+        quant_storage=weight.quant_storage,
+    )
+    if state.nested:
+        # It is written down as a number.
+        state.offset = torch.zeros(())
+    module.weight = package.nn.Params4bit(
+        made, quant_state=state, quant_type=weight.quant_type, bnb_quantized=True
+    )
+
+
+def saved_in(config: Mapping[str, Any] | None, otherwise: torch.dtype) -> torch.dtype:
+    """The type that a checkpoint's weights had before they were quantized."""
+    for part in (config or {}, (config or {}).get("text_config") or {}):
+        named = part.get("dtype") or part.get("torch_dtype")
+        found = getattr(torch, str(named).removeprefix("torch."), None)
+        if isinstance(found, torch.dtype):
+            return found
+    return otherwise
+
+
+def as_published(model: torch.nn.Module, plan: Plan, dtype: torch.dtype) -> torch.nn.Module:
+    """A copy of a model without memory, quantized as its checkpoint is; or the model itself."""
+    told = settings(plan)
+    if told is None:
+        return model
+    made = copy.deepcopy(model)
+    quantise(made, told, saved_in(models.find(plan.model).config, dtype))
+    return made
+
+
+def held_once(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What ``state_dict`` says of a model, tied weights once, as checkpoints hold them."""
+    known: set[int] = set()
+    found = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in known:
+            known.add(id(tensor))
+            found[name] = tensor.detach()
+    return found

@@ -7,7 +7,6 @@ architecture has for a task is in configs/architectures.json, which
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -251,13 +250,8 @@ def _named(config: Mapping[str, Any] | None, heads: dict[str, str]) -> Task | No
 
 def _automatic(heads: dict[str, str]) -> Task:
     """The first task whose head speaks for an architecture: BERT also has a causal head."""
-    for _, speaks, task in _ranked():
+    every = ((rank, head, task) for task in _TASKS for rank, head in task.chosen)
+    for _, speaks, task in sorted(every, key=lambda entry: entry[0]):
         if speaks in heads and task.name in heads:
             return task
     return find("base")
-
-
-@functools.cache
-def _ranked() -> tuple[tuple[int, str, Task], ...]:
-    every = [(rank, head, task) for task in _TASKS for rank, head in task.chosen]
-    return tuple(sorted(every, key=lambda entry: entry[0]))

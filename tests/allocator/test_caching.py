@@ -3,9 +3,9 @@
 import pytest
 
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError
-from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.segments import BlockState, segments
 from memcalc.allocator.settings import parse_alloc_conf
+from memcalc.allocator.state import DeviceMemory
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.allocator import context
+from memcalc.allocator import outside
 from memcalc.catalog import contexts, gpus
 from memcalc.catalog.contexts import Reading, Stage
 
@@ -26,10 +26,10 @@ def known():
 
         def hold(*readings):
             patch.setattr(contexts, "table", lambda: tuple(readings))
-            context.outside.cache_clear()
+            outside.outside.cache_clear()
 
         yield hold
-    context.outside.cache_clear()
+    outside.outside.cache_clear()
 
 
 BARE = reading("T4", 100, stage=Stage.CONTEXT)
@@ -41,7 +41,7 @@ def limits(span):
 
 def test_three_readings_of_a_gpu_are_spread_as_each_lies_to_the_others(known):
     known(BARE, reading("H20", 900), *(reading("T4", low, low + 10) for low in (120, 150, 130)))
-    span = context.context_span(gpus.find("t4"))
+    span = outside.context_span(gpus.find("t4"))
     # 120 is 0.83 of what lies between 155 and 135; 160 is 1.23 of what lies between 125 and 135.
     assert limits(span) == pytest.approx((135 * 120 / 145, 135, 135 * 160 / 130))
     widened = "widened by 3 readings on all GPUs"
@@ -49,13 +49,13 @@ def test_three_readings_of_a_gpu_are_spread_as_each_lies_to_the_others(known):
 
 
 def test_one_reading_more_lies_inside_nine_times_of_ten():
-    readings = context.comparable(frozenset({Stage.LOADING, Stage.INFERENCE, Stage.TRAINING}))
+    readings = outside.comparable(frozenset({Stage.LOADING, Stage.INFERENCE, Stage.TRAINING}))
     inside = []
     for number, left_out in enumerate(readings):
         rest = (*readings[:number], *readings[number + 1 :])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(context, "comparable", lambda moments, rest=rest: rest)
-            span = context._span(gpus.find(left_out.gpu), context._MODEL)
+            patch.setattr(outside, "comparable", lambda moments, rest=rest: rest)
+            span = outside._span(gpus.find(left_out.gpu), outside._MODEL)
         inside.append(span.low <= left_out.middle <= span.high)
     assert len(inside) >= 30
     assert sum(inside) >= 0.9 * len(inside)
@@ -67,12 +67,12 @@ def test_a_kind_that_varies_shows_how_another_one_would(known):
         *(reading("T4", size) for size in (100, 100, 100)),
         *(reading("A100-40GB", size) for size in (400, 400, 600)),
     )
-    assert limits(context.context_span(gpus.find("t4")))[2] == 150
+    assert limits(outside.context_span(gpus.find("t4")))[2] == 150
 
 
 def test_gpus_of_one_kind_share_their_readings(known):
     known(BARE, reading("L40", 500), reading("L40S", 500), reading("RTX 6000 Ada", 500))
-    spans = {context.context_span(gpus.find(name)) for name in ("L40", "L40S", "RTX 6000 Ada")}
+    spans = {outside.context_span(gpus.find(name)) for name in ("L40", "L40S", "RTX 6000 Ada")}
     assert [limits(span) for span in spans] == [(500, 500, 500)]
     assert "3 published readings on L40, L40S, RTX 6000 Ada" in spans.pop().source
 
@@ -80,27 +80,27 @@ def test_gpus_of_one_kind_share_their_readings(known):
 def test_two_readings_show_no_spread_so_that_of_all_gpus_is_taken(known):
     # 2 and 3 MiB for each of 40 multiprocessors, 5 for each of 108.
     known(BARE, reading("T4", 80), reading("T4", 120), reading("A100-40GB", 540))
-    span = context.context_span(gpus.find("t4"))
+    span = outside.context_span(gpus.find("t4"))
     assert limits(span) == (80, 120, 200)
     assert span.source == "per multiprocessor, 3 readings on 2 GPUs, 2 of its kind"
 
 
 def test_a_gpu_smaller_than_any_that_was_read_is_not_taken_to_hold_less_than_those(known):
     known(BARE, reading("T4", 80), reading("A100-40GB", 540))
-    low, likely, high = limits(context.context_span(gpus.find("A2")))
+    low, likely, high = limits(outside.context_span(gpus.find("A2")))
     assert (low, high) == (20, 200)
     assert likely == pytest.approx(40 * 3.5)
 
 
 def test_a_running_process_holds_no_less_than_the_bare_context_of_its_gpu(known):
     known(reading("B200", 700, stage=Stage.CONTEXT), reading("T4", 80), reading("T4", 240))
-    assert limits(context.context_span(gpus.find("b200")))[0] == 700
+    assert limits(outside.context_span(gpus.find("b200")))[0] == 700
 
 
 def test_context_and_modules_make_the_total(known):
     bare = [reading("T4", size, stage=Stage.CONTEXT) for size in (100, 104, 108)]
     known(*bare, *(reading("T4", size) for size in (160, 160, 160)))
-    held = context.outside(gpus.find("t4"))
+    held = outside.outside(gpus.find("t4"))
     low, likely, high = limits(held.context)
     assert (low, likely, high) == pytest.approx((104 * 100 / 106, 104, 104 * 108 / 102))
     assert limits(held.modules) == pytest.approx((160 - high, 56, 160 - low))
@@ -111,9 +111,9 @@ def test_context_and_modules_make_the_total(known):
 def test_three_readings_by_memcalc_go_before_any_number_of_published_ones(known):
     published = [reading("T4", 300) for _ in range(9)]
     known(BARE, *published, reading("T4", 140, measured=True), reading("T4", 150, measured=True))
-    assert context.context_span(gpus.find("t4")).high == 300 * MIB
+    assert outside.context_span(gpus.find("t4")).high == 300 * MIB
     known(BARE, *published, *(reading("T4", s, measured=True) for s in (150, 150, 150)))
-    span = context.context_span(gpus.find("t4"))
+    span = outside.context_span(gpus.find("t4"))
     assert limits(span)[1] == 150
     assert span.high < 300 * MIB
     assert span.source.startswith("3 readings by memcalc on T4")
@@ -125,7 +125,7 @@ def test_what_is_set_aside_or_loaded_at_once_does_not_count(known):
         gpu="T4", stage=Stage.TRAINING, low=1, high=900 * MIB, lazy=False, source="a test"
     )
     known(BARE, *three, reading("T4", 5000, aside="NCCL"), eager)
-    assert limits(context.context_span(gpus.find("t4"))) == (150, 150, 150)
+    assert limits(outside.context_span(gpus.find("t4"))) == (150, 150, 150)
 
 
 def _contains(outer, inner):
@@ -134,7 +134,7 @@ def _contains(outer, inner):
 
 def test_the_range_of_any_gpu_contains_that_of_every_gpu():
     for gpu in GPUS:
-        anywhere, here = context.outside(None), context.outside(gpu)
+        anywhere, here = outside.outside(None), outside.outside(gpu)
         assert _contains(anywhere.total, here.total)
         assert _contains(anywhere.context, here.context)
         assert anywhere.total.likely is None
@@ -148,7 +148,7 @@ def test_the_range_of_a_gpu_contains_each_of_its_readings():
     with_model = [r for r in counted if r.stage is not Stage.CONTEXT]
     assert len(with_model) > 25
     for r in with_model:
-        assert _contains(context.context_span(gpus.find(r.gpu)), r), r
+        assert _contains(outside.context_span(gpus.find(r.gpu)), r), r
 
 
 NAMES = st.sampled_from([gpu.name for gpu in GPUS])
@@ -173,10 +173,10 @@ READINGS = st.lists(
 def test_whatever_was_read_lies_in_the_range_of_its_gpu_and_of_any(readings):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contexts, "table", lambda: (BARE, *readings))
-        context.outside.cache_clear()
-        anywhere = context.context_span(None)
+        outside.outside.cache_clear()
+        anywhere = outside.context_span(None)
         for r in readings:
-            span = context.context_span(gpus.find(r.gpu))
+            span = outside.context_span(gpus.find(r.gpu))
             assert _contains(span, r)
             assert _contains(anywhere, r)
-    context.outside.cache_clear()
+    outside.outside.cache_clear()

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError
-from memcalc.allocator.constants import UNLIMITED
-from memcalc.allocator.device import FIRST_ADDRESS, DeviceMemory
 from memcalc.allocator.segments import BlockState, segments
-from memcalc.allocator.settings import AllocatorSettings
+from memcalc.allocator.settings import UNLIMITED, AllocatorSettings
+from memcalc.allocator.state import FIRST_ADDRESS, DeviceMemory
 
 from .naive import MIB, NaiveAllocator
 

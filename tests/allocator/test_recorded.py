@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError
-from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.segments import segments
 from memcalc.allocator.settings import parse_alloc_conf
+from memcalc.allocator.state import Block, DeviceMemory
 
 FOLDER = Path(__file__).parents[2] / "evidence" / "standin" / "allocator"
 RECORDINGS = sorted(FOLDER.glob("*.json.gz"))

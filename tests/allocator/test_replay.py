@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.allocator.caching import CachingAllocator
-from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.levels import Levels
 from memcalc.allocator.replay import Op, replay
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
+from memcalc.allocator.state import DeviceMemory
 
 MIB, GIB = 1 << 20, 1 << 30
 PLAIN = AllocatorSettings()

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.allocator.constants import UNLIMITED
 from memcalc.allocator.settings import (
     NO_SIZE_CHANGE,
     SINCE_2_13,
+    UNLIMITED,
     AllocatorSettings,
     parse_alloc_conf,
     round_size,

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from memcalc.children.exit_reason import told
-from memcalc.children.known_errors import advice
+from memcalc.children.exit_reason import advice, told
 
 
 def _fused_adam(found_inf):

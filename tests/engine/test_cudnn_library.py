@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from memcalc.engine.cudnn import fetch, library, loading
+from memcalc.engine.cudnn import library, loading
 from memcalc.engine.environment import layers
 from memcalc.errors import EstimateError
 
@@ -75,7 +75,7 @@ def test_else_the_release_that_pytorch_requires_is_fetched_when_it_is_needed(tmp
     assert found.folder == ""
     told = loading.environment(found)
     assert told["MEMCALC_CUDNN"] == ""
-    assert told["MEMCALC_CUDNN_COMMAND"].endswith("cudnn.fetch nvidia-cudnn-cu13==9.24.0.43")
+    assert told["MEMCALC_CUDNN_COMMAND"].endswith("cudnn.library nvidia-cudnn-cu13==9.24.0.43")
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,11 @@ def test_a_release_is_fetched_once(tmp_path, monkeypatch):
     left.mkdir(parents=True)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    folder = fetch.fetch(requirement)
+    folder = library.fetch(requirement)
     assert (folder / "libcudnn.so.9").read_text() == "a library"
     assert not left.exists()
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    assert fetch.fetch(requirement) == folder
+    assert library.fetch(requirement) == folder
     assert library.find(site(tmp_path / "site", requires=requirement), (9, 0), offline=True).folder
 
 
@@ -150,19 +150,19 @@ def test_the_shims_command_prints_the_folder(tmp_path, monkeypatch):
     wheel(tmp_path / "wheels", requirement)
     settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "wheels")}
     done = subprocess.run(
-        fetch.command(requirement),
+        library.command(requirement),
         shell=True,
         capture_output=True,
         text=True,
         env={**os.environ, **settings, "LD_PRELOAD": "/nothing.so", "PYTHONPATH": "/nothing"},
         check=True,
     )
-    assert done.stdout == f"{fetch.kept(requirement)}\n"
+    assert done.stdout == f"{library.kept(requirement)}\n"
     assert "fetching nvidia-cudnn-cu12==9.8.0.87 (0.7 GB), once" in done.stderr
 
 
 def test_a_release_that_is_not_there_is_told_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(EstimateError, match=r"cannot be fetched .*type pip install nvidia-cudnn"):
-        fetch.fetch("nvidia-cudnn-cu12==9.8.0.87")
+        library.fetch("nvidia-cudnn-cu12==9.8.0.87")
     assert layers.existing() == []

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import memcalc
-from memcalc.engine.stub import build, elf, shells
+from memcalc.engine.stub import build, elf
 from memcalc.files.compiler import CompileError, system_compiler
 
 
 def needs_a_compiler():
-    if platform.machine() not in shells.MACHINES or system_compiler() is None:
+    if platform.machine() not in elf.MACHINES or system_compiler() is None:
         pytest.skip("needs a C compiler, and x86-64 or aarch64")
 
 
@@ -35,7 +35,7 @@ build.build(Path({str(tmp_path)!r}), compiler, {platform.machine()!r})
     assert build.is_current(tmp_path, platform.machine())
     found = elf.read(tmp_path / build.NAME)
     assert found.soname == build.NAME
-    assert found.machine == shells.machine()
+    assert found.machine == elf.machine()
     names = set(build.NOOPS.read_text().split())
     assert names < found.defined
     assert {"cudaMalloc", "ncclAllReduce", "nvmlInit_v2"} < found.defined
@@ -60,9 +60,9 @@ build.build(Path({str(tmp_path)!r}), compiler, {platform.machine()!r})
 def test_zig_compiles_it_for_either_machine(tmp_path, machine):
     build.build(tmp_path, build.zig(machine), machine)
     found = elf.read(tmp_path / build.NAME)
-    assert found.machine == shells.MACHINES[machine]
+    assert found.machine == elf.MACHINES[machine]
     assert "cudaMalloc" in found.defined
-    assert elf.read(tmp_path / build.SHIM).machine == shells.MACHINES[machine]
+    assert elf.read(tmp_path / build.SHIM).machine == elf.MACHINES[machine]
 
 
 def test_what_is_no_compiler_does_not_work():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.engine.stub import elf, shells
+from memcalc.engine.stub import elf
 
 NAME = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,40}", fullmatch=True)
 SONAME = st.from_regex(r"lib[a-z]{1,20}\.so\.[0-9]{1,2}", fullmatch=True)
@@ -18,34 +18,34 @@ SONAME = st.from_regex(r"lib[a-z]{1,20}\.so\.[0-9]{1,2}", fullmatch=True)
     soname=SONAME,
     symbols=st.sets(NAME, max_size=60),
     needed=st.lists(SONAME, max_size=4, unique=True),
-    machine=st.sampled_from(sorted(shells.MACHINES.values())),
+    machine=st.sampled_from(sorted(elf.MACHINES.values())),
 )
 def test_what_is_written_is_read_again(tmp_path_factory, soname, symbols, needed, machine):
     path = tmp_path_factory.mktemp("elf") / soname
-    data = shells.shared_object(soname, symbols, needed=needed, runpath="$ORIGIN", machine=machine)
+    data = elf.shared_object(soname, symbols, needed=needed, runpath="$ORIGIN", machine=machine)
     path.write_bytes(data)
     assert elf.read(path) == elf.SharedObject(
         machine, soname, tuple(needed), frozenset(), frozenset(symbols)
     )
 
 
-@pytest.mark.skipif(platform.machine() not in shells.MACHINES, reason="another machine")
+@pytest.mark.skipif(platform.machine() not in elf.MACHINES, reason="another machine")
 def test_the_loader_takes_a_written_library_and_finds_each_function(tmp_path):
     names = [f"function_{number}" for number in range(500)]
     path = tmp_path / "libwritten.so.1"
-    path.write_bytes(shells.shared_object("libwritten.so.1", names, machine=shells.machine()))
+    path.write_bytes(elf.shared_object("libwritten.so.1", names, machine=elf.machine()))
     library = ctypes.CDLL(str(path))
     assert {getattr(library, name)(7) for name in names} == {0}
     assert not hasattr(library, "function_500")
 
 
-@pytest.mark.skipif(platform.machine() not in shells.MACHINES, reason="another machine")
+@pytest.mark.skipif(platform.machine() not in elf.MACHINES, reason="another machine")
 def test_a_shell_brings_the_library_that_it_needs_from_its_own_folder(tmp_path):
-    machine = shells.machine()
+    machine = elf.machine()
     (tmp_path / "libbehind.so").write_bytes(
-        shells.shared_object("libbehind.so", ["behind"], machine=machine)
+        elf.shared_object("libbehind.so", ["behind"], machine=machine)
     )
-    shell = shells.shared_object(
+    shell = elf.shared_object(
         "libshell.so.3", needed=["libbehind.so"], runpath="$ORIGIN", machine=machine
     )
     assert len(shell) < 700
@@ -64,7 +64,7 @@ def test_a_compiled_library_says_what_it_needs():
 
 @given(cut=st.integers(0, 2000), changed=st.integers(0, 2000), value=st.integers(0, 255))
 def test_a_damaged_file_is_an_error_of_values(tmp_path_factory, cut, changed, value):
-    data = bytearray(shells.shared_object("libx.so.1", ["one", "two"], needed=["liby.so.2"]))
+    data = bytearray(elf.shared_object("libx.so.1", ["one", "two"], needed=["liby.so.2"]))
     data = data[: len(data) - cut % len(data)]
     data[changed % len(data)] = value
     path = tmp_path_factory.mktemp("elf") / "libx.so.1"

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from memcalc.engine.stub import build, elf, load, shells
+from memcalc.engine.stub import build, elf, load
 from memcalc.errors import EstimateError
 from memcalc.files.compiler import system_compiler
 from tests.engine.stub_process import needs_cuda_torch, python_of_tests
@@ -37,7 +37,7 @@ print(json.dumps({
 
 
 def needs_the_machine():
-    if platform.machine() not in shells.MACHINES or system_compiler() is None:
+    if platform.machine() not in elf.MACHINES or system_compiler() is None:
         pytest.skip("needs a C compiler, and x86-64 or aarch64")
 
 
@@ -45,7 +45,7 @@ def fake_torch(tmp_path, *needed):
     """A PyTorch of which nothing is there but what it is linked to."""
     library = tmp_path / "site/torch/lib/libtorch_cuda.so"
     library.parent.mkdir(parents=True)
-    library.write_bytes(shells.shared_object("libtorch_cuda.so", ["own"], needed=needed))
+    library.write_bytes(elf.shared_object("libtorch_cuda.so", ["own"], needed=needed))
     return library.parents[1]
 
 
@@ -84,11 +84,11 @@ def test_a_driver_of_nvidias_in_the_machine_is_not_touched_nor_by_children(stub_
     _, root, cuda = needs_cuda_torch()
     child = tmp_path / "child.py"
     child.write_text("import json\n" + LOOK)
-    machine = shells.machine()
+    machine = elf.machine()
     for soname in ("libcuda.so.1", "libnvidia-ml.so.1"):
         # Whoever asks it for a GPU hears that all went well, and gets none.
         names = ["cuInit", "cuDeviceGetCount", "nvmlInit_v2", "nvmlDeviceGetCount_v2"]
-        (tmp_path / soname).write_bytes(shells.shared_object(soname, names, machine=machine))
+        (tmp_path / soname).write_bytes(elf.shared_object(soname, names, machine=machine))
     code = """
 import ctypes, pynvml
 pynvml.nvmlInit()
@@ -167,7 +167,7 @@ def test_a_changed_pytorch_is_looked_at_again(tmp_path, stub_cache):
     root = fake_torch(tmp_path, "libcudart.so.99")
     first = load.prepare(root, "99.0")
     library = root / "lib/libtorch_cuda.so"
-    library.write_bytes(shells.shared_object("libtorch_cuda.so", needed=["libcublas.so.99"]))
+    library.write_bytes(elf.shared_object("libtorch_cuda.so", needed=["libcublas.so.99"]))
     second = load.prepare(root, "99.0")
     assert not (first.folder / "libcublas.so.99").exists()
     assert (second.folder / "libcublas.so.99").exists()
@@ -181,7 +181,7 @@ def test_compiled_packages_beside_pytorch_count_where_their_cuda_is_pytorchs(tmp
     for major, other in ((13, "libcusparse.so.12"), (12, "libcublas.so.12")):
         name = f"libbitsandbytes_cuda{major}0.so"
         needed = [f"libcudart.so.{major}", other]
-        (package / name).write_bytes(shells.shared_object(name, needed=needed))
+        (package / name).write_bytes(elf.shared_object(name, needed=needed))
     (package / "broken.so").write_bytes(b"\x7fELF\x02\x01 and no more")
     names = {path.name for path in load.prepare(root, "13.0").folder.iterdir()}
     assert "libcusparse.so.12" in names

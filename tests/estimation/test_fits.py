@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from memcalc import estimate
-from memcalc.allocator.context import eager_span, outside
+from memcalc.allocator.outside import eager_span, outside
 from memcalc.allocator.replay import replay
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 from memcalc.catalog import contexts, gpus

@@ -18,7 +18,7 @@ from memcalc.accuracy.compare import compare
 from memcalc.advice.explain import recorded
 from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.explain import Chapter, explain
-from memcalc.allocator import nccl
+from memcalc.allocator import outside
 from memcalc.budgets import baseline, detect
 from memcalc.budgets.read import read as read_budgets
 from memcalc.catalog import architectures, contexts, gpus, models, plan, positions, quantised
@@ -228,7 +228,7 @@ def whole(small_model, settings, cached, traced, tmp_path_factory):
         "a quantized config": ("config.json", quantised_config, _config),
         "the positions": ("positions.json", POSITIONS.encode(), _shipped(positions.table)),
         "the NCCL parts": (
-            "nccl.toml", (ROOT / "configs/nccl.toml").read_bytes(), _shipped(nccl.table)
+            "nccl.toml", (ROOT / "configs/nccl.toml").read_bytes(), _shipped(outside.table)
         ),
         "the architectures": (
             "architectures.json", TYPES.encode(), _shipped(architectures.table)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memcalc.allocator import context
+from memcalc.allocator import outside
 from memcalc.catalog import contexts, gpus
 from memcalc.catalog.contexts import Reading, Stage
 from memcalc.files import artifact, results
@@ -91,11 +91,11 @@ def test_files_of_results_outrank_what_was_published(tmp_path, monkeypatch):
     assert len(made) == 6
     published = contexts.table()
     monkeypatch.setattr(contexts, "table", lambda: (*published, *made))
-    context.outside.cache_clear()
+    outside.outside.cache_clear()
     try:
-        held = context.outside(gpus.find("h200"))
+        held = outside.outside(gpus.find("h200"))
     finally:
-        context.outside.cache_clear()
+        outside.outside.cache_clear()
     assert held.total.low <= 520 * MIB < held.total.likely == 536 * MIB
     assert held.total.high >= 544 * MIB
     assert held.total.source.startswith("3 readings by memcalc on H200, widened by ")

@@ -11,7 +11,7 @@ from memcalc.accuracy.compare import compare
 from memcalc.catalog.plan import make
 from memcalc.estimation.estimate import answers
 from memcalc.measure.runs.run import Options, measure
-from memcalc.optim.codetables import code_tables
+from memcalc.optim.blockwise import code_tables
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Phase
 from tests.measure import models

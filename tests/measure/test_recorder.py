@@ -139,7 +139,7 @@ def test_a_recording_that_cannot_be_kept_is_kept_elsewhere_and_the_training_goes
     [
         "memcalc.measure.recording.readings.CpuReadings.open",
         "memcalc.measure.recording.readings.CpuReadings.turn",
-        "memcalc.measure.recording.readings.memory_events",
+        "memcalc.measure.recording.readings.CpuEvents",
         "memcalc.measure.recording.recorder.Recorder._follow",
         "memcalc.measure.recording.recorder.storage_bytes",
         "memcalc.measure.recording.recorder.read_state",

@@ -8,7 +8,7 @@ from optim_problems import gradients, start, storage_bytes, train
 from torch import nn
 
 from memcalc.optim import Adam8bit, AdamW8bit, AdamWBF16, chunked, ops
-from memcalc.optim.schedule import schedule_factor
+from memcalc.optim.adamwbf16 import schedule_factor
 
 ALL = [AdamW8bit, Adam8bit, AdamWBF16]
 pytestmark = pytest.mark.filterwarnings("error")

@@ -7,9 +7,7 @@ from bitsandbytes.functional import create_dynamic_map
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.optim.blockwise import dequantize, nearest_code, quantize
-from memcalc.optim.codes import dynamic_map
-from memcalc.optim.codetables import code_tables
+from memcalc.optim.blockwise import code_tables, dequantize, dynamic_map, nearest_code, quantize
 
 THEIRS = torch.ops.bitsandbytes
 

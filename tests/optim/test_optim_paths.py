@@ -10,8 +10,7 @@ from optim_problems import SETTINGS, gradients, start
 
 from memcalc.optim import chunked, reference
 from memcalc.optim.batch import Batch8bit, Batch32bit, BatchBF16, Scalars
-from memcalc.optim.blockwise import blocks_of
-from memcalc.optim.codes import dynamic_map
+from memcalc.optim.blockwise import blocks_of, dynamic_map
 
 SIZES = st.lists(st.sampled_from([1, 7, 255, 256, 257, 512, 1024, 3000]), min_size=1, max_size=6)
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])

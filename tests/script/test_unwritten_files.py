@@ -16,7 +16,7 @@ import torch
 
 from memcalc.engine.patches import Patches
 from memcalc.script import file_functions, saving
-from memcalc.script.files import UnwrittenFiles
+from memcalc.script.saving import UnwrittenFiles
 
 
 @pytest.fixture

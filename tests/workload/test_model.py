@@ -11,11 +11,11 @@ from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, G
 import memcalc
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
+from memcalc.engine.program import parameters_on_meta
 from memcalc.estimation.estimate import answers
 from memcalc.workload import layerdrop, tasks
-from memcalc.workload.checkpointing import checkpoint
 from memcalc.workload.model import build
-from memcalc.workload.placement import parameters_on_meta
+from memcalc.workload.prepare import checkpoint
 
 SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
 

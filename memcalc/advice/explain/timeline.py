@@ -10,11 +10,11 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.allocator.caching import CachingAllocator
-from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.levels import Levels
 from memcalc.allocator.replay import Op, Player
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 from memcalc.allocator.snapshot_writer import Frame, predicted_snapshot, save_snapshot
+from memcalc.allocator.state import DeviceMemory
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Traced
 from memcalc.estimation.question import version_of

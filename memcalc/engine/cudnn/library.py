@@ -9,6 +9,10 @@ on a T4 comes out the same with 9.8, 9.10 and 9.19, 0.03 % off a published readi
 Where no library can be had, the program runs with cuDNN off. PyTorch then takes its own
 convolutions, which need less: 2,916 MB for the same ResNet-50, 3.9 % less than read. What is
 missing has no known bound, so it is listed as uncounted.
+
+``python -m memcalc.engine.cudnn.library REQUIREMENT`` fetches a release from PyPI into memcalc's
+cache, once, and prints the folder of the library. The shim runs this when a program first needs
+cuDNN, so that other programs never wait for it.
 """
 
 from __future__ import annotations
@@ -16,12 +20,17 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import re
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from memcalc.engine.cudnn import fetch
+from memcalc.engine.environment import installer, layers
+from memcalc.engine.environment.layers import Built
+from memcalc.errors import EstimateError, MemcalcError
+from memcalc.records.progress import Progress, listening, tell
 
 Version = tuple[int, ...]
 _PACKAGE = re.compile(r"(nvidia-cudnn-cu\d+)\s*\(?==\s*([0-9.]+)")
@@ -128,11 +137,14 @@ def find(
     asked = _nearest(reported, capability)
     if isinstance(asked, str):
         return Missing(reason=asked, reported=reported)
-    requirement = f"{_available(package)}=={_text(asked, full=True)}"
-    folder = fetch.kept(requirement)
+    # No package for CUDA 11 has cuDNN 9.8 or later.
+    built = re.search(r"cu(\d+)$", package)
+    major = max(int(built[1]) if built else _OLDEST_CUDA, _OLDEST_CUDA)
+    requirement = f"nvidia-cudnn-cu{major}=={_text(asked, full=True)}"
+    folder = kept(requirement)
     if folder is None and offline:
         return Missing(reason=f"{requirement} is not here, and this is offline", reported=reported)
-    if folder is None and (reason := fetch.impossible()):
+    if folder is None and (reason := impossible()):
         return Missing(reason=reason, reported=reported)
     return Library(
         reported=reported,
@@ -161,12 +173,6 @@ def _nearest(version: Version, capability: Version) -> Version | str:
         return reason
     later = (_version(text) for text in _ASKED if _version(text) > version)
     return next((one for one in later if _refusal(one, capability) is None), reason)
-
-
-def _available(package: str) -> str:
-    """The package that has cuDNN 9.8 and later: there is none for CUDA 11."""
-    found = re.search(r"cu(\d+)$", package)
-    return f"nvidia-cudnn-cu{max(int(found[1]) if found else _OLDEST_CUDA, _OLDEST_CUDA)}"
 
 
 def _installed(paths: Sequence[Path]) -> _Found | None:
@@ -209,3 +215,77 @@ def _version(text: str) -> Version:
 
 def _text(version: Version, *, full: bool = False) -> str:
     return ".".join(str(part) for part in (version if full else version[:2]))
+
+
+_SIZES = {"nvidia-cudnn-cu12": "0.7 GB", "nvidia-cudnn-cu13": "0.4 GB"}
+"""Of the download; 0.5 to 1 GB unpacked."""
+_UNWANTED = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONHOME")
+"""What a program over the stub driver sets and a plain Python must not have."""
+
+
+def kept(requirement: str) -> Path | None:
+    """The folder of a release that was fetched before."""
+    layer = layers.complete(_name(requirement))
+    return layer.path / _FOLDER if layer is not None else None
+
+
+def impossible() -> str:
+    """Why nothing can be fetched on this machine; empty: it can."""
+    try:
+        installer.tool()
+    except EstimateError:
+        return "there is neither pip nor uv to fetch cuDNN with"
+    return ""
+
+
+def command(requirement: str) -> str:
+    """A line of a shell that prints the folder of a release, and fetches it before if need be."""
+    home = str(Path(__file__).resolve().parents[3])
+    unset = (part for name in _UNWANTED for part in ("-u", name))
+    parts = ("env", *unset, f"PYTHONPATH={home}", sys.executable, "-m", __spec__.name, requirement)
+    return shlex.join(parts)
+
+
+def fetch(requirement: str) -> Path:
+    """The folder of a release such as ``nvidia-cudnn-cu13==9.24.0.43``; fetched if it is not here.
+
+    Raises:
+        EstimateError: it cannot be fetched or kept.
+    """
+    from memcalc.engine.environment.make import install
+
+    name = _name(requirement)
+    size = _SIZES.get(requirement.partition("==")[0], "up to 0.7 GB")
+
+    def build(target: Path) -> Built:
+        tell(Progress(f"fetching {requirement} ({size}), once"))
+        notes = install((requirement,), target)
+        if not (target / _FOLDER).is_dir():
+            raise EstimateError(f"{requirement} has no {_FOLDER}.")
+        return Built(name, notes)
+
+    try:
+        return layers.make(lambda: layers.complete(name), build).path / _FOLDER
+    except EstimateError as error:
+        raise EstimateError(
+            f"cuDNN cannot be fetched ({str(error).rstrip('.')}): type pip install {requirement}, "
+            "or ask offline, which counts no workspaces of cuDNN."
+        ) from None
+
+
+def _name(requirement: str) -> str:
+    """Of the folder of a release."""
+    return f"{requirement.replace('==', '-')}-{layers.suffix()}"
+
+
+def _say(progress: Progress) -> None:
+    if progress.text:
+        print(f"memcalc: {progress.text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        with listening(_say):
+            print(fetch(sys.argv[1]))
+    except MemcalcError as error:
+        sys.exit(f"memcalc: {error}")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memcalc.engine.cudnn import fetch
+from memcalc.engine.cudnn import library
 from memcalc.engine.cudnn.library import Library, Missing
 from memcalc.engine.stub import build
 from memcalc.engine.stub import load as stub
@@ -34,14 +34,11 @@ def environment(found: Library | Missing) -> dict[str, str]:
 
     The version must be set before PyTorch is imported. The library may be set later, in a process
     that was forked: it is read when cuDNN is first needed.
-
-    Args:
-        found: what ``library.find`` gave.
     """
     named = {_VERSION: str(_number(found.reported))} if found.reported else {}
     if isinstance(found, Missing):
         return {**named, "MEMCALC_CUDNN": "", "MEMCALC_CUDNN_COMMAND": "", _ASSUMED: ""}
-    line = fetch.command(found.requirement) if not found.folder else ""
+    line = library.command(found.requirement) if not found.folder else ""
     told = {"MEMCALC_CUDNN": found.folder, "MEMCALC_CUDNN_COMMAND": line}
     return {**named, **told, _ASSUMED: found.assumption}
 
@@ -57,9 +54,6 @@ def shim() -> Path:
 
 def preload(settings: Mapping[str, str]) -> dict[str, str]:
     """The variables of a process, with the shim first in ``LD_PRELOAD``.
-
-    Args:
-        settings: of the stub driver and all others that the process gets.
 
     Raises:
         EstimateError: there is no shim, and it cannot be compiled.

@@ -8,7 +8,6 @@ process; everything else comes from the running Python, less what does not go wi
 
 from __future__ import annotations
 
-from memcalc.engine.environment.search import Environment, find, hide
-from memcalc.engine.environment.summary import describe
+from memcalc.engine.environment.search import Environment, describe, find, hide
 
 __all__ = ["Environment", "describe", "find", "hide"]

@@ -124,17 +124,15 @@ def _absent(release: str) -> Path:
 
 
 def make(ready: Callable[[], Layer | None], build: Callable[[Path], Built]) -> Layer:
-    """Make a folder, unless another memcalc has made it meanwhile.
-
-    Args:
-        ready: looks for it; called once no other memcalc is at work.
-        build: fills an empty folder.
+    """Make a folder by ``build``, unless another memcalc has made it meanwhile: ``ready`` looks.
 
     Raises:
         EstimateError: the cache cannot be written, or what ``build`` raises.
     """
     with _alone():
-        _sweep()
+        # No other memcalc is at work: what is unfinished was left behind.
+        for entry in folder().glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(entry, ignore_errors=True)
         if (found := ready()) is not None:
             return found
         unfinished = folder() / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
@@ -185,12 +183,6 @@ def _alone() -> Iterator[None]:
                     "to another folder."
                 ) from None
         yield
-
-
-def _sweep() -> None:
-    """Delete what was left unfinished; called while no other memcalc is at work."""
-    for entry in folder().glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(entry, ignore_errors=True)
 
 
 def _marker(path: Path) -> Marker | None:

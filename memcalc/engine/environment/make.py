@@ -1,4 +1,7 @@
-"""Fills the folders of an engine environment: PyTorch's CUDA build, and what goes with it."""
+"""Fills the folders of an engine environment: PyTorch's CUDA build, and what goes with it.
+
+Whoever listens is told how far it is.
+"""
 
 from __future__ import annotations
 
@@ -33,151 +36,140 @@ _ROUNDS = 8
 """Dependencies of dependencies that are followed."""
 
 
-class Maker:
-    """Makes missing folders; whoever listens is told how far it is."""
+def torch(release: Release | None) -> Layer:
+    """PyTorch's CUDA build; without a release the newest that is here, else the newest.
 
-    def torch(self, release: Release | None) -> Layer:
-        """PyTorch's CUDA build; without a release the newest that is here, else the newest.
+    Raises:
+        EstimateError: it cannot be fetched, or is none for CUDA.
+    """
+    return _made(
+        f"PyTorch {release or ''}".strip() + "'s CUDA build",
+        lambda: newest("torch", release, _is_cuda(release)),
+        lambda target: _build_torch(release, target),
+    )
 
-        Raises:
-            EstimateError: it cannot be fetched, or is none for CUDA.
-        """
 
-        def ready() -> Layer | None:
-            return newest("torch", release, _is_cuda(release))
+def single(package: str, release: Release) -> Layer:
+    """A package without its dependencies.
 
-        return self._made(
-            f"PyTorch {release or ''}".strip() + "'s CUDA build",
-            ready,
-            lambda target: self._build_torch(release, target),
+    Raises:
+        EstimateError: it cannot be fetched.
+    """
+
+    def build(target: Path) -> Built:
+        tell(Progress(f"fetching {package} {release}, once"))
+        notes = install((release.requirement(package),), target)
+        found = installed.packages([str(target)]).get(package)
+        if found is None:
+            raise EstimateError(f"The installer left no {package} behind.")
+        return Built(f"{package}-{found.version}-{layers.suffix()}", notes)
+
+    return _made(f"{package} {release}", lambda: newest(package, release), build)
+
+
+def rest(wanted: Sequence[Requirement], here: Mapping[str, installed.Package]) -> Layer:
+    """What is missing of some requirements, and of theirs.
+
+    Raises:
+        EstimateError: it cannot be fetched.
+    """
+    texts = sorted(_plain(found) for found in wanted)
+    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:8]
+    name = f"packages-{digest}-{layers.suffix()}"
+
+    def ready() -> Layer | None:
+        found = layers.complete(name)
+        return found if found and not _missing_in(found.path, wanted, here) else None
+
+    def build(target: Path) -> Built:
+        tell(Progress(f"fetching {', '.join(texts)}, once"))
+        notes: tuple[str, ...] = ()
+        for _ in range(_ROUNDS):
+            lacking = _missing_in(target, wanted, here)
+            if not lacking:
+                return Built(name, notes)
+            notes += install(tuple(sorted({_plain(one) for one in lacking})), target)
+        raise EstimateError(f"Packages that {', '.join(texts)} need conflict with each other.")
+
+    return _made(", ".join(texts), ready, build)
+
+
+def _made(what: str, ready: Callable[[], Layer | None], build: Callable[[Path], Built]) -> Layer:
+    """The folder that is ready, or is built now."""
+    if (found := ready()) is not None:
+        return found
+    if is_offline():
+        raise EstimateError(
+            f"{what} is not in {layers.folder()} yet, and {HOW} forbids fetching it: "
+            "run the same command once without that; it is kept."
         )
+    return layers.make(ready, build)
 
-    def single(self, package: str, release: Release) -> Layer:
-        """A package without its dependencies.
 
-        Raises:
-            EstimateError: it cannot be fetched.
-        """
+def _build_torch(release: Release | None, target: Path) -> Built:
+    named = f"PyTorch {release or ''}".strip()
+    tell(Progress(f"{named} with CUDA: {_TO_FETCH}, once"))
+    layers.require_room(layers.folder(), _WHEEL * (1 + _UNPACKED), named)
+    build = release.build if release else None
+    text = release.requirement("torch") if release else "torch"
+    index = _OWN_INDEX + build if build else None
+    notes = install((text,), target, torch=named, extra_index=index)
+    found = installed.torch_in([str(target)])
+    assert found is not None
+    local = f"+{build}" if build else ""
+    return Built(f"torch-{found.release}{local}-{layers.suffix()}", notes)
 
-        def ready() -> Layer | None:
-            return newest(package, release)
 
-        def build(target: Path) -> Built:
-            tell(Progress(f"fetching {package} {release}, once"))
-            notes = self.install((release.requirement(package),), target)
-            found = installed.packages([str(target)]).get(package)
-            if found is None:
-                raise EstimateError(f"The installer left no {package} behind.")
-            return Built(f"{package}-{found.version}-{layers.suffix()}", notes)
+def install(
+    requirements: tuple[str, ...],
+    target: Path,
+    *,
+    torch: str = "",
+    extra_index: str | None = None,
+) -> tuple[str, ...]:
+    """Install, the second time without the machine's own constraints and find-links.
 
-        return self._made(f"{package} {release}", ready, build)
+    Args:
+        requirements: for the installer.
+        target: an empty folder.
+        torch: what PyTorch's large wheel is called, if that is what is installed.
+        extra_index: one more index that may have it.
 
-    def rest(self, wanted: Sequence[Requirement], here: Mapping[str, installed.Package]) -> Layer:
-        """What is missing of some requirements, and of theirs.
+    Returns:
+        What was done otherwise than usual.
 
-        Args:
-            wanted: requirements that nothing installed meets.
-            here: what is imported without this folder.
-
-        Raises:
-            EstimateError: it cannot be fetched.
-        """
-        texts = sorted(_plain(found) for found in wanted)
-        digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:8]
-        name = f"packages-{digest}-{layers.suffix()}"
-
-        def ready() -> Layer | None:
-            found = layers.complete(name)
-            return found if found and not _missing_in(found.path, wanted, here) else None
-
-        def build(target: Path) -> Built:
-            tell(Progress(f"fetching {', '.join(texts)}, once"))
-            notes: tuple[str, ...] = ()
-            for _ in range(_ROUNDS):
-                lacking = _missing_in(target, wanted, here)
-                if not lacking:
-                    return Built(name, notes)
-                notes += self.install(tuple(sorted({_plain(one) for one in lacking})), target)
-            raise EstimateError(f"Packages that {', '.join(texts)} need conflict with each other.")
-
-        return self._made(", ".join(texts), ready, build)
-
-    def _made(
-        self, what: str, ready: Callable[[], Layer | None], build: Callable[[Path], Built]
-    ) -> Layer:
-        """The folder that is ready, or is built now."""
-        if (found := ready()) is not None:
-            return found
-        if is_offline():
+    Raises:
+        EstimateError: it cannot be installed.
+    """
+    tool = installer.tool()
+    job = installer.Job(
+        requirements=requirements,
+        target=target,
+        scratch=target.parent / "scratch",
+        large=bool(torch),
+        extra_index=extra_index,
+    )
+    failures: list[Failure] = []
+    watch = _watch(job.scratch, torch) if torch else lambda: None
+    for plain in (False, True):
+        if any(failure.network for failure in failures):
+            break
+        failure = installer.install(job, tool, plain=plain, watch=watch)
+        if failure is None and torch:
+            wrong = _require_cuda(target)
+            failure = Failure(wrong) if wrong else None
+        if failure is None:
+            return (installer.PLAIN,) if plain else ()
+        failures.append(failure)
+        if failure.full:
             raise EstimateError(
-                f"{what} is not in {layers.folder()} yet, and {HOW} forbids fetching it: "
-                "run the same command once without that; it is kept."
+                f"The disk of {layers.folder()} is full: make room, or set MEMCALC_CACHE to a "
+                "folder on a larger disk."
             )
-        return layers.make(ready, build)
-
-    def _build_torch(self, release: Release | None, target: Path) -> Built:
-        named = f"PyTorch {release or ''}".strip()
-        tell(Progress(f"{named} with CUDA: {_TO_FETCH}, once"))
-        layers.require_room(layers.folder(), _WHEEL * (1 + _UNPACKED), named)
-        build = release.build if release else None
-        text = release.requirement("torch") if release else "torch"
-        index = _OWN_INDEX + build if build else None
-        notes = self.install((text,), target, torch=named, extra_index=index)
-        found = installed.torch_in([str(target)])
-        assert found is not None
-        local = f"+{build}" if build else ""
-        return Built(f"torch-{found.release}{local}-{layers.suffix()}", notes)
-
-    def install(
-        self,
-        requirements: tuple[str, ...],
-        target: Path,
-        *,
-        torch: str = "",
-        extra_index: str | None = None,
-    ) -> tuple[str, ...]:
-        """Install, the second time without the machine's own constraints and find-links.
-
-        Args:
-            requirements: for the installer.
-            target: an empty folder.
-            torch: what PyTorch's large wheel is called, if that is what is installed.
-            extra_index: one more index that may have it.
-
-        Returns:
-            What was done otherwise than usual.
-
-        Raises:
-            EstimateError: it cannot be installed.
-        """
-        tool = installer.tool()
-        job = installer.Job(
-            requirements=requirements,
-            target=target,
-            scratch=target.parent / "scratch",
-            large=bool(torch),
-            extra_index=extra_index,
-        )
-        failures: list[Failure] = []
-        watch = _watch(job.scratch, torch) if torch else lambda: None
-        for plain in (False, True):
-            if any(failure.network for failure in failures):
-                break
-            failure = installer.install(job, tool, plain=plain, watch=watch)
-            if failure is None and torch:
-                wrong = _require_cuda(target)
-                failure = Failure(wrong) if wrong else None
-            if failure is None:
-                return (installer.PLAIN,) if plain else ()
-            failures.append(failure)
-            if failure.full:
-                raise EstimateError(
-                    f"The disk of {layers.folder()} is full: make room, or set MEMCALC_CACHE to a "
-                    "folder on a larger disk."
-                )
-            if torch:
-                _empty(target)
-        raise _error(torch or ", ".join(requirements), failures)
+        if torch:
+            shutil.rmtree(target, ignore_errors=True)
+            target.mkdir()
+    raise _error(torch or ", ".join(requirements), failures)
 
 
 def newest(
@@ -219,11 +211,6 @@ def _require_cuda(target: Path) -> str | None:
             "without CUDA; name a newer release, as in --torch 2.14"
         )
     return None
-
-
-def _empty(target: Path) -> None:
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir()
 
 
 def _watch(scratch: Path, named: str) -> Callable[[], None]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from memcalc.engine.environment import installed, release
+from memcalc.engine.environment import installed, layers, release
 from memcalc.engine.environment.release import Release
 from memcalc.errors import EstimateError
+from memcalc.records.measurement import Fact
 
 if TYPE_CHECKING:
     from memcalc.engine.environment.layers import Layer
-    from memcalc.engine.environment.make import Maker
 
 ELSEWHERE = (
     "Exact estimates run PyTorch's CUDA build, which memcalc runs on Linux: use WSL or a Linux "
@@ -75,16 +76,15 @@ def find(torch: str | None = None, transformers: str | None = None) -> Environme
     if here and here.cuda and fits and of_transformers is None:
         # The usual case: nothing is to be looked at but PyTorch's version.
         return Environment(root=here.root, torch=here.release, cuda=here.cuda)
-    from memcalc.engine.environment.make import Maker
+    from memcalc.engine.environment import make
 
-    maker = Maker()
     if here and here.cuda and fits:
-        return _Search(maker, here).over(here, of_transformers)
-    layer = maker.torch(of_torch or _release_of(here))
+        return _Search(make, here, None).over(here, of_transformers)
+    layer = make.torch(of_torch or _release_of(here))
     made = installed.torch_in([str(layer.path)])
     if made is None:
         raise EstimateError(f"{layer.path} is damaged: delete that folder.")
-    return _Search(maker, made, layer).over(here, of_transformers)
+    return _Search(make, made, layer).over(here, of_transformers)
 
 
 def _release_of(here: installed.Torch | None) -> Release | None:
@@ -115,21 +115,16 @@ def hide(environment: Environment) -> None:
 class _Search:
     """Gathers folders until all that is asked for is there and fits."""
 
-    def __init__(self, maker: Maker, torch: installed.Torch, layer: Layer | None = None) -> None:
-        self.maker, self.torch, self.layer = maker, torch, layer
+    def __init__(self, make: ModuleType, torch: installed.Torch, layer: Layer | None) -> None:
+        self.make, self.torch, self.layer = make, torch, layer
         self.first: list[Layer] = []
         self.below = installed.packages(sys.path)
 
     def over(self, running: installed.Torch | None, transformers: Release | None) -> Environment:
-        """The environment over a running Python.
-
-        Args:
-            running: its own PyTorch; packages with compiled parts are built for it.
-            transformers: the release that is asked for.
-        """
+        """The environment over a running Python."""
         own = self.below.get("transformers")
         if transformers and not (own and transformers.matches(own.version)):
-            self.first.append(self.maker.single("transformers", transformers))
+            self.first.append(self.make.single("transformers", transformers))
         if self.layer is not None:
             self._companions()
         self._rest()
@@ -170,7 +165,7 @@ class _Search:
             if layers.is_absent(f"{name}-{candidate}"):
                 continue
             try:
-                layer = self.maker.single(name, candidate)
+                layer = self.make.single(name, candidate)
             except layers.AbsentError:
                 layers.note_absent(f"{name}-{candidate}")
                 continue
@@ -191,7 +186,7 @@ class _Search:
             wanted += [need for need in torch.requirements() if not installed.is_vendor(need)]
         lacking = installed.missing(wanted, self._imported())
         if lacking:
-            self.first.insert(0, self.maker.rest(lacking, self._imported()))
+            self.first.insert(0, self.make.rest(lacking, self._imported()))
 
     def _hidden(self, running: installed.Torch | None) -> tuple[str, ...]:
         """Modules of packages that ask for another version of what the folders bring.
@@ -238,3 +233,56 @@ def _built_for(package: installed.Package) -> bool:
     """Whether a package says nothing of which PyTorch it needs, and is compiled against one."""
     needs = [need for need in package.requirements() if installed.normal(need.name) == "torch"]
     return not any(need.specifier for need in needs) and package.linked_to_torch()
+
+
+def describe() -> list[Fact]:
+    """Where PyTorch comes from on this machine, and which environments are kept."""
+    facts = [_source()]
+    if sys.platform != "linux":
+        return facts
+    kept = layers.existing()
+    for path, layer in kept:
+        if layer is None:
+            size = layers.size_text(layers.size_of(path))
+            value = f"{path} is unfinished or damaged: {size}"
+            advice = f"it is created again when needed; to delete it: rm -r {path}"
+        else:
+            size = layers.size_text(layer.marker.bytes)
+            value, advice = "; ".join((f"{layer.name}, {size}", *layer.marker.notes)), ""
+        facts.append(Fact(name="environment", value=value, advice=advice))
+    if kept:
+        facts.append(
+            Fact(
+                name="environments",
+                value=f"kept in {layers.folder()}; each is fetched again when it is needed",
+                advice=f"to delete all: rm -r {layers.folder()}",
+            )
+        )
+    return facts
+
+
+def _source() -> Fact:
+    name = "engine"
+    if sys.platform != "linux":
+        return Fact(name=name, value="only --method analytic works here", advice=ELSEWHERE)
+    here = installed.torch_in(sys.path)
+    if here is not None and here.cuda:
+        return Fact(
+            name=name,
+            value=f"exact estimates run the installed PyTorch {here.release}, built for CUDA "
+            f"{here.cuda}",
+        )
+    has = f"PyTorch {here.version} is built without CUDA" if here else "PyTorch is not installed"
+    release = f"PyTorch {here.release}" if here else "the newest PyTorch"
+    kept = [
+        layer.name
+        for path, layer in layers.existing()
+        if layer is not None and path.name.startswith(f"torch-{here.release if here else ''}")
+    ]
+    if kept:
+        return Fact(name=name, value=f"{has}: exact estimates run {kept[-1]} from memcalc's cache")
+    return Fact(
+        name=name,
+        value=f"{has}: the first exact estimate fetches the CUDA wheel of {release}, 0.5 to 0.9 GB",
+        advice="estimates need no GPU and no NVIDIA libraries; --method analytic fetches nothing",
+    )

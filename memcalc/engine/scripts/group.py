@@ -27,11 +27,7 @@ every 100 ms (ProcessGroupNCCL.cpp, 2.13), and steps over the stub driver are sh
 
 
 class Groups:
-    """The groups that the program joins.
-
-    Args:
-        counters: told of the buckets of DistributedDataParallel.
-    """
+    """The groups that the program joins."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -47,16 +43,13 @@ class Groups:
             ("init_process_group", self._join),
             ("new_group", self._group),
             ("monitored_barrier", _arrived),
-        ):
-            patches.wrap(distributed_c10d, name, around, also=(dist, device_mesh))
-        patches.set(dist.ProcessGroup, "monitored_barrier", lambda *_, **__: None)
-        for name, around in (
             ("all_gather_object", _gather_all),
             ("gather_object", _gather),
             ("broadcast_object_list", _arrived),
             ("scatter_object_list", _scatter),
         ):
-            patches.wrap(distributed_c10d, name, around, also=(dist,))
+            patches.wrap(distributed_c10d, name, around, also=(dist, device_mesh))
+        patches.set(dist.ProcessGroup, "monitored_barrier", lambda *_, **__: None)
         pipelining.install(patches)
         parallel = torch.nn.parallel.DistributedDataParallel
         # Its buckets are made as it is, and anew as its second forward begins.

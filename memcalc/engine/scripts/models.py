@@ -138,17 +138,17 @@ class Models:
     def _count(self, model: torch.nn.Module, inventory: Inventory) -> None:
         """Add the tensors that no model before has: a loss may hold the one that it is of."""
         named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        known = {name for name, one in named.items() if self._is_counted(one)}
+        known = {
+            name
+            for name, one in named.items()
+            if (ref := self._counted.get(id(one))) is not None and ref() is one
+        }
         self._counted.update({id(one): weakref.ref(one) for one in named.values()})
         new = tuple(one for one in inventory.tensors if one.name not in known)
         if known:
             inventory = replace(inventory, tensors=new)
         if inventory.parameters:
             self._inventories.append(inventory)
-
-    def _is_counted(self, tensor: torch.Tensor) -> bool:
-        ref = self._counted.get(id(tensor))
-        return ref is not None and ref() is tensor
 
     def sweep(self) -> None:
         """Name the weights and buffers of all modules that there are."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,15 +18,92 @@ from torch.nn.modules import module as modules
 from torch.nn.utils import clip_grad
 
 from memcalc.engine import source_lines
+from memcalc.engine import torch_internals as internals
 from memcalc.engine.host_view import tensors_in
-from memcalc.engine.modules_at_work import AtWork
+from memcalc.engine.notes import AtWork
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.counters import Counters
-from memcalc.engine.scripts.functional import Functional
 from memcalc.engine.scripts.models import Models, held_by
 from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.records.trace import Component, Phase
 from memcalc.workload.inference import caches_of
+
+_PLAIN = 0
+"""Key of tensors that are trained without a module."""
+_MOST = 100_000
+"""Nodes of a graph that are looked at for its leaves."""
+
+
+class Functional:
+    """Follows weights that are replaced by new tensors in every step."""
+
+    def __init__(self, counters: Counters, models: Models) -> None:
+        self._counters, self._models = counters, models
+        self._given: dict[int, frozenset[int]] = {}
+        """Where the weights lie that a module was given last."""
+
+    def install(self, patches: Patches) -> None:
+        """Follow from now on."""
+        patches.wrap(torch.func, "functional_call", self._called)
+
+    def _called(self, original: Any, module: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            buffers = {name for name, _ in module.named_buffers()}
+            parts = [given] if isinstance(given, Mapping) else given
+            self._are_weights(
+                id(module),
+                (one for part in parts for name, one in part.items() if name not in buffers),
+            )
+        return original(module, given, *args, **kwargs)
+
+    def _are_weights(self, key: int, tensors: Iterable[Any]) -> None:
+        leaves = [leaf for one in tensors if (leaf := internals.outer_leaf(one)) is not None]
+        found = frozenset(address for leaf in leaves for address in self._counters.addresses(leaf))
+        if not found:
+            return  # Inner steps of meta-learning: they are parts of a graph.
+        if self._given.get(key, found) != found:
+            self._models.touch()
+        self._given[key] = found
+        self._counters.name_at(Component.WEIGHTS, list(found))
+
+    def look_for_plain(self, roots: Any) -> None:
+        """A program without modules and optimizers trains the leaves that a backward reaches."""
+        leaves = list(_leaves(one.grad_fn for one in _tensors_given(roots)))
+        self._are_weights(_PLAIN, leaves)
+        self._models.adopt(leaves)
+
+    def gradients(self, given: Any, found: Any) -> None:
+        """What ``torch.autograd.grad`` returned for weights that it was given are gradients."""
+        known = {at for one in self._models.parameters() for at in self._counters.addresses(one)}
+        known = known.union(*self._given.values())
+        named = []
+        for one, gradient in zip(_tensors_given(given), _tensors_given(found), strict=False):
+            leaf = internals.outer_leaf(one)
+            if leaf is not None and known.intersection(self._counters.addresses(leaf)):
+                named.append(internals.behind(gradient))
+        self._counters.name(Component.GRADIENTS, named)
+
+
+def _tensors_given(given: Any) -> list[torch.Tensor]:
+    """The tensors that are given to autograd, or come from it, in whatever way."""
+    several = [given] if isinstance(given, torch.Tensor) else given
+    listed = several.values() if isinstance(several, Mapping) else several
+    return [one for one in listed if isinstance(one, torch.Tensor)]
+
+
+def _leaves(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors that a backward from these nodes accumulates gradients in."""
+    waiting = [node for node in nodes if node is not None]
+    seen: set[Any] = set()
+    while waiting and len(seen) < _MOST:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting += [other for other, _ in node.next_functions if other is not None]
+
 
 _CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 WATCHED = 3
@@ -34,13 +111,7 @@ WATCHED = 3
 
 
 class Phases:
-    """Follows a program, and notes where it is.
-
-    Args:
-        counters: of the allocators.
-        models: told of modules and optimizers as they show up.
-        steps: counts.
-    """
+    """Follows a program, and notes where it is."""
 
     def __init__(self, counters: Counters, models: Models, steps: Steps) -> None:
         self.phase, self.step = Phase.LOAD, 0
@@ -159,14 +230,12 @@ class Phases:
             return original(*args, **kwargs)
 
     def _step_begins(self, owner: Any) -> None:
-        """An optimizer begins its update."""
         self._inside_backward = self.phase is Phase.BACKWARD
         if self._inside_backward:
             self._models.gradients(held_by(owner))
         self._mark(Phase.STEP)
 
     def _step_ends(self, owner: Any, steps: int) -> None:
-        """An optimizer has made so many updates."""
         self._stepped.add(id(owner))
         if steps == 1:
             self.settled = self.step + 1
@@ -208,8 +277,12 @@ class Phases:
         if self.phase is Phase.FORWARD or (
             self.phase is Phase.LOAD and not _prepares(module, args)
         ):
-            self._enter(Phase.EVAL if self._evaluates(module) else Phase.FORWARD)
-        self._arrive(args)
+            quiet = not module.training and not torch.is_grad_enabled()
+            evaluates = quiet and self._models.is_trained(module)
+            self._enter(Phase.EVAL if evaluates else Phase.FORWARD)
+        # What nothing has computed was handed to the model from outside.
+        given = (t for t in tensors_in(args) if t.grad_fn is None and not t.requires_grad)
+        self._counters.name_at(None, [at for t in given for at in self._counters.addresses(t)])
 
     def _leaving(self, module: torch.nn.Module, args: Any, out: Any) -> None:
         if threading.get_ident() != self._main and self.phase is not Phase.BACKWARD:
@@ -231,16 +304,6 @@ class Phases:
                 self._counters.name(Component.KV_CACHE, caches_of(out))
             if self.phase is Phase.EVAL:
                 self._mark(Phase.FORWARD)
-
-    def _arrive(self, args: Any) -> None:
-        """What a model is given that nothing has computed was handed to it from outside."""
-        given = (t for t in tensors_in(args) if t.grad_fn is None and not t.requires_grad)
-        self._counters.name_at(None, [at for t in given for at in self._counters.addresses(t)])
-
-    def _evaluates(self, module: torch.nn.Module) -> bool:
-        if module.training or torch.is_grad_enabled():
-            return False
-        return self._models.is_trained(module)
 
 
 def _prepares(module: torch.nn.Module, args: Any) -> bool:

@@ -1,29 +1,49 @@
-"""Sets up everything that follows a program in this process."""
+"""Sets up all that follows a program in this process, and makes a trace for each GPU of its notes.
+
+What the program itself holds are blocks that outlive backward, named by its variables.
+"""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
+import torch
+
+from memcalc.engine import source_lines
+from memcalc.engine import torch_internals as internals
 from memcalc.engine.compiling import Compiling
 from memcalc.engine.cudnn import loading
+from memcalc.engine.history import Refused, Timeline
+from memcalc.engine.notes import Interval, Notebook, Notes
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts import held
-from memcalc.engine.scripts.answer import Recorded, recorded
 from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.group import Groups
 from memcalc.engine.scripts.models import Models
 from memcalc.engine.scripts.phases import Phases
 from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.engine.values import Values
+from memcalc.records.prediction import LONGER, Refusal
+from memcalc.records.trace import Component, Phase, Trace
+from memcalc.units import format_bytes
 
 _BY_HAND = (
     "without an optimizer, the script's change of its parameters between two backward passes is "
     "taken for a step"
 )
 _NO_CUDNN = "cuDNN is off: convolutions run PyTorch's own kernels"
+_ALIKE = 0.01
+"""Steps whose peaks differ by less are alike: a loss that is kept, a counter that grows."""
+_OTHERS = "processes that the script started: one had up to {} of GPU memory, context included"
+_LONGER = (
+    f"{LONGER}: peaks of these {{}} steps differ, so batches may differ in size, "
+    "and each new size can fragment the cache (--steps {} runs more of them)"
+)
 
 
 class Session:
@@ -56,11 +76,8 @@ class Session:
         if os.environ.get("MEMCALC_NO_CUDNN") or not loading.is_planned():
             loading.switch_off()
             self.say(_NO_CUDNN)
-        self.counters.install(self.patches)
-        self.models.install(self.patches)
-        self.steps.install(self.patches)
-        self.phases.install(self.patches)
-        self.compiling.install(self.patches)
+        for part in (self.counters, self.models, self.steps, self.phases, self.compiling):
+            part.install(self.patches)
         if os.environ.get("MEMCALC_READS") != "zeros":
             self.values.install(self.patches)
         if self._one_of_many:
@@ -85,9 +102,9 @@ class Session:
         """
         self._left = left
         if isinstance(left, BaseException):
-            found = held.variables(held.namespaces(left.__traceback__), self.counters)
+            found = _variables(_namespaces(left.__traceback__), self.counters)
         else:
-            found = held.variables([left], self.counters)
+            found = _variables([left], self.counters)
         self.counters.own(found)
 
     def be_one_of_many(self) -> None:
@@ -96,17 +113,155 @@ class Session:
             self.groups.install(self.patches)
             self.steps.settle = self.groups.settle
 
-    def recorded(self, name: str) -> Recorded:
-        """What the program took; it has ended."""
+    def recorded(self, name: str) -> tuple[dict[int, Trace], Refusal | None]:
+        """What the program took of each GPU, and the request that failed last; it has ended."""
+        if not self.counters.notes:
+            return {}, None
+        # One that is made by hand ends before the next backward.
+        alike = range(self.phases.settled, self.phases.step + (BY_HAND not in self.steps.made))
+        snapshot, line_of = internals.stop_history(), _cached_lines()
+        arrived, others = internals.arrivals(), internals.most_of_others()
+        traces, refusal = {}, None
         for notes in self.counters.notes:
+            entries = snapshot["device_traces"][notes.device]
+            if not entries:
+                continue
             notes.wrapped = max(self.groups.sizes, default=1) > 1
-        return recorded(
-            self.counters,
-            self.models,
-            name,
-            steps=self.phases.step + 1,
-            # One that is made by hand ends before the next backward.
-            alike=range(self.phases.settled, self.phases.step + (BY_HAND not in self.steps.made)),
-            said=self.said,
-            groups=tuple(sorted(self.groups.sizes)),
-        )
+            notes.private = internals.private_pools(snapshot, notes.device)
+            notes.arrived += [(moment - notes.zero, address) for moment, address in arrived]
+            timeline = Timeline(notes, entries, line_of)
+            if not notes.wrapped:
+                _name_held(timeline, notes.intervals)
+            started = (_OTHERS.format(format_bytes(others)),) if others else ()
+            traces[notes.device] = timeline.trace(
+                inventory=self.models.inventory(name),
+                steps=self.phases.step + 1,
+                uncounted=(*_longer(notes.intervals, alike), *started),
+                sent=timeline.sent(max(0, self.phases.step - 1)),
+                whole=True,
+                assumptions=tuple(self.said),
+                groups=tuple(sorted(self.groups.sizes)),
+            )
+            if timeline.refused:
+                refusal = _refusal(notes, timeline.refused[-1])
+        return traces, refusal
+
+
+_DEEP = 4
+"""Lists inside lists that are looked into."""
+
+
+def _variables(namespaces: Iterable[Mapping[str, Any]], book: Notebook) -> dict[int, str]:
+    """Names of variables, by the addresses of the blocks that they hold; the innermost first."""
+    found: dict[int, str] = {}
+    for namespace in namespaces:
+        for name, value in list(namespace.items()):
+            for tensor in _tensors_in(value, _DEEP):
+                for address in book.addresses(tensor):
+                    found.setdefault(address, name)
+    return found
+
+
+def _namespaces(trace: TracebackType | None) -> Iterator[Mapping[str, Any]]:
+    """The variables of the user's frames in a traceback, the innermost first."""
+    frames = []
+    while trace is not None:
+        if source_lines.is_users(trace.tb_frame.f_code.co_filename):
+            frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    for frame in reversed(frames):
+        yield frame.f_locals
+        yield frame.f_globals
+
+
+def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, dict | list | tuple):
+        for one in list(value.values() if isinstance(value, dict) else value):
+            yield from _tensors_in(one, depth - 1)
+    elif depth and source_lines.is_users(_file_of(type(value))):
+        yield from _tensors_in(getattr(value, "__dict__", None), depth - 1)
+
+
+def _file_of(kind: type) -> str:
+    """Where a class is defined, as far as one of its functions says."""
+    codes = (getattr(one, "__code__", None) for one in vars(kind).values())
+    return next((code.co_filename for code in codes if code is not None), "<unknown>")
+
+
+def _name_held(timeline: Timeline, intervals: list[Interval]) -> None:
+    """What outlives the backward of its own step and another is held by nobody but the program."""
+    ends = [
+        one.end
+        for one, after in itertools.pairwise(intervals)
+        if (one.phase, after.phase) == (Phase.BACKWARD, Phase.FORWARD)
+    ]
+    begins = [one.begin for one in intervals]
+
+    def outlives(block: Any) -> bool:
+        if not ends:
+            return block.component is None and bool(block.op)
+        survived = bisect.bisect_left(ends, block.dies) - bisect.bisect_left(ends, block.born)
+        return survived > 1
+
+    guessed = [
+        block
+        for block in timeline.blocks
+        if block.component in (None, Component.ACTIVATIONS)
+        or (block.component is Component.INPUTS and not block.given)
+    ]
+    free = [
+        block
+        for block in guessed
+        # Backward frees what autograd saved for it.
+        if intervals[max(bisect.bisect_right(begins, block.dies) - 1, 0)].phase
+        is not Phase.BACKWARD
+        or block.dies > intervals[-1].end
+    ]
+    alike = {(block.line, block.size) for block in free if block.line and outlives(block)}
+    holders = {(block.line, block.size): block.op for block in free if block.op}
+    for block in free:
+        what = block.line, block.size
+        block.op = holders.get(what, block.op)
+        if outlives(block) or what in alike:
+            block.component = Component.HELD
+
+
+def _longer(intervals: Sequence[Interval], alike: range) -> tuple[str, ...]:
+    """What few steps do not show, where those with all optimizer state took different peaks."""
+    peaks: dict[int, int] = {}
+    whole = {one.step for one in intervals if one.phase is Phase.BACKWARD}
+    for one in intervals:
+        if one.step in alike and one.step in whole and one.phase in (Phase.FORWARD, Phase.BACKWARD):
+            peaks[one.step] = max(peaks.get(one.step, 0), one.requested)
+    found = [*peaks.values()]
+    # What the first leaves behind is alive in all others.
+    found = found[1:] if len(found) > 2 else found
+    if len(found) < 2 or min(found) >= (1 - _ALIKE) * max(found):
+        return ()
+    return (_LONGER.format(len(whole), 10 * len(whole)),)
+
+
+def _cached_lines() -> Callable[[Any], str]:
+    """Finds the line of the frames of an entry, which entries share."""
+    known: dict[int, str] = {}
+
+    def line_of(frames: Any) -> str:
+        if id(frames) not in known:
+            known[id(frames)] = source_lines.of_frames(frames)
+        return known[id(frames)]
+
+    return line_of
+
+
+def _refusal(notes: Notes, refused: Refused) -> Refusal:
+    interval = next(one for one in reversed(notes.intervals) if one.begin <= refused.moment)
+    return Refusal(
+        device=notes.device,
+        phase=interval.phase,
+        step=interval.step,
+        line=refused.line or interval.line,
+        asked=refused.bytes,
+        free=refused.free,
+    )

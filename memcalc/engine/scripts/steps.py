@@ -58,8 +58,12 @@ class Steps:
         """Count from now on."""
         self._patches = patches
         for hook in (
-            optimizers.register_optimizer_step_pre_hook(self._before),
-            optimizers.register_optimizer_step_post_hook(self._after),
+            optimizers.register_optimizer_step_pre_hook(
+                lambda one, *_: None if self._driven else self._begin(one)
+            ),
+            optimizers.register_optimizer_step_post_hook(
+                lambda one, *_: None if self._driven else self._end(one)
+            ),
         ):
             patches.also(hook.remove)
         patches.wrap(torch.optim.Optimizer, "__init__", self._optimizer_made)
@@ -140,19 +144,9 @@ class Steps:
         key = id(owner)
         if key not in self._alive:
             with contextlib.suppress(TypeError):
-                self._alive[key] = weakref.ref(owner, lambda _: self._gone(key))
-
-    def _gone(self, key: int) -> None:
-        self._alive.pop(key, None)
-        self.made.pop(key, None)
-
-    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._driven:
-            self._begin(optimizer)
-
-    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._driven:
-            self._end(optimizer)
+                self._alive[key] = weakref.ref(
+                    owner, lambda _: (self._alive.pop(key, None), self.made.pop(key, None))
+                )
 
     def _count_replays(self, patches: Patches) -> None:
         """Steps that a CUDA graph has captured are made again as it is replayed."""

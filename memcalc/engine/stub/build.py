@@ -80,11 +80,6 @@ def is_current(folder: Path, machine: str) -> bool:
 def build(folder: Path, compiler: Sequence[str], machine: str) -> None:
     """Compile all libraries into a folder; each appears whole or not at all, and the mark last.
 
-    Args:
-        folder: an existing folder.
-        compiler: a command, such as ``["cc"]``; its options decide for which machine.
-        machine: the one it compiles for.
-
     Raises:
         CompileError: a library cannot be compiled.
         OSError: the folder cannot be written.

@@ -15,10 +15,11 @@ import platform
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from memcalc.engine.stub import build, elf, shells
+from memcalc.engine.stub import build, elf
 from memcalc.errors import EstimateError
 from memcalc.files import cache, lock
 from memcalc.files.compiler import CompileError, system_compiler
@@ -81,8 +82,8 @@ def prepare(root: Path, cuda: str, paths: Sequence[str] = ()) -> Stub:
         )
     library = libraries() / build.NAME
     beside = _beside(root, paths)
-    digest = hashlib.sha256(f"{version}{build.mark(platform.machine())}{shells.machine()}".encode())
-    for code in (__file__, elf.__file__, shells.__file__):
+    digest = hashlib.sha256(f"{version}{build.mark(platform.machine())}{elf.machine()}".encode())
+    for code in (__file__, elf.__file__):
         digest.update(Path(code).read_bytes())
     for file in (library, *own, *beside):
         status = file.stat()
@@ -136,28 +137,12 @@ def reload() -> None:
 
 
 @functools.cache
-def _loaded() -> ctypes.CDLL:
-    """All that is loaded in this process; to open it takes a class, and steps of training ask."""
-    return ctypes.CDLL(None)
-
-
-def collectives() -> dict[tuple[str, int], tuple[int, int]]:
-    """What this process gave to NCCL so far; nothing over NVIDIA's own.
-
-    Returns:
-        Calls and bytes, by the collective's name and the number of ranks.
-    """
-    if not hasattr(_loaded(), "memcalc_stub_sent"):
-        return {}
-    read = _loaded().memcalc_stub_sent
-    read.restype = ctypes.c_char_p
-    ranks, calls, given = ctypes.c_int(), ctypes.c_ulonglong(), ctypes.c_ulonglong()
-    found: dict[tuple[str, int], tuple[int, int]] = {}
-    while True:
-        name = read(len(found), ctypes.byref(ranks), ctypes.byref(calls), ctypes.byref(given))
-        if name is None:
-            return found
-        found[name.decode(), ranks.value] = (calls.value, given.value)
+def function(name: str, returns: Any) -> Any:
+    """A function of the stub driver in this process; ``None``: there is NVIDIA's own."""
+    found = getattr(ctypes.CDLL(None), f"memcalc_stub_{name}", None)
+    if found is not None:
+        found.restype = returns
+    return found
 
 
 def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
@@ -265,35 +250,26 @@ def _recorded(record: Path) -> Stub | None:
 
 def _write(folder: Path, library: Path, own: list[Path], beside: list[Path], cuda: int) -> Stub:
     """Write the shells, and a library of the functions that are missing."""
-    machine = shells.machine()
+    machine = elf.machine()
     sonames, wanted = _asked(own, beside, cuda)
     missing = tuple(sorted(wanted - elf.read(library).defined))
     link = folder / build.NAME
     link.unlink(missing_ok=True)
     link.symlink_to(library)
     if missing:
-        _put(folder / _EXTRA, shells.shared_object(_EXTRA, missing, machine=machine))
+        _put(folder / _EXTRA, elf.shared_object(_EXTRA, missing, machine=machine))
     for soname in sorted(sonames):
         needed = [build.NAME, *([_EXTRA] if missing else [])]
-        shell = shells.shared_object(
-            soname, needed=needed, runpath=_SELF_REFERENCE, machine=machine
-        )
-        _put(folder / _file_name(soname), shell)
+        shell = elf.shared_object(soname, needed=needed, runpath=_SELF_REFERENCE, machine=machine)
+        # The loader goes by what a shell says its soname is. A loaded file of CUDA's runtime is for
+        # PyTorch a sign that it should load NVIDIA's other libraries, where they are installed.
+        _put(folder / soname.replace("libcudart.so", "cudart.so"), shell)
     # Triton links what it compiles to the driver by this name.
     (folder / "libcuda.so").unlink(missing_ok=True)
     (folder / "libcuda.so").symlink_to(_DRIVER)
     stub = Stub(library=library, folder=folder, cuda=cuda, missing=missing)
     _put(folder / _RECORD, msgspec.json.encode(stub, enc_hook=str))
     return stub
-
-
-def _file_name(soname: str) -> str:
-    """The loader goes by what a shell says its soname is, and needs no file of that name.
-
-    PyTorch takes a file of CUDA's runtime among the loaded ones for a sign that it should load
-    NVIDIA's other libraries, where they are installed, and finds none of this name.
-    """
-    return soname.replace("libcudart.so", "cudart.so")
 
 
 def _put(path: Path, data: bytes) -> None:
@@ -319,7 +295,7 @@ def _asked(own: list[Path], beside: list[Path], cuda: int) -> tuple[set[str], se
             one = elf.read(path, defined=False)
         except (ValueError, OSError):
             continue
-        linked = {soname for soname in one.needed if _OF_NVIDIA.fullmatch(_plain(soname))}
+        linked = {soname for soname in one.needed if _OF_NVIDIA.match(soname)}
         runtimes = {match[2] for soname in linked if (match := _RUNTIME.match(soname))}
         # Code for another CUDA than PyTorch's does not run beside it on a GPU either.
         if linked and runtimes <= {str(cuda // 1000)}:
@@ -328,8 +304,3 @@ def _asked(own: list[Path], beside: list[Path], cuda: int) -> tuple[set[str], se
     sonames |= {_DRIVER, _NVML}
     wanted = {name for one in objects for name in one.wanted if _FUNCTION.fullmatch(name)}
     return sonames, wanted - {name for one in of_torch for name in one.defined}
-
-
-def _plain(soname: str) -> str:
-    """Without what follows ``.so``."""
-    return re.sub(r"\.so.*", ".so", soname)

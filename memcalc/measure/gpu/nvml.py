@@ -118,24 +118,22 @@ class Card:
         Raises:
             NvmlError: NVML cannot say.
         """
+        told = None
         if self._version != "v1":
             try:
                 told = query("nvmlDeviceGetMemoryInfo", self._handle, _binding().nvmlMemory_v2)
-                self._version = "v2"
-                return Memory(
-                    total=told.total,
-                    used=told.used,
-                    free=told.free,
-                    driver_reserved=told.reserved,
-                    version="v2",
-                )
             except NvmlError as error:
                 if error.kind != "old driver" or self._version == "v2":
                     raise
-        told = query("nvmlDeviceGetMemoryInfo", self._handle)
-        self._version = "v1"
+        self._version = "v1" if told is None else "v2"
+        reserved = None if told is None else told.reserved
+        told = query("nvmlDeviceGetMemoryInfo", self._handle) if told is None else told
         return Memory(
-            total=told.total, used=told.used, free=told.free, driver_reserved=None, version="v1"
+            total=told.total,
+            used=told.used,
+            free=told.free,
+            driver_reserved=reserved,
+            version=self._version,
         )
 
     def users(self) -> list[User]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import time
 from collections.abc import Container, Sequence
 from typing import Any
@@ -16,7 +17,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.measure.gpu import surroundings
 from memcalc.measure.gpu.nvml import Card, Memory, Nvml, NvmlError, User
 from memcalc.records.measurement import GpuReading, Moment, OtherProcess
 from memcalc.units import format_bytes
@@ -106,6 +106,11 @@ class Watched(msgspec.Struct, kw_only=True):
         )
 
 
+def is_wsl() -> bool:
+    """Linux under Windows, whose driver moves GPU memory to main memory instead of refusing."""
+    return "microsoft" in platform.release().lower()
+
+
 def _held_by_others(level: Level, ours: Container[int]) -> int:
     return sum(user.bytes or 0 for user in level.users or () if user.pid not in ours)
 
@@ -151,13 +156,7 @@ class Sampler:
             self.failure = str(error)
 
     def moment(self, name: str, facts: dict[str, Any], pid: int) -> None:
-        """The run waits at a quiet point.
-
-        Args:
-            name: which.
-            facts: what the run says of itself: ``uuid``, ``reserved``, ``cuda_used``.
-            pid: of the run.
-        """
+        """The run waits at a quiet point."""
         device = process = None
         self._cuda_total = facts.get("cuda_total", self._cuda_total)
         if self.failure is None:
@@ -191,7 +190,7 @@ class Sampler:
         card = named(self._cards, uuid)
         now, before = level_of(card), self._before.get(card.uuid)
         found = Watched(card=card, before=before, moments=self._moments)
-        if surroundings.is_wsl():
+        if is_wsl():
             found.warnings.append(
                 "WSL moves GPU memory to main memory: a run that succeeds need not have fitted"
             )

@@ -12,25 +12,20 @@ import socket
 import sys
 
 from memcalc.children import child
-from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.children.child import Breadcrumbs
 from memcalc.children.fork import die_with
 from memcalc.measure.ranks import rank
 
 
 def main(address: str, launcher: int) -> None:
-    """Do what is asked, and leave.
-
-    Args:
-        address: of the abstract socket where the asker listens.
-        launcher: the process that started this one, which it does not outlive.
-    """
+    """Do what is asked, and leave."""
     die_with(launcher, signal.SIGKILL)
     end = socket.socket(socket.AF_UNIX)
     end.connect(f"\0{address}")
     end.sendall(b'{"rank": %d}\n' % int(os.environ["RANK"]))
     child.serve(end, rank.__name__, "run", Breadcrumbs())
     sys.stderr.flush()
-    os._exit(rank.ending.code)
+    os._exit(rank.exit_code[0])
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from memcalc.children.breadcrumbs import Breadcrumbs
-from memcalc.children.child import Speaker
+from memcalc.children.child import Breadcrumbs, Speaker
 from memcalc.errors import MeasureError
 
 RANK = "memcalc.measure.ranks"

@@ -7,38 +7,29 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import msgspec
-
-from memcalc.children.breadcrumbs import Breadcrumbs
-from memcalc.children.child import Speaker
+from memcalc.children.child import Breadcrumbs, Speaker
 from memcalc.errors import NO_GPU, MeasureError
 
-
-class Ending(msgspec.Struct):
-    """The exit code of this process."""
-
-    code: int = 1
-
-
-ending = Ending()
+exit_code = [1]
+"""Of this process."""
 
 
 def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], dict[str, Any]]:
     """A function that answers requests."""
-    from memcalc.measure.runs import training
+    from memcalc.measure.runs import run
 
-    run = training.answer_for(breadcrumbs)
+    train = run.answer_for(breadcrumbs)
 
     def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
         try:
             index = _join(request)
-            found = run({**request, "index": index}, speaker)
+            found = train({**request, "index": index}, speaker)
         except Exception as error:
             if _deserted(error):
                 raise DesertedError(" ".join(str(error).split())[:200]) from None
             raise
         # Out of memory is a result, and still the others cannot go on without this one.
-        ending.code = 0 if found["measurement"]["out_of_memory"] is None else 1
+        exit_code[0] = 0 if found["measurement"]["out_of_memory"] is None else 1
         return found
 
     return answer

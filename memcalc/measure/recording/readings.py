@@ -1,4 +1,4 @@
-"""Keeps the readings of a training loop: of its first and highest steps.
+"""Keeps the readings of a training loop, of its first and highest steps, or of a block of code.
 
 On CUDA the allocator is read as phases end. On the CPU one profiler runs from the first phase to
 the last, and its events are told apart by time afterwards: a profiler that is stopped inside
@@ -9,8 +9,12 @@ PyTorch 2.13).
 from __future__ import annotations
 
 import time
+from typing import Any
 
-from memcalc.measure.meters import CudaMeter, memory_events, profiler, requested_only
+import torch
+
+from memcalc.engine.patches import Patches
+from memcalc.measure.meters import CpuEvents, CpuMeter, CudaMeter, profiler, requested_only
 from memcalc.records.measurement import PhaseReading, last_finished
 from memcalc.records.trace import Phase
 
@@ -117,7 +121,7 @@ class CpuReadings:
     def _stop(self) -> None:
         self._profiler.__exit__(None, None, None)
         self._open = False
-        events = iter((*memory_events(self._profiler), None))
+        events = iter((*CpuEvents().of(self._profiler), None))
         event = next(events)
         level = 0
         for number, (step, phase, ended) in enumerate(self._spans):
@@ -142,3 +146,72 @@ def _between(now: Phase, phase: Phase) -> bool:
 
 def _top(readings: list[PhaseReading]) -> int:
     return max((r.allocated or r.requested for r in readings), default=0)
+
+
+def has_cuda() -> bool:
+    """Does PyTorch see a GPU?"""
+    return torch.cuda.is_available()
+
+
+class CudaWatch:
+    """The caching allocator of every visible GPU; the one that rose most counts.
+
+    A program that resets the peaks itself loses nothing here: they are read before.
+    """
+
+    def __init__(self, metric: str) -> None:
+        self._key = f"{metric}_bytes.all"
+        self._start: list[int] = []
+        self._peak: list[int] = []
+        self._patches = Patches()
+
+    def begin(self) -> None:
+        """From here on."""
+        torch.cuda.init()
+        if self._key.startswith("reserved"):
+            torch.cuda.empty_cache()
+        self._peak = [0] * torch.cuda.device_count()
+        self._start = self._read("current")
+        for index in range(len(self._start)):
+            torch.cuda.reset_peak_memory_stats(index)
+        name, also = "reset_peak_memory_stats", (torch.cuda,)
+        self._patches.wrap(torch.cuda.memory, name, self._keep_and_reset, also)
+
+    def end(self) -> int:
+        """Bytes of the peak above the beginning, on the GPU where it is highest."""
+        self._patches.undo()
+        self._keep()
+        return max(peak - start for peak, start in zip(self._peak, self._start, strict=True))
+
+    def _keep_and_reset(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        self._keep()
+        original(*args, **kwargs)
+
+    def _keep(self) -> None:
+        self._peak = [max(pair) for pair in zip(self._peak, self._read("peak"), strict=True)]
+
+    def _read(self, kind: str) -> list[int]:
+        found = []
+        for index in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(index)
+            found.append(torch.cuda.memory_stats(index).get(f"{self._key}.{kind}", 0))
+        return found
+
+
+class CpuWatch:
+    """PyTorch's CPU allocator, which gives what is requested: requested and allocated are one.
+
+    The profiler does not see memory freed that was there before it began, so freeing it makes no
+    room here, as it does on CUDA.
+    """
+
+    def __init__(self) -> None:
+        self._meter = CpuMeter()
+
+    def begin(self) -> None:
+        """From here on."""
+        self._meter.begin()
+
+    def end(self) -> int:
+        """Bytes of the peak above the beginning."""
+        return self._meter.end(Phase.STEP, 0).requested

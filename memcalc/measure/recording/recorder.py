@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import types
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ from memcalc.catalog.plan import make
 from memcalc.engine.patches import Patches
 from memcalc.errors import UsageError
 from memcalc.files import results
-from memcalc.measure import oom, process
+from memcalc.measure import process
 from memcalc.measure.gpu.sampler import Sampler
 from memcalc.measure.process import read_state, storage_bytes
 from memcalc.measure.recording.readings import CpuReadings, CudaReadings
@@ -85,7 +84,7 @@ class Recorder:
         self._gradients: int | None = None
         self._state: StateReading | None = None
         self._ends: list[float] = []
-        self._noticed: oom.Noticed | None = None
+        self._noticed: process.RefusedRequest | None = None
 
         self._sampler: Sampler | None = None
         self._began = time.perf_counter()
@@ -95,12 +94,7 @@ class Recorder:
         self._quietly(self._begin)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close(error)
 
     def close(self, error: BaseException | None = None) -> None:
@@ -186,7 +180,7 @@ class Recorder:
             if not torch.cuda.is_initialized():
                 self._sampler.moment("before", {}, os.getpid())
             torch.cuda.init()
-            self._noticed = oom.observe()
+            self._noticed = process.observe_oom()
         self._began = time.perf_counter()
         self._readings.open()
         self._follow()
@@ -194,8 +188,8 @@ class Recorder:
     def _finish(self, error: BaseException | None) -> None:
         self._patches.undo()
         failure = None
-        if error is not None and oom.ran_out(error):
-            failure = oom.read(error, self._readings.at, self._noticed)
+        if error is not None and process.ran_out(error):
+            failure = process.read_failure(error, self._readings.at, self._noticed)
         self._readings.close(whole=error is None)
         gpu, reason = self._look()
         self.measurement = self._measurement(failure, gpu, reason)

@@ -1,9 +1,16 @@
-"""Trains one plan in this process and reads its memory."""
+"""Trains one plan in this process and reads its memory; as a child, it reports each phase.
+
+A request is the fields of ``Request``, answered by ``{"measurement": ...}``. Events are
+``{"phase": reading}`` and, where the run waits to be looked at, ``{"moment": name, "facts": ...,
+"pid": ...}``.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,17 +19,20 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
+from memcalc.children.child import Breadcrumbs, Speaker
 from memcalc.engine import program as programs
 from memcalc.errors import NO_GPU, MeasureError
-from memcalc.measure import oom, process
-from memcalc.measure.meters import CpuMeter, CudaMeter, meter_for
+from memcalc.files.artifact import decode, encode
+from memcalc.measure import process
+from memcalc.measure.meters import CpuMeter, CudaMeter
 from memcalc.measure.process import read_state, storage_bytes
 from memcalc.records.measurement import Measurement, OutOfMemory, PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 from memcalc.workload import inference, layerdrop, layouts, loops
+from memcalc.workload.job import Program
+from memcalc.workload.model import in_its_words
 from memcalc.workload.prepare import finished
-from memcalc.workload.program import Program
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,22 +50,27 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listener:
-    """An observer of a run; this one follows nothing."""
+    """Passes on how a run goes, where somebody listens."""
+
+    def __init__(self, speaker: Speaker | None = None) -> None:
+        self._speaker = speaker
+        self.place = ""
+        """Where the run is, as far as it is known."""
 
     def said(self, reading: PhaseReading) -> None:
         """A phase has ended."""
+        self.place = f" after {reading.phase.value} of step {reading.step + 1}"
+        if self._speaker is not None:
+            self._speaker.tell(phase=encode(reading))
 
-    def moment(self, name: str, facts: dict[str, Any]) -> None:
-        """The run is at a quiet point, and goes on when this returns."""
+    def moment(self, name: str) -> None:
+        """Wait at a quiet point until the asker has read what it wants to read."""
+        if self._speaker is not None:
+            self._speaker.wait(moment=name, facts=process.facts(), pid=os.getpid())
 
 
 def measure(plan: Plan, options: Options, listener: Listener | None = None) -> Measurement:
     """Train for real.
-
-    Args:
-        plan: what to train.
-        options: where and how long.
-        listener: told of every reading as it is made, and asked to wait at quiet points.
 
     Raises:
         MeasureError: there is no such device, or the weights cannot be loaded.
@@ -66,52 +81,66 @@ def measure(plan: Plan, options: Options, listener: Listener | None = None) -> M
     started = time.perf_counter()
     programs.configure(plan)
     program = programs.build(plan, real_weights=options.weights)
-    watch = _Watch(meter_for(options.device, options.snapshot), listener or Listener())
+    meter = CudaMeter(options.snapshot) if options.device == "cuda" else CpuMeter()
+    watch = _Watch(meter, listener or Listener())
     found: dict[str, Any] = {}
     noticed = None
     try:
-        watch.moment("before")
+        watch.listener.moment("before")
         noticed = _open(options.device, options.index)
-        watch.moment("context")
+        watch.listener.moment("context")
         (_generate if plan.infers else _train)(program, options, watch, found)
     except (RuntimeError, MemoryError) as error:
-        if not oom.ran_out(error):
+        if not process.ran_out(error):
             raise
-        found["out_of_memory"] = oom.read(error, watch.at, noticed)
+        found["out_of_memory"] = process.read_failure(error, watch.at, noticed)
     finally:
         watch.close()
     found["seconds"] = time.perf_counter() - started
     measurement = _measurement(program, watch, options, found)
     del program
     _free(options.device)
-    watch.moment("freed")
+    watch.listener.moment("freed")
     return measurement
 
 
-def _open(device: str, index: int) -> oom.Noticed | None:
+def _open(device: str, index: int) -> process.RefusedRequest | None:
     """Make the CUDA context, and nothing else yet."""
     if device != "cuda":
         return None
     torch.cuda.init()
     torch.cuda.set_device(index)
     torch.cuda.synchronize()
-    return oom.observe()
+    return process.observe_oom()
+
+
+def _load(
+    program: Program, device: str, watch: _Watch, found: dict[str, Any]
+) -> tuple[Program, Any]:
+    """The program with its model on the device, and the optimizer of one that trains."""
+    plan, optimizer = program.plan, None
+    with watch.phase(Phase.LOAD, 0):
+        program = programs.place(program, device)
+        if plan.scheme is None and not plan.infers:
+            optimizer = programs.optimizer(program, program.model.train())
+    if plan.scheme is not None and plan.infers and plan.adapters is None:
+        program = finished(program, program.model)
+    elif plan.scheme is not None:
+        with watch.phase(Phase.PREPARE, 0):
+            program = finished(program, program.model)
+            if not plan.infers:
+                program = programs.wrap(program, device)
+                optimizer = programs.optimizer(program, program.model.train())
+    found["weights"] = storage_bytes(program.model.parameters())
+    found["buffers"] = storage_bytes(program.model.buffers())
+    return program, optimizer
 
 
 def _train(program: Program, options: Options, watch: _Watch, found: dict[str, Any]) -> None:
     """Train for some steps under the meter and a few more under the clock; fills ``found``."""
     plan, device = program.plan, options.device
-    with watch.phase(Phase.LOAD, 0):
-        program = programs.place(program, device)
-        if plan.scheme is None:
-            optimizer = programs.optimizer(program, program.model.train())
-    if plan.scheme is not None:
-        with watch.phase(Phase.PREPARE, 0):
-            program = programs.wrap(finished(program, program.model), device)
-            optimizer = programs.optimizer(program, program.model.train())
+    program, optimizer = _load(program, device, watch, found)
     model = program.model
-    found["weights"] = storage_bytes(model.parameters())
-    found["buffers"] = storage_bytes(model.buffers())
     if not program.in_backward and not layouts.of(plan).package:
         # Asked for each time: whoever holds parameters that a loop shards keeps them whole.
         watch.before_clearing = lambda: storage_bytes(p.grad for p in model.parameters())
@@ -119,7 +148,7 @@ def _train(program: Program, options: Options, watch: _Watch, found: dict[str, A
     with layerdrop.off(model):
         loop.run(job, watch, options.steps)
     found["gradients"], found["state"] = watch.gradients, read_state(optimizer)
-    watch.moment("trained")
+    watch.listener.moment("trained")
     clock = _Clock(device)
     clock.tick()
     # Reading a meter stops the device at every phase; a step's time is taken without it.
@@ -132,19 +161,9 @@ def _train(program: Program, options: Options, watch: _Watch, found: dict[str, A
 
 def _generate(program: Program, options: Options, watch: _Watch, found: dict[str, Any]) -> None:
     """Generate under the meter; what is about training stays unknown."""
-    plan = program.plan
-    with watch.phase(Phase.LOAD, 0):
-        program = programs.place(program, options.device)
-    if plan.scheme is not None and plan.adapters is None:
-        program = finished(program, program.model)
-    elif plan.scheme is not None:
-        with watch.phase(Phase.PREPARE, 0):
-            program = finished(program, program.model)
-    model = program.model
-    found["weights"] = storage_bytes(model.parameters())
-    found["buffers"] = storage_bytes(model.buffers())
+    program, _ = _load(program, options.device, watch, found)
     inference.run(program, watch, device=options.device)
-    watch.moment("trained")
+    watch.listener.moment("trained")
 
 
 class _Watch:
@@ -170,12 +189,8 @@ class _Watch:
         self.listener.said(reading)
 
     def close(self) -> None:
-        """Let go of everything that trained."""
         self.before_clearing = None
         self.meter.close()
-
-    def moment(self, name: str) -> None:
-        self.listener.moment(name, process.facts())
 
 
 class _Clock:
@@ -240,3 +255,30 @@ def _measurement(
         unknown=unknown,
         **process.measured(cuda=cuda),
     )
+
+
+_MAKE_IT_ASK = ("torchao", "flash_attn", "flash_attn_interface")
+"""Packages for which transformers (5.23) asks CUDA, or imports what does, as it is imported."""
+
+
+def warm(architecture: str) -> None:
+    """Import what runs have in common, but nothing that asks CUDA: a fork could not use it then.
+
+    bitsandbytes asks at once; transformers does where it finds others.
+    """
+    if architecture and not any(map(importlib.util.find_spec, _MAKE_IT_ASK)):
+        import transformers
+
+        _ = transformers.PreTrainedModel
+
+
+def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], dict[str, Any]]:
+    """A function that answers requests."""
+    return _answer
+
+
+def _answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
+    plan, options = decode(Plan, request["plan"]), decode(Options, request)
+    listener = Listener(speaker)
+    with in_its_words(plan.model, lambda: listener.place):
+        return {"measurement": encode(measure(plan, options, listener))}

@@ -67,10 +67,6 @@ class Runner:
     def measure(self, request: Request, said: Callable[[PhaseReading], None]) -> Measurement:
         """Measure one plan.
 
-        Args:
-            request: what to measure.
-            said: told of every reading as it comes.
-
         Raises:
             MeasureTimeoutError: the run took too long; it is gone.
             MeasureError: the run failed, or died.
@@ -81,7 +77,7 @@ class Runner:
         child = None
         try:
             child = self.parent_for(request.plan).child(
-                "memcalc.measure.runs.training", "run", hint=hint
+                "memcalc.measure.runs.run", "run", hint=hint
             )
             return _heard(child, request, said, sampler)
         except TimeoutError:
@@ -103,12 +99,6 @@ class Runner:
             self.close()
             self._parent = Parent(MeasureError, environment)
         return self._parent
-
-
-def measure(request: Request, said: Callable[[PhaseReading], None]) -> Measurement:
-    """Measure one plan; see ``Runner.measure``."""
-    with Runner() as runner:
-        return runner.measure(request, said)
 
 
 def environment_of(plan: Plan) -> dict[str, str]:

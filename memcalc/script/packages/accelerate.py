@@ -14,16 +14,11 @@ from types import ModuleType
 from typing import Any
 
 from memcalc.engine.patches import Patches
-from memcalc.script.command import Program
-from memcalc.script.running import as_main, run
+from memcalc.script.command import Program, as_main, run
 
 
 def install(patches: Patches) -> None:
-    """Act when accelerate's launcher is imported.
-
-    Args:
-        patches: what is changed.
-    """
+    """Act when accelerate's launcher is imported."""
 
     def launchers(module: ModuleType) -> None:
         def in_place(original: Any, args: Any) -> None:

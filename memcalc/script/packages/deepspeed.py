@@ -6,7 +6,6 @@ the engine's. Read in 0.19.8.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from memcalc.engine.patches import Patches
@@ -30,12 +29,7 @@ class _Inert:
 
 
 def install(patches: Patches, session: Session) -> None:
-    """Act when DeepSpeed is imported.
-
-    Args:
-        patches: what is changed.
-        session: told of the engine's steps.
-    """
+    """Act when DeepSpeed is imported, and tell the session of its engine's steps."""
     _without_kernels(patches, session)
 
     def made(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
@@ -50,11 +44,9 @@ def install(patches: Patches, session: Session) -> None:
         with session.steps.one(engine):
             return original(engine, *args, **kwargs)
 
-    def engine(module: ModuleType) -> None:
-        patches.wrap(module.DeepSpeedEngine, "__init__", made)
-        patches.wrap(module.DeepSpeedEngine, "_take_model_step", step)
-
-    patches.when_imported("deepspeed.runtime.engine", engine)
+    engine = "deepspeed.runtime.engine"
+    patches.wrap_later(engine, "DeepSpeedEngine.__init__", made)
+    patches.wrap_later(engine, "DeepSpeedEngine._take_model_step", step)
 
 
 def _without_kernels(patches: Patches, session: Session) -> None:
@@ -71,7 +63,4 @@ def _without_kernels(patches: Patches, session: Session) -> None:
         )
         return _Inert()
 
-    def operators(module: ModuleType) -> None:
-        patches.wrap(module.OpBuilder, "load", load)
-
-    patches.when_imported("deepspeed.ops.op_builder.builder", operators)
+    patches.wrap_later("deepspeed.ops.op_builder.builder", "OpBuilder.load", load)

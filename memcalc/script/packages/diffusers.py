@@ -10,16 +10,11 @@ from typing import Any
 import torch
 
 from memcalc.engine.patches import Patches
-from memcalc.script.large_weights import NOT_HERE
+from memcalc.script.large_weights import NOT_HERE, of_hub
 
 
 def install(patches: Patches, say: Callable[[str], None]) -> None:
-    """Act when diffusers is imported.
-
-    Args:
-        patches: what is changed.
-        say: told what a checkpoint is taken to be.
-    """
+    """Act when diffusers is imported, and say what a checkpoint is taken to be."""
 
     def models(module: ModuleType) -> None:
         def not_fetched(
@@ -35,25 +30,21 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
 
         patches.wrap(module.ModelMixin, "from_pretrained", not_fetched)
 
-    def pipelines(module: ModuleType) -> None:
-        def configs(original: Any, *args: Any, ignore_patterns: Any = None, **kwargs: Any) -> Any:
-            ignored = [*(ignore_patterns or []), *_WEIGHTS]
-            return original(*args, ignore_patterns=ignored, **kwargs)
-
-        patches.wrap(module, "snapshot_download", configs)
+    def configs(original: Any, *args: Any, ignore_patterns: Any = None, **kwargs: Any) -> Any:
+        ignored = [*(ignore_patterns or []), *_WEIGHTS]
+        return original(*args, ignore_patterns=ignored, **kwargs)
 
     patches.when_imported("diffusers.models.modeling_utils", models)
-    patches.when_imported("diffusers.pipelines.pipeline_utils", pipelines)
+    patches.wrap_later("diffusers.pipelines.pipeline_utils", "snapshot_download", configs)
 
 
-_OF_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.ckpt", "*.msgpack", "*.onnx", "*.index.json")
 """Files of a pipeline's repository that a model's config stands in for."""
 
 
 def _is_here(module: ModuleType, name: Any, options: dict[str, Any]) -> bool:
     """A model's weights lie in a folder, or in the hub's cache."""
-    where = {key: options[key] for key in _OF_HUB if key in options} | {"local_files_only": True}
+    where = of_hub(options) | {"local_files_only": True}
     files = [module.SAFETENSORS_WEIGHTS_NAME, module.WEIGHTS_NAME]
     indices = [module.SAFE_WEIGHTS_INDEX_NAME, module.WEIGHTS_INDEX_NAME]
     for file in (*files, *indices):
@@ -68,8 +59,7 @@ def _is_here(module: ModuleType, name: Any, options: dict[str, Any]) -> bool:
 
 def _config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
     """The config to make weights of; ``None``: its checkpoint is not a plain one."""
-    where = {key: options[key] for key in _OF_HUB if key in options}
-    config = cls.load_config(options.get("config") or name, **where)
+    config = cls.load_config(options.get("config") or name, **of_hub(options))
     return config if config.get("quantization_config") is None else None
 
 
@@ -85,15 +75,10 @@ def _as_config_says(cls: Any, config: Any) -> dict[str, torch.Tensor]:
 @contextmanager
 def _read_as(module: ModuleType, weights: dict[str, torch.Tensor]) -> Iterator[None]:
     """What is loaded meanwhile is one file that holds these."""
-    instead: dict[str, Any] = {
-        "_get_model_file": lambda *_, **__: module.SAFETENSORS_WEIGHTS_NAME,
-        "_fetch_index_file": lambda *_, **__: None,
-        "_fetch_index_file_legacy": lambda *_, **__: None,
-        "load_state_dict": lambda *_, **__: dict(weights),
-    }
-    before = {name: getattr(module, name) for name in instead}
-    vars(module).update(instead)
-    try:
+    file = module.SAFETENSORS_WEIGHTS_NAME
+    with Patches() as patches:
+        patches.set(module, "_get_model_file", lambda *_, **__: file)
+        patches.set(module, "_fetch_index_file", lambda *_, **__: None)
+        patches.set(module, "_fetch_index_file_legacy", lambda *_, **__: None)
+        patches.set(module, "load_state_dict", lambda *_, **__: dict(weights))
         yield
-    finally:
-        vars(module).update(before)

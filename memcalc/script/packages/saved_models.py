@@ -8,59 +8,42 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
-from memcalc.script.files import NOT_WRITTEN
 from memcalc.script.overlay import Overlay, full
+from memcalc.script.saving import NOT_WRITTEN
 
 _COPIED = 1 << 24
 """Bytes up to which a file is copied: configs and tokenizers, which may be written again."""
 
 
 def install(patches: Patches, say: Callable[[str], None], overlay: Overlay) -> None:
-    """Act when the packages are imported.
-
-    Args:
-        patches: what is changed.
-        say: told what was not done.
-        overlay: where models are saved.
-    """
+    """Act when the packages are imported: save models in the overlay, and say so."""
     saved = _Saved(say, overlay)
 
-    def wrapped(module: str, owner: str, **around: Any) -> None:
-        def act(found: ModuleType) -> None:
-            for name, function in around.items():
-                patches.wrap(getattr(found, owner), name, function)
-
-        patches.when_imported(module, act)
-
-    wrapped("transformers.modeling_utils", "PreTrainedModel", save_pretrained=saved.model)
-    wrapped("peft.peft_model", "PeftModel", save_pretrained=saved.model)
-    wrapped(
-        "transformers.tokenization_utils_base",
-        "PreTrainedTokenizerBase",
-        save_pretrained=saved.save,
-        from_pretrained=saved.load_tokenizer,
-    )
-    wrapped(
-        "transformers.trainer",
-        "Trainer",
-        _save_checkpoint=saved.checkpoint,
-        _get_output_dir=saved.output_dir,
-        save_model=saved.by_trainer,
-        **dict.fromkeys(_NOT_WRITTEN, saved.not_written),
-    )
+    patches.wrap_later(_MODELS, "PreTrainedModel.save_pretrained", saved.model)
+    patches.wrap_later("peft.peft_model", "PeftModel.save_pretrained", saved.model)
+    patches.wrap_later(_TOKENIZERS, "PreTrainedTokenizerBase.save_pretrained", saved.save)
+    patches.wrap_later(_TOKENIZERS, "PreTrainedTokenizerBase.from_pretrained", saved.load_tokenizer)
+    for name, around in (
+        ("_save_checkpoint", saved.checkpoint),
+        ("_get_output_dir", saved.output_dir),
+        ("save_model", saved.by_trainer),
+        *((name, saved.not_written) for name in _NOT_WRITTEN),
+    ):
+        patches.wrap_later("transformers.trainer", f"Trainer.{name}", around)
 
 
+_MODELS = "transformers.modeling_utils"
+_TOKENIZERS = "transformers.tokenization_utils_base"
 _NOT_WRITTEN = ("save_state", "save_metrics", "push_to_hub", "_push_from_checkpoint")
 """Methods of a Trainer that do nothing."""
 
 
 class _Saved:
-    """Functions in place of those that save and load; arguments as for ``install``."""
+    """Functions in place of those that save and load."""
 
     def __init__(self, say: Callable[[str], None], overlay: Overlay) -> None:
         self._say, self._overlay = say, overlay
@@ -70,7 +53,6 @@ class _Saved:
         return self._overlay.folder(os.path.abspath(os.fspath(folder)))
 
     def save(self, original: Any, one: Any, save_directory: Any, *args: Any, **kw: Any) -> Any:
-        """As ``save_pretrained``."""
         kw.pop("push_to_hub", None)
         return original(one, self._instead(save_directory), *args, **kw)
 
@@ -81,7 +63,6 @@ class _Saved:
             self.save(original, model, save_directory, *args, **kw)
 
     def load_tokenizer(self, original: Any, cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
-        """As ``from_pretrained``."""
         wanted, overlay = full(name), self._overlay
         at = overlay.where(wanted) if wanted is not None else None
         if wanted is None or at is None or at == wanted:
@@ -97,7 +78,6 @@ class _Saved:
         return loaded
 
     def not_written(self, original: Any, *args: Any, **kwargs: Any) -> None:
-        """Say that nothing is written."""
         self._say(source_lines.named(NOT_WRITTEN))
 
     def by_trainer(
@@ -110,7 +90,6 @@ class _Saved:
             original(trainer, folder, *args, **kwargs)
 
     def checkpoint(self, original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """As ``Trainer._save_checkpoint``."""
         self.not_written(original)
         if trainer.args.world_size == 1:
             original(trainer, *args, **kwargs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,17 +12,12 @@ import torch
 from memcalc.catalog.models import is_reachable, without_hub
 from memcalc.catalog.quantised import settings_in
 from memcalc.engine.patches import Patches
-from memcalc.script.large_weights import NOT_HERE
-from memcalc.workload.prequantised import held_once, quantise
+from memcalc.script.large_weights import NOT_HERE, of_hub
+from memcalc.workload.quantised import held_once, quantise
 
 
 def install(patches: Patches, say: Callable[[str], None]) -> None:
-    """Act when transformers is imported.
-
-    Args:
-        patches: what is changed.
-        say: told what a checkpoint is taken to be.
-    """
+    """Act when transformers is imported, and say what a checkpoint is taken to be."""
 
     def not_fetched(original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         config = _config(cls, name, kwargs)
@@ -37,22 +31,17 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
         model.name_or_path = model.config._name_or_path = str(name)
         return loaded
 
-    def models(module: ModuleType) -> None:
-        patches.wrap(module.PreTrainedModel, "from_pretrained", not_fetched)
-
     def bundled(original: Any, cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
         config = without_hub(str(name))
         if config is None or os.path.isdir(name) or _is_found(str(name), kwargs):
             return original(cls, name, *args, **kwargs)
         say(f"the hub cannot be reached: the config of {name} is the one memcalc ships")
-        left = {key: value for key, value in kwargs.items() if key not in _OF_HUB}
+        left = {key: value for key, value in kwargs.items() if key not in of_hub(kwargs)}
         return copy.deepcopy(config), left
 
-    def configs(module: ModuleType) -> None:
-        patches.wrap(module.PreTrainedConfig, "get_config_dict", bundled)
-
-    patches.when_imported("transformers.modeling_utils", models)
-    patches.when_imported("transformers.configuration_utils", configs)
+    models, configs = "transformers.modeling_utils", "transformers.configuration_utils"
+    patches.wrap_later(models, "PreTrainedModel.from_pretrained", not_fetched)
+    patches.wrap_later(configs, "PreTrainedConfig.get_config_dict", bundled)
 
 
 def _is_found(name: str, options: dict[str, Any]) -> bool:
@@ -68,7 +57,6 @@ def _is_found(name: str, options: dict[str, Any]) -> bool:
         return False
 
 
-_OF_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 _FILES = (("model", "safetensors"), ("pytorch_model", "bin"))
 _KINDS = (".safetensors", ".bin", ".index.json", ".gguf", ".h5", ".msgpack", ".ckpt")
 """How names of files end that hold weights, or say where they are."""
@@ -99,7 +87,7 @@ def _config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
         return None
     config = options.get("config")
     if config is None or isinstance(config, str | os.PathLike):
-        config = cls.config_class.from_pretrained(config or name, **_of_hub(options))
+        config = cls.config_class.from_pretrained(config or name, **of_hub(options))
     quantised = getattr(config, "quantization_config", None) is not None
     known = not quantised or settings_in(config.to_dict()) is not None
     return copy.deepcopy(config) if known else None
@@ -108,13 +96,9 @@ def _config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
 def _in_folder(config: Any, name: Any, options: dict[str, Any]) -> Any:
     """What the checkpoint's own config says, of which the script's may differ: more classes."""
     try:
-        return type(config).from_pretrained(name, **_of_hub(options))
+        return type(config).from_pretrained(name, **of_hub(options))
     except (OSError, ValueError):
         return config
-
-
-def _of_hub(options: dict[str, Any]) -> dict[str, Any]:
-    return {key: options[key] for key in _OF_HUB if key in options}
 
 
 def _saved(cls: Any, config: Any) -> Any:

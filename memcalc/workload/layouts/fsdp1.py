@@ -11,12 +11,12 @@ from memcalc.workload.layouts import Layout, Rank, ddp, fsdp2, wrapped_by
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision
 
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     """Wrap each block and the root; wrapping moves their weights from the host."""
-    from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
+    from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, ShardingStrategy
 
     from memcalc.workload.blocks import to_empty
 
@@ -30,7 +30,10 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
         mixed_precision=_mixed(options),
         device_id=rank.device,
         use_orig_params=options.get("use_orig_params", True),
-        sharding_strategy=_strategy(str(options.get("sharding_strategy", "FULL_SHARD"))),
+        # HYBRID_SHARD_ZERO2 is private in PyTorch.
+        sharding_strategy={one.name.removeprefix("_"): one for one in ShardingStrategy}[
+            str(options.get("sharding_strategy", "FULL_SHARD")).upper().removeprefix("_")
+        ],
         backward_prefetch=_prefetch(str(options.get("backward_prefetch", "BACKWARD_PRE"))),
         forward_prefetch=bool(options.get("forward_prefetch", False)),
         cpu_offload=CPUOffload(True) if options.get("offload") == "cpu" else None,
@@ -71,10 +74,7 @@ def _check_tied(wrapped: torch.nn.Module, tied: list[list[torch.nn.Module]]) -> 
 
 def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
     """Which modules become units: blocks, modules with enough parameters, or none."""
-    from torch.distributed.fsdp.wrap import (
-        size_based_auto_wrap_policy,
-        transformer_auto_wrap_policy,
-    )
+    from torch.distributed.fsdp import wrap
 
     from memcalc.workload.blocks import blocks
 
@@ -85,10 +85,10 @@ def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
         # Without a number PyTorch has its own default; accelerate drops 0 likewise.
         least = options.get("min_num_params", 0)
         said = {"min_num_params": least} if least else {}
-        return functools.partial(size_based_auto_wrap_policy, **said)
+        return functools.partial(wrap.size_based_auto_wrap_policy, **said)
     units = blocks(model, str(options.get("transformer_layer_cls_to_wrap", "")))
     return functools.partial(
-        transformer_auto_wrap_policy, transformer_layer_cls={type(one) for one in units}
+        wrap.transformer_auto_wrap_policy, transformer_layer_cls={type(one) for one in units}
     )
 
 
@@ -102,14 +102,6 @@ def _mixed(options: dict[str, Any]) -> MixedPrecision | None:
     low = dtype_of(options.get("param_dtype"))
     reduce = dtype_of(options.get("reduce_dtype", options.get("param_dtype")))
     return MixedPrecision(param_dtype=low, reduce_dtype=reduce, buffer_dtype=low)
-
-
-def _strategy(name: str) -> ShardingStrategy:
-    """The strategy by accelerate's name; HYBRID_SHARD_ZERO2 is private in PyTorch."""
-    from torch.distributed.fsdp import ShardingStrategy
-
-    known = {one.name.removeprefix("_"): one for one in ShardingStrategy}
-    return known[name.upper().removeprefix("_")]
 
 
 def check(options: dict[str, Any]) -> None:

@@ -37,12 +37,7 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
 
 
 def _divide(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
+    from torch.distributed.tensor import Replicate, parallel
 
     from memcalc.workload.blocks import blocks
     from memcalc.workload.inputs import without_adapters
@@ -60,9 +55,9 @@ def _divide(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
                 "serve from one GPU."
             ) from None
     _check_heads(model, mesh.size())
-    inner: dict[str, Any] = {name: ColwiseParallel() for name in _BY_COLUMNS}
-    inner |= {name: RowwiseParallel() for name in _BY_ROWS}
-    root: dict[str, Any] = {"lm_head": ColwiseParallel(output_layouts=Replicate())}
+    inner: dict[str, Any] = {name: parallel.ColwiseParallel() for name in _BY_COLUMNS}
+    inner |= {name: parallel.RowwiseParallel() for name in _BY_ROWS}
+    root: dict[str, Any] = {"lm_head": parallel.ColwiseParallel(output_layouts=Replicate())}
     if sequence:
         inner |= _along_tokens()
         root |= _around_tokens()
@@ -70,8 +65,8 @@ def _divide(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
         # One tensor cannot be a part in the head and whole in the embedding.
         root |= _embedding()
     for layer in layers:
-        parallelize_module(layer, mesh, _with_adapters(layer, inner, sequence))
-    parallelize_module(model, mesh, _with_adapters(model, root, sequence))
+        parallel.parallelize_module(layer, mesh, _with_adapters(layer, inner, sequence))
+    parallel.parallelize_module(model, mesh, _with_adapters(model, root, sequence))
 
 
 def _check_heads(model: torch.nn.Module, ranks: int) -> None:
@@ -99,7 +94,7 @@ def _with_adapters(module: torch.nn.Module, styles: dict[str, Any], sequence: bo
     Raises:
         UsageError: it is not known how such a layer is divided.
     """
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+    from torch.distributed.tensor import parallel
 
     found: dict[str, Any] = {}
     for name, style in styles.items():
@@ -107,7 +102,9 @@ def _with_adapters(module: torch.nn.Module, styles: dict[str, Any], sequence: bo
         if not hasattr(one, "base_layer"):
             found[name] = style
             continue
-        divided = {ColwiseParallel: "lora_B", RowwiseParallel: "lora_A"}.get(type(style))
+        divided = {parallel.ColwiseParallel: "lora_B", parallel.RowwiseParallel: "lora_A"}.get(
+            type(style)
+        )
         if sequence or divided is None or getattr(one, "lora_embedding_A", None):
             raise UsageError(
                 f"How {name} is divided along tokens with adapters around it is not known: leave "
@@ -122,53 +119,46 @@ def _with_adapters(module: torch.nn.Module, styles: dict[str, Any], sequence: bo
 
 
 def _along_tokens() -> dict[str, Any]:
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        PrepareModuleInput,
-        RowwiseParallel,
-        SequenceParallel,
-    )
+    from torch.distributed.tensor import Replicate, Shard, parallel
 
     return {
-        "input_layernorm": SequenceParallel(),
-        "post_attention_layernorm": SequenceParallel(),
-        "self_attn": PrepareModuleInput(
+        "input_layernorm": parallel.SequenceParallel(),
+        "post_attention_layernorm": parallel.SequenceParallel(),
+        "self_attn": parallel.PrepareModuleInput(
             input_kwarg_layouts={"hidden_states": Shard(1)},
             desired_input_kwarg_layouts={"hidden_states": Replicate()},
         ),
-        "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
-        "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(1)),
-        "mlp.down_proj": RowwiseParallel(output_layouts=Shard(1)),
+        "mlp": parallel.PrepareModuleInput(
+            input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
+        ),
+        "self_attn.o_proj": parallel.RowwiseParallel(output_layouts=Shard(1)),
+        "mlp.down_proj": parallel.RowwiseParallel(output_layouts=Shard(1)),
     }
 
 
 def _around_tokens() -> dict[str, Any]:
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        SequenceParallel,
-    )
+    from torch.distributed.tensor import Replicate, Shard, parallel
 
     # transformers makes the mask from the embeddings' length: tokens are divided after them.
     return {
         **_embedding(),
-        "model.layers.0": PrepareModuleInput(
+        "model.layers.0": parallel.PrepareModuleInput(
             input_layouts=(Replicate(),),
             desired_input_layouts=(Shard(1),),
             use_local_output=True,
         ),
-        "model.norm": SequenceParallel(),
-        "lm_head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+        "model.norm": parallel.SequenceParallel(),
+        "lm_head": parallel.ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     }
 
 
 def _embedding() -> dict[str, Any]:
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import RowwiseParallel
+    from torch.distributed.tensor import Replicate, parallel
 
     whole = Replicate()
-    return {"model.embed_tokens": RowwiseParallel(input_layouts=whole, output_layouts=whole)}
+    return {
+        "model.embed_tokens": parallel.RowwiseParallel(input_layouts=whole, output_layouts=whole)
+    }
 
 
 def _tied(model: torch.nn.Module) -> bool:

@@ -109,12 +109,7 @@ def of(plan: Plan) -> Loop:
 
 
 class Loader:
-    """Stands where a prepared data loader does: its batches are on the device.
-
-    Args:
-        make: makes one.
-        length: how many there are.
-    """
+    """Stands where a prepared data loader does: its batches are on the device."""
 
     def __init__(self, make: Callable[[int], Any], length: int) -> None:
         self._make = make

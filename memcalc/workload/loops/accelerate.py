@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 def run(job: Job, watch: Watch, steps: int) -> None:
     """Train for some optimizer steps, then evaluate."""
-    from memcalc.workload import huggingface
+    from memcalc.workload import library_settings
     from memcalc.workload.job import Turns, as_found
     from memcalc.workload.loop_variables import Script
 
     plan, norm = job.plan, job.max_grad_norm
-    with huggingface.state(), as_found(job.model):
+    with library_settings.state(), as_found(job.model):
         accelerator = _accelerator(job)
         check = job.checked()
         with job.loading(watch):
             model, optimizer = accelerator.prepare(job.model, job.optimizer)
         check(model)
         script, turns = Script(job, model), Turns(watch)
-        huggingface.follow_engine(accelerator, lambda: turns.then(Phase.STEP))
+        library_settings.follow_engine(accelerator, lambda: turns.then(Phase.STEP))
         job.resume(watch)
         for step in range(steps):
             for _ in range(plan.grad_accum):
@@ -59,27 +59,21 @@ def run(job: Job, watch: Watch, steps: int) -> None:
 
 def _accelerator(job: Job) -> Accelerator:
     """As a script makes it that trains this job."""
-    from accelerate import Accelerator
-    from accelerate.utils import (
-        DeepSpeedPlugin,
-        DistributedDataParallelKwargs,
-        FullyShardedDataParallelPlugin,
-        TorchDynamoPlugin,
-    )
+    from accelerate import Accelerator, utils
 
-    from memcalc.workload import huggingface
+    from memcalc.workload import library_settings
 
-    sharding, engine = huggingface.sharding(job), huggingface.engine(job)
+    sharding, engine = library_settings.sharding(job), library_settings.engine(job)
     return Accelerator(
-        mixed_precision=huggingface.mixed(job),
+        mixed_precision=library_settings.mixed(job),
         gradient_accumulation_steps=job.plan.grad_accum,
         cpu=job.device == "cpu",
-        fsdp_plugin=FullyShardedDataParallelPlugin(**sharding) if sharding else None,
-        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=engine) if engine else None,
-        dynamo_plugin=TorchDynamoPlugin(backend="inductor", mode=job.plan.compile)
+        fsdp_plugin=utils.FullyShardedDataParallelPlugin(**sharding) if sharding else None,
+        deepspeed_plugin=utils.DeepSpeedPlugin(hf_ds_config=engine) if engine else None,
+        dynamo_plugin=utils.TorchDynamoPlugin(backend="inductor", mode=job.plan.compile)
         if job.plan.compile
         else None,
-        kwargs_handlers=[DistributedDataParallelKwargs(**job.options)]
+        kwargs_handlers=[utils.DistributedDataParallelKwargs(**job.options)]
         if job.layout.name == "ddp"
         else None,
     )

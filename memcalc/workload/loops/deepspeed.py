@@ -43,10 +43,10 @@ def run(job: Job, watch: Watch, steps: int) -> None:
 def _engine(job: Job) -> Any:
     import deepspeed
 
-    from memcalc.workload import deepspeed_zero
+    from memcalc.workload import library_settings
 
     engine, *_ = deepspeed.initialize(
-        model=job.model, optimizer=job.optimizer, config=deepspeed_zero.config(job)
+        model=job.model, optimizer=job.optimizer, config=library_settings.deepspeed_config(job)
     )
     return engine
 

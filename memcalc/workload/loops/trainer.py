@@ -44,18 +44,18 @@ def run(job: Job, watch: Watch, steps: int) -> None:
     """Train for some optimizer steps; evaluation follows the last one, inside ``train``."""
     from transformers import Trainer
 
-    from memcalc.workload import huggingface
+    from memcalc.workload import library_settings
     from memcalc.workload.job import Turns, as_found
 
     with (
-        huggingface.state(),
+        library_settings.state(),
         tempfile.TemporaryDirectory(prefix="memcalc-") as folder,
         as_found(job.model),
     ):
         trainer = Trainer(
             model=job.model,
             args=_arguments(job, folder, steps),
-            optimizers=(None if huggingface.sharding(job) else job.optimizer, None),
+            optimizers=(None if library_settings.sharding(job) else job.optimizer, None),
             compute_metrics=lambda prediction: {},
         )
         # Under FSDP it takes none, and makes one itself.
@@ -79,9 +79,9 @@ def groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 def _arguments(job: Job, folder: str, steps: int) -> Any:
     from transformers import TrainingArguments
 
-    from memcalc.workload import huggingface
+    from memcalc.workload import library_settings
 
-    half = huggingface.mixed(job)
+    half = library_settings.mixed(job)
     arguments = TrainingArguments(
         output_dir=folder,
         max_steps=steps,
@@ -111,14 +111,14 @@ def _arguments(job: Job, folder: str, steps: int) -> Any:
 
 def _spread(job: Job) -> dict[str, Any]:
     """How the run is spread over GPUs, by the names that its arguments have."""
-    from memcalc.workload import huggingface
+    from memcalc.workload import library_settings
 
     if job.layout.name == "ddp":
         return {f"ddp_{name}": value for name, value in job.options.items()}
-    engine = huggingface.engine(job)
+    engine = library_settings.engine(job)
     if engine is not None:
         return {"deepspeed": engine, "per_device_train_batch_size": job.plan.batch}
-    told = huggingface.sharding(job)
+    told = library_settings.sharding(job)
     if told is None:
         return {}
     named = {"fsdp_version": "version", "transformer_cls_names_to_wrap": _WRAPPED}
@@ -177,14 +177,13 @@ class _Followed:
 
     @contextlib.contextmanager
     def _preparing(self) -> Iterator[None]:
-        """The model is wrapped, and the optimizer."""
-        from memcalc.workload import huggingface
+        from memcalc.workload import library_settings
 
         check = self.job.checked()
         with self.job.loading(self.watch):
             yield
         check(self.trainer.model_wrapped)
-        huggingface.follow_engine(self.trainer.accelerator, lambda: self._to(Phase.STEP))
+        library_settings.follow_engine(self.trainer.accelerator, lambda: self._to(Phase.STEP))
         self.job.resume(self.watch)
 
     def _prepare_for_training(self, original: Any, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Memory of a CUDA process outside PyTorch's allocator: its context and loaded kernels.
+"""Memory of a CUDA process outside PyTorch's allocator: its context, loaded kernels and NCCL.
 
 NVIDIA publishes no formula, so the answer is a range out of readings (``catalog.contexts``): those
 of a GPU's own kind where there are enough, else those of all GPUs, which grow about as the number
@@ -7,6 +7,10 @@ of multiprocessors does.
 A few readings show less than the spread there is: the next of three lies between them every other
 time, of n by (n - 1) / (n + 1). So the range reaches as far from the median of its kind as any
 reading of any kind lies from that of the others of its kind.
+
+NCCL allocates the buffers of its channels by itself, for each group of processes that communicates
+(configs/nccl.toml). No reading of all groups of a training run was found, so no figure inside its
+range is the likely one.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from msgspec.structs import replace
 from memcalc.catalog import contexts, gpus
 from memcalc.catalog.contexts import Reading, Stage
 from memcalc.catalog.gpus import Gpu
+from memcalc.files import shipped
+from memcalc.files.artifact import decode
 from memcalc.records.prediction import Span
 from memcalc.units import MIB
 
@@ -202,3 +208,73 @@ def _by_multiprocessors(gpu: Gpu, readings: Sequence[Reading], own: int) -> Span
 
 def _models(readings: Sequence[Reading]) -> int:
     return len({r.gpu for r in readings})
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the things that NCCL holds, in MiB."""
+
+    name: str
+    low: int
+    high: int
+    source: str
+    link: str | None = None
+    """Between which GPUs; ``None``: all."""
+    capability: tuple[int, int] = (0, 0)
+    """From which on."""
+    ranks: int = 2
+    """In a group of at least so many."""
+
+
+class Links(msgspec.Struct, frozen=True):
+    """GPUs that are joined by more than PCI Express."""
+
+    nvlink: tuple[str, ...]
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """configs/nccl.toml."""
+
+    part: tuple[Part, ...]
+    links: Links
+
+
+def nccl_span(gpu: Gpu | None, groups: tuple[int, ...]) -> Span:
+    """Bytes that NCCL holds on one GPU, for groups of so many processes each."""
+    low = high = 0
+    nvlink = table().links.nvlink
+    names: dict[str, None] = {}
+    for ranks in groups:
+        for part in table().part:
+            link = None if gpu is None else "nvlink" if gpu.name in nvlink else "pcie"
+            there = gpu is None or (part.link in (None, link) and gpu.capability >= part.capability)
+            if ranks < max(part.ranks, 2) or not there:
+                continue
+            # Of any GPU it is not known that the part is there.
+            low += part.low * MIB if gpu is not None else 0
+            high += part.high * MIB
+            names[part.name] = None
+    many = "group" if len(groups) == 1 else "groups"
+    return Span(
+        low=low, likely=None, high=high, source=f"NCCL, {len(groups)} {many}: {', '.join(names)}"
+    )
+
+
+@functools.cache
+def table() -> Table:
+    """What is known of NCCL.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    return shipped.read("nccl.toml", lambda data: decode(Table, data))
+
+
+def together(*spans: Span) -> Span:
+    """Several parts as one: ends add up; a part without a likely figure leaves none for the sum."""
+    likely = [span.likely for span in spans if span.likely is not None]
+    return Span(
+        low=sum(span.low for span in spans),
+        likely=sum(likely) if len(likely) == len(spans) else None,
+        high=sum(span.high for span in spans),
+        source="; ".join(span.source for span in spans),
+    )
