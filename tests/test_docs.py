@@ -1,12 +1,11 @@
 """What the docs show is what the program says."""
 
 import importlib.util
-import pathlib
 import runpy
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parent.parent
+from tests.conftest import ROOT
 
 
 def test_the_command_line_reference_is_up_to_date():

@@ -24,8 +24,7 @@ from memcalc.engine.packages import deepspeed, dtensor
 from memcalc.engine.patches import Patches
 from memcalc.engine.recorder import Recorder
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Component, Trace
-from memcalc.records.walk import changes
+from memcalc.records.trace import Component, Trace, changes
 from memcalc.workload import layouts
 from memcalc.workload.job import Program
 

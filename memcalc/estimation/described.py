@@ -7,8 +7,7 @@ from memcalc.estimation.question import Asked
 from memcalc.records.model import DTYPE_BYTES, Inventory, OptimizerState, StateTensor
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Peak, PhasePeak, Prediction, RuleOfThumb
-from memcalc.records.trace import Component, Trace
-from memcalc.records.walk import alive, program_end
+from memcalc.records.trace import Component, Trace, alive, program_end
 from memcalc.registry import Choice
 from memcalc.workload import layouts
 

@@ -16,9 +16,8 @@ from memcalc.estimation.replays import (
 from memcalc.records.model import OptimizerState, Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Part, PhasePeak, Prediction, Span
-from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
-from memcalc.records.walk import components, most_of
-from memcalc.records.walk import highest as highest_events
+from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace, components, most_of
+from memcalc.records.trace import highest as highest_events
 
 _CONVOLVES = ("convolution", "_convolution", "cudnn_convolution")
 """How the names of PyTorch's convolutions begin."""

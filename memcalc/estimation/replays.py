@@ -18,8 +18,7 @@ from memcalc.estimation.fits import Device, device_of, judge
 from memcalc.estimation.question import Asked, asked
 from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, PhasePeak, Prediction
-from memcalc.records.trace import Phase, Reading, Trace
-from memcalc.records.walk import counts
+from memcalc.records.trace import Phase, Reading, Trace, counts
 
 UNLIMITED = 1 << 50
 """Device size without a GPU named: large enough for anything."""

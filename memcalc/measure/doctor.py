@@ -18,7 +18,7 @@ from memcalc.errors import UsageError
 from memcalc.files import cache
 from memcalc.measure.gpu.nvml import Card, Nvml, NvmlError
 from memcalc.measure.gpu.sampler import is_wsl
-from memcalc.records.facts import Fact
+from memcalc.records.measurement import Fact
 from memcalc.units import format_bytes
 from memcalc.version import installed
 

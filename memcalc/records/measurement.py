@@ -235,3 +235,13 @@ def steady_peak(measurement: Measurement, rung: str) -> int | None:
     """The highest level of the steady step on one rung of the allocator, in bytes."""
     levels = [found[rung] for found in steady_peaks(measurement.phases).values() if rung in found]
     return max(levels, default=None)
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing about this machine."""
+
+    name: str
+    value: str
+    well: bool = True
+    """False: something cannot be measured for it."""
+    advice: str = ""

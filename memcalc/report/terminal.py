@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from memcalc import untrusted_text
 from memcalc.advice.explain.timeline import Timeline, thin
-from memcalc.records.facts import Fact
+from memcalc.records.measurement import Fact
 from memcalc.report.rows import stacked
 from memcalc.units import format_bytes
 from memcalc.wrap import fold

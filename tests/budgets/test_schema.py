@@ -1,7 +1,6 @@
 """The JSON Schema that editors use agrees with the reader."""
 
 import json
-import pathlib
 import runpy
 import tomllib
 
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 from memcalc.budgets.read import read
 from memcalc.budgets.records import share_or_size, size
 from memcalc.errors import UsageError
+from tests.conftest import ROOT
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 SCHEMA = json.loads((ROOT / "configs" / "memcalc.schema.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 GOOD = [

@@ -13,8 +13,8 @@ import yaml
 
 from memcalc.budgets.metrics import METRICS
 from memcalc.budgets.read import read
+from tests.conftest import ROOT
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 STEPS = {step["name"]: step for step in ACTION["runs"]["steps"]}
 GH = """#!/bin/sh

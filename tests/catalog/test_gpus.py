@@ -1,6 +1,5 @@
 """The table of GPUs: every entry is sane and is found however people write it."""
 
-import pathlib
 import runpy
 
 import pytest
@@ -11,6 +10,7 @@ from memcalc.catalog.gpus import ARCHITECTURES
 from memcalc.catalog.plan import make, taken_as
 from memcalc.errors import UsageError
 from memcalc.units import MIB, printed_bytes
+from tests.conftest import ROOT
 
 GIB = 1 << 30
 
@@ -197,9 +197,6 @@ def test_a_published_reading_is_kept_to_its_mebibyte():
 )
 def test_several_in_a_box_are_those_that_are_sold_in_one(typed, meant):
     assert gpus.find(make({"model": "gpt2", **typed}).gpu).name == meant
-
-
-ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
 def test_a_reading_is_possible():

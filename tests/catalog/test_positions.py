@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import pathlib
 import runpy
 
 import pytest
@@ -12,6 +11,7 @@ import transformers
 from memcalc.catalog import architectures, audio, models
 from memcalc.catalog.positions import lengths
 from memcalc.estimation.estimate import estimate
+from tests.conftest import ROOT
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 2, "vocab_size": 64, "intermediate_size": 32,
          "num_hidden_layers": 1}  # fmt: skip
@@ -110,7 +110,6 @@ def test_every_bundled_model_has_a_default_that_it_takes():
         assert known.refusal(name, known.default) is None
 
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 BY_DAY = ("whisper", "parakeet_ctc")
 
 

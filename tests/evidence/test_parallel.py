@@ -5,10 +5,14 @@ of accelerate, and of kinds that were recorded before their estimates were looke
 """
 
 import pytest
+from msgspec.structs import replace
 
 import memcalc
+from memcalc.accuracy.compare import peak
 from memcalc.errors import UsageError
+from memcalc.estimation.estimate import answers
 from memcalc.files.artifact import decode
+from memcalc.files.results import load
 from memcalc.records.plan import Plan
 from memcalc.workload import layouts
 from tests.evidence.judged import STANDIN, all_of, runs, sample
@@ -70,3 +74,24 @@ def test_all_ranks_are_equal_in_every_phase_on_every_rung(recording):
 def test_what_a_loop_or_a_layout_is_not_answered_with_is_refused(settings, words):
     with pytest.raises(UsageError, match=words):
         memcalc.estimate("gpt2", devices=2, **settings)
+
+
+(RECORDING,) = (STANDIN.parent / "cpu").glob("ranks-*.json")
+RUNS = load(RECORDING)
+RANKS = [
+    (f"{run.plan.model} {run.plan.parallel} rank {one.plan.rank}", one)
+    for run in RUNS
+    for one in run.ranks
+]
+WITHIN = 0.001
+BY_DAY = "distilbert-base-cased fsdp2 rank 0"
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [pytest.param(*one, marks=[] if one[0] == BY_DAY else pytest.mark.nightly) for one in RANKS],
+)
+def test_the_peak_of_a_recorded_rank_is_met(name, run):
+    (answer,) = answers([replace(run.plan, torch=None)], use_cache=False)
+    found = peak(answer, run.measurement, "requested")
+    assert abs(found.relative) <= WITHIN, found

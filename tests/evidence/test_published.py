@@ -3,14 +3,13 @@
 import json
 import re
 import runpy
-from pathlib import Path
 
 import pytest
 
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import disagreement
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 SOURCES = sorted((ROOT / "evidence" / "published").glob("*.json"))
 NEEDED = {"source", "card", "gpu", "half", "read", "unit", "sure", "plan", "columns", "rows"}
 

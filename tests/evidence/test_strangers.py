@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.conftest import ROOT
+
 PROGRAMS = sorted((ROOT / "benchmarks" / "strangers").glob("[!_]*.py"))
 pytestmark = pytest.mark.nightly
 

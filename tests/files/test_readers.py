@@ -32,9 +32,9 @@ from memcalc.records.prediction import Prediction
 from memcalc.report import accuracy, explained, measured, page, predictions, saved
 from memcalc.report.blocks import markdown, terminal
 from memcalc.workload import tasks
+from tests.conftest import ROOT
 from tests.mutations import mutations, value_of
 
-ROOT = Path(__file__).parents[2]
 SNAPSHOTS = ROOT / "evidence" / "standin" / "allocator" / "snapshots"
 
 

@@ -4,7 +4,6 @@
 """
 
 import os
-import pathlib
 import re
 import runpy
 
@@ -25,8 +24,8 @@ from memcalc.records.trace import Component, Phase
 from memcalc.report import answer, fitted, saved
 from memcalc.report.blocks import Kind, Line, Size, Table, command, markdown, terminal
 from memcalc.units import GIB, MIB, Unit
+from tests.conftest import ROOT
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "make_goldens.py"))
 WIDTHS = SCRIPT["WIDTHS"]
 ANSWERS = ROOT / "tests" / "data" / "answers"

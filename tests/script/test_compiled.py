@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,10 @@ from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation.validate import check
 from memcalc.records.trace import Component
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.pinned
 
-ROOT = Path(__file__).parents[2]
 TUNED = """
     import os
     os.environ["TRITON_CACHE_DIR"] = "users"

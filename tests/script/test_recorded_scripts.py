@@ -2,13 +2,12 @@
 
 import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
 from memcalc.script.simulate import plan_of, simulate
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[2]
 RECORDED = json.loads((ROOT / "evidence/standin/scripts-torch2.14-cc90.json").read_text())
 ALWAYS = (
     "amp_scaler",

@@ -1,9 +1,12 @@
 """What the loops declare, and what of it shows in a run."""
 
+import json
+
 import pytest
 
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
+from memcalc.estimation.estimate import Tracer
 from memcalc.records.fields import FIELDS
 from memcalc.workload import loops
 
@@ -42,3 +45,20 @@ def test_only_the_trainer_clips_by_itself():
         "trainer": 1.0,
     }
     assert loops.find("trainer").clip_to(plan(loop="trainer", max_grad_norm=0.5)) == 0.5
+
+
+TINY = {
+    "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 99,
+    "pad_token_id": 1, "eos_token_id": 2, "is_encoder_decoder": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "head"), [("bart", "Bart"), ("mbart", "MBart")])
+def test_texts_that_an_encoder_decoder_classifies_end_and_are_no_padding(tmp_path, kind, head):
+    architecture = f"{head}ForSequenceClassification"
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**TINY, "model_type": kind, "architectures": [architecture]}))
+    with Tracer() as tracer:
+        traced = tracer.trace(make({"model": str(config), "batch": 2, "seq": 16}))
+    assert traced.prediction.peak.allocated > 0

@@ -1,12 +1,21 @@
 """Models are built wholly on the device that they are asked for."""
 
 import json
+import pathlib
+from functools import partial
 
+import pytest
 import torch
+from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2LMHeadModel
 
+import memcalc
 from memcalc.catalog import models
-from memcalc.workload import tasks
+from memcalc.catalog.plan import make
+from memcalc.engine.program import parameters_on_meta
+from memcalc.estimation.estimate import answers
+from memcalc.workload import layerdrop, tasks
 from memcalc.workload.model import build
+from memcalc.workload.prepare import checkpoint
 
 SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
 
@@ -23,3 +32,115 @@ def test_parameters_that_no_default_device_moves_are_taken_along(tmp_path):
     real = build(source, tasks.choose(source, "ctc"))
     assert not any(parameter.is_meta for parameter in real.parameters())
     assert len(list(real.parameters())) == len(list(model.parameters()))
+
+
+@pytest.fixture(scope="module")
+def found(small_model, once):
+    def ask(precision):
+        return memcalc.estimate(
+            small_model, precision=precision, loop="trainer", batch=2, seq=64, gpu="4090"
+        )
+
+    with once("half weights"):
+        return {name: ask(name) for name in ("bf16", "bf16+amp", "amp-bf16", "fp16")}
+
+
+def test_bf16_weights_under_autocast_are_half_as_large_and_compute_in_fp32_where_autocast_does(
+    found,
+):
+    plain, mixed, whole = (found[name].components for name in ("bf16", "bf16+amp", "amp-bf16"))
+    assert mixed["weights"] == plain["weights"] == whole["weights"] // 2
+    assert found["bf16+amp"].peak.requested > found["bf16"].peak.requested
+
+
+def test_the_trainers_own_fp16_is_told_apart_from_weights_in_fp16(found):
+    said = " ".join(found["fp16"].assumptions)
+    assert "the Trainer's fp16=True is --precision amp-fp16" in said
+    assert "the Trainer's" not in " ".join(found["bf16+amp"].assumptions)
+
+
+BART = {
+    "model_type": "bart",
+    "vocab_size": 100,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+}
+
+
+def test_no_layer_is_left_out_inside_and_shares_are_what_they_were_outside():
+    with torch.device("meta"):
+        model = BartForConditionalGeneration(BartConfig(**BART, encoder_layerdrop=0.9))
+    encoder = model.get_encoder()
+    with layerdrop.off(model):
+        assert encoder.layerdrop == encoder.config.encoder_layerdrop == 0
+        assert not list(layerdrop.said(model))
+    assert encoder.layerdrop == encoder.config.encoder_layerdrop == 0.9
+    assert list(layerdrop.said(model)) == ["no layer is dropped at random (layerdrop 0.9)"]
+
+
+def test_an_estimate_has_all_layers_and_says_so(tmp_path):
+    plans = []
+    for share in (0.0, 1.0):
+        path = tmp_path / f"{share}.json"
+        told = {"encoder_layerdrop": share, "decoder_layerdrop": share}
+        path.write_text(json.dumps({**BART, **told}))
+        plans.append(make({"model": str(path), "seq": 16}))
+    none, all_of_them = answers(plans, use_cache=False)
+    assert none.peak == all_of_them.peak
+    assert not [text for text in none.assumptions if "at random" in text]
+    assert "no layer is dropped at random (layerdrop 1)" in all_of_them.assumptions
+
+
+def test_adapters_under_reentrant_checkpointing_get_gradients():
+    config = GPT2Config(n_embd=8, n_layer=2, n_head=2, n_positions=8, vocab_size=16)
+    model = GPT2LMHeadModel(config).train()
+    model.requires_grad_(False)
+    model.transformer.h[0].mlp.c_fc.weight.requires_grad_(True)
+    # transformers 4 enables it so by itself.
+    enable = model.gradient_checkpointing_enable
+    model.gradient_checkpointing_enable = partial(enable, {"use_reentrant": True})
+    checkpoint(model, make({"model": "gpt2", "checkpointing": True, "lora": "r=2"}))
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    model(tokens, labels=tokens).loss.backward()
+    assert model.transformer.h[0].mlp.c_fc.weight.grad is not None
+
+
+class Experts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        with torch.device("cpu"):
+            self.up = torch.nn.Parameter(torch.empty(1 << 20, 1 << 22))
+            self.down = torch.nn.Parameter(torch.zeros((1 << 22, 1 << 20)))
+        self.router = torch.nn.Linear(8, 1 << 40)
+        self.register_buffer("scale", torch.arange(4.0))
+
+
+def test_parameters_that_no_host_can_hold_are_built_and_buffers_keep_their_values():
+    with parameters_on_meta():
+        model = Experts()
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert sum(p.nbytes for p in model.parameters()) > 1 << 45
+    assert model.scale.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_model_of_many_parameters_leaves_no_heap_behind_that_a_fork_would_be_refused_for():
+    def heap():
+        return next(
+            int(end, 16) - int(begin, 16)
+            for line in pathlib.Path("/proc/self/maps").read_text().splitlines()
+            if line.endswith("[heap]")
+            for begin, end in [line.split()[0].split("-")]
+        )
+
+    before, small = heap(), []
+    with parameters_on_meta():
+        for _ in range(200):
+            torch.nn.Linear(2048, 2048)
+            # Settles where a parameter was, so that the next one would lie behind it.
+            small.append(torch.zeros(300))
+    assert heap() - before < 200 << 20

@@ -9,8 +9,7 @@ import msgspec
 from memcalc.advice.explain import layers
 from memcalc.advice.explain.records import Group, PeakContents
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Component, Phase, Trace
-from memcalc.records.walk import alive, highest, walk
+from memcalc.records.trace import Component, Phase, Trace, alive, highest, walk
 
 
 class Death(msgspec.Struct, frozen=True, kw_only=True):

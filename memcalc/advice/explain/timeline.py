@@ -20,8 +20,7 @@ from memcalc.estimation.estimate import Traced
 from memcalc.estimation.question import version_of
 from memcalc.estimation.replays import UNLIMITED, as_it_ran
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Component, Phase, Storage, Trace
-from memcalc.records.walk import program_end
+from memcalc.records.trace import Component, Phase, Storage, Trace, program_end
 from memcalc.units import signed_bytes
 
 

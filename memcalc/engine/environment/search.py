@@ -13,7 +13,7 @@ import msgspec
 from memcalc.engine.environment import installed, layers, release
 from memcalc.engine.environment.release import Release
 from memcalc.errors import EstimateError
-from memcalc.records.facts import Fact
+from memcalc.records.measurement import Fact
 
 if TYPE_CHECKING:
     from memcalc.engine.environment.layers import Layer

@@ -12,9 +12,8 @@ from memcalc.errors import EstimateError, SettingError
 from memcalc.records.model import DTYPE_BYTES
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Layers
-from memcalc.records.trace import Component, Phase, Trace
+from memcalc.records.trace import Component, Phase, Trace, walk
 from memcalc.records.values import checked
-from memcalc.records.walk import walk
 
 SHARE = Annotated[float, Meta(ge=0.01, le=1, title="a share from 0.01 to 1")]
 COUNT = Annotated[int, Meta(ge=1, le=1 << 53, title="a whole number from 1")]

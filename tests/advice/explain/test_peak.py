@@ -21,8 +21,16 @@ from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.replays import as_it_ran
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Component, Mark, Phase, Storage, Trace
-from memcalc.records.walk import components, highest, program_end
+from memcalc.records.trace import (
+    Component,
+    Mark,
+    Phase,
+    Storage,
+    Trace,
+    components,
+    highest,
+    program_end,
+)
 from memcalc.report import explained
 from memcalc.report.blocks import terminal
 
