@@ -14,42 +14,47 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from memcalc.engine import source_lines
-from memcalc.engine.host_view import (
+from memcalc.engine import following, source_lines
+from memcalc.engine.followed_operators import (
     CALLED_WITH_OUT,
     COMPARES,
-    FLOATS,
     MOVES,
     PLACES,
     PUTS,
     RESULTS,
-    WHOLES,
     WITH_COUNTS,
     draws,
-    fits,
     is_composed,
+    read_by,
+    written,
+)
+from memcalc.engine.following import COUNTS, VALUES, key
+from memcalc.engine.host_view import (
+    FLOATS,
+    WHOLES,
+    fits,
     is_plain,
     on_host,
+    one_thread,
     over,
-    read_by,
     span,
     tensors_in,
-    written,
 )
 from memcalc.engine.patches import Patches
 from memcalc.engine.stub import load as stub
 
 _aten: Any = torch.ops.aten
 _C: Any = torch._C
-_HELD = 1 << 20
-"""Elements of the largest tensor of fractions that is worked out where some of its are known."""
+_HELD, _MOVED = 1 << 16, 1 << 20
+"""Elements of the largest tensors of fractions that are worked out where some of theirs are known:
+any, and those that are only laid anew or counted."""
+_DRAWN = 1 << 16
+"""Elements of the largest tensor of fractions that is drawn where a mask may come of it."""
 _COMPARED = 1 << 22
 """Elements of the largest tensor of fractions that a comparison looks at."""
 RULE = (
@@ -59,9 +64,6 @@ RULE = (
 ZEROS = "reads such as `.item()` at {} return 0 here (this rarely changes memory)"
 _SHOWN = 6
 """Lines of a script that are named."""
-
-_VALUES, _COUNTS = "Fake", "TESTING_ONLY_GenericMode"
-"""Dispatch keys: of operators that are followed outside of backward, and always."""
 
 
 class Values:
@@ -84,42 +86,33 @@ class Values:
         self._answer.argtypes, self._answer.restype = [ctypes.c_size_t, ctypes.c_longlong], None
         self._when_unknown = driver.memcalc_stub_when_unknown
         self._noting = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self._note)
-        self._keys = _C.DispatchKeySet(_key(_VALUES)) | _C.DispatchKeySet(_key(_COUNTS))
+        self._keys = _C.DispatchKeySet(key(VALUES)) | _C.DispatchKeySet(key(COUNTS))
 
     def install(self, patches: Patches) -> None:
         """Follow from now on, in this thread and in those that the program starts."""
         if not stub.maps():
             self._say(ZEROS.format("every line"))
             return
-        for key, names in ((_VALUES, RESULTS), (_COUNTS, WITH_COUNTS)):
+        for at, names in ((VALUES, RESULTS), (COUNTS, WITH_COUNTS)):
             through = torch.library.Library("_", "IMPL")
             # Library.fallback is there since PyTorch 2.5.
             assert through.m is not None
-            through.m.fallback_fallthrough(key)
+            through.m.fallback_fallthrough(at)
             self._libraries.append(through)
-            self._implement(key, names)
+            self._implement(at, names)
         # Operators such as flex_attention have Python kernels, and ask for one of the first key.
         patches.wrap(torch._ops, "_compute_keyset", self._without_ours)
-        follow(True)
         self._when_unknown(self._noting)
         patches.also(self._end)
 
-        def begin(original: Any, thread: threading.Thread) -> None:
-            follow(True)
-            original(thread)
-
-        patches.wrap(threading.Thread, "_bootstrap_inner", begin)
-        patches.wrap(torch.autograd.graph, "_engine_run_backward", _backward, (torch.autograd,))
-        patches.wrap(torch.autograd.function.BackwardCFunction, "apply", _program_in_backward)
-        patches.when_imported("torch.utils.checkpoint", lambda module: _recomputed(patches, module))
+        following.install(patches)
 
     def _without_ours(self, original: Any, args: Any, kwargs: Any, keys: Any) -> Any:
         return original(args, kwargs, keys - self._keys)
 
     def stop(self) -> None:
         """Follow no more in this thread: Python's exit has taken the operators' code away."""
-        _C._dispatch_tls_set_dispatch_key_included(_key(_VALUES), False)
-        _C._dispatch_tls_set_dispatch_key_included(_key(_COUNTS), False)
+        following.stop()
         self._when_unknown(None)
 
     def _end(self) -> None:
@@ -131,7 +124,7 @@ class Values:
             more = len(self.unknown) - len(shown)
             self._say(ZEROS.format(", ".join([*shown, *([f"{more} more"] if more else [])])))
 
-    def _implement(self, key: str, names: Sequence[str]) -> None:
+    def _implement(self, at: str, names: Sequence[str]) -> None:
         library = torch.library.Library("aten", "IMPL")
         self._libraries.append(library)
         known = set(_C._dispatch_get_all_op_names())
@@ -145,10 +138,10 @@ class Values:
                     writes_out = "out" in overload.split("_") and base not in CALLED_WITH_OUT
                     if op.name() not in known or writes_out or is_composed(op):
                         continue
-                    made = self._counted if key == _COUNTS else self._worked_out
-                    library.impl(op.name().split("::")[1], made(op, base), key)
-        if key == _COUNTS:
-            library.impl("equal", self._equal, key)
+                    made = self._counted if at == COUNTS else self._worked_out
+                    library.impl(op.name().split("::")[1], made(op, base), at)
+        if at == COUNTS:
+            library.impl("equal", self._equal, at)
 
     # ---- operators
 
@@ -157,9 +150,14 @@ class Values:
         keys, guard = self._keys, _C._ExcludeDispatchKeyGuard
         compares, puts = base in COMPARES, base in PUTS or base in PLACES
         most = _COMPARED if compares else 1 if base.startswith("_foreach") else FLOATS
+        if base == "uniform_":
+            most = _DRAWN
         writes = written(op)
         drawn = draws(op)
         transfers, moves = base in ("_to_copy", "copy_"), base in MOVES
+        held = _MOVED if transfers or moves or base == "sum" else _HELD
+        # Nobody decides by a weight that was updated.
+        updates = bool(writes) and not (puts or transfers)
 
         def called(*args: Any, **kwargs: Any) -> Any:
             with guard(keys):
@@ -172,8 +170,8 @@ class Values:
                     and first.is_floating_point()
                     and first.numel() > most
                 ):
-                    limit = WHOLES if puts else _HELD
-                    if first.numel() > limit or not (puts or self._knows(first)):
+                    limit = WHOLES if puts else held
+                    if updates or first.numel() > limit or not (puts or self.knows(first)):
                         return op(*args, **kwargs)  # Most calls of a training.
                 else:
                     limit = most
@@ -197,7 +195,8 @@ class Values:
                 tensors = [args[0]._indices()] if sparse else list(tensors_in((args, kwargs)))
                 if not any(one.is_cuda for one in tensors) or not is_plain(tensors):
                     return op(*args, **kwargs)
-                made, numbers = read_by(op, base, args, kwargs, self._knows)
+                with one_thread():
+                    made, numbers = read_by(op, base, args, kwargs, self.knows)
                 for size, number in numbers:
                     self._answer(size, number)
                 try:
@@ -206,7 +205,7 @@ class Values:
                     self._answer(0, 0)
                 if made is not None:
                     self._put(out, made)
-                else:
+                elif base != "index" or self.knows(args[0]):
                     limit = WHOLES if "put" in base else _HELD
                     self._work_out(op, args, kwargs, out, writes, limit, None)
                 return out
@@ -233,7 +232,7 @@ class Values:
             return
         if torch.cuda.is_current_stream_capturing():
             return
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), one_thread():
             host_args, host_kwargs = on_host(args), on_host(kwargs)
             host_kwargs.pop("pin_memory", None)
             if draws is None:
@@ -311,7 +310,7 @@ class Values:
                 return True
             return bool(torch.equal(over(one), over(other)))
 
-    def _knows(self, tensor: torch.Tensor) -> bool:
+    def knows(self, tensor: torch.Tensor) -> bool:
         """Something was put there."""
         if not tensor.is_cuda or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return False
@@ -322,11 +321,11 @@ class Values:
     def _knows_some(self, tensors: Any) -> bool:
         if isinstance(tensors, torch.Tensor):
             tensors = (tensors,)
-        return any(not one.is_cuda or self._knows(one) for one in tensors)
+        return any(not one.is_cuda or self.knows(one) for one in tensors)
 
     def _note(self, address: int) -> None:
         """Something is read that is not known, unless it was laid anew on its way to the host."""
-        if self._source is None or not self._knows(self._source):
+        if self._source is None or not self.knows(self._source):
             self.unknown[source_lines.line() or "PyTorch's own code"] = None
 
     def know(self, tensor: torch.Tensor, value: Any) -> None:
@@ -351,42 +350,3 @@ class Values:
             seed = torch.cuda.default_generators[index].initial_seed()
             self._generators[index] = torch.Generator().manual_seed(seed)
         return self._generators[index]
-
-
-def follow(wanted: bool) -> None:
-    """Follow operators in this thread, or only those that read how large their result is."""
-    _C._dispatch_tls_set_dispatch_key_included(_key(_COUNTS), True)
-    _C._dispatch_tls_set_dispatch_key_included(_key(_VALUES), wanted)
-
-
-def _backward(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Threads of the engine follow as much as the one that calls it."""
-    follow(False)
-    try:
-        return original(*args, **kwargs)
-    finally:
-        follow(True)
-
-
-def _program_in_backward(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Python code of the program that autograd calls decides by values as any other does."""
-    before = _C._dispatch_tls_is_dispatch_key_included(_key(_VALUES))
-    follow(True)
-    try:
-        return original(*args, **kwargs)
-    finally:
-        follow(before)
-
-
-def _recomputed(patches: Patches, checkpoint: Any) -> None:
-    """A forward that is run again decides as it did before."""
-
-    def made(original: Any, frame: Any, run_again: Any, *args: Any, **kwargs: Any) -> None:
-        original(frame, functools.partial(_program_in_backward, run_again), *args, **kwargs)
-
-    patches.wrap(checkpoint._CheckpointFrame, "__init__", made)
-
-
-@functools.cache
-def _key(name: str) -> Any:
-    return _C._parse_dispatch_key(name)

@@ -22,7 +22,14 @@ from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.session import Session
 from memcalc.script import large_weights, saving
 from memcalc.script.command import commands
-from memcalc.script.packages import accelerate, deepspeed, diffusers, saved_models, transformers
+from memcalc.script.packages import (
+    accelerate,
+    deepspeed,
+    diffusers,
+    saved_models,
+    torchvision,
+    transformers,
+)
 from memcalc.script.records import Request
 
 
@@ -60,6 +67,7 @@ def program(request: Request, session: Session) -> Iterator[Iterable[str]]:
     saved_models.install(patches, say, files.overlay)
     accelerate.install(patches)
     deepspeed.install(patches, session)
+    torchvision.install(patches, session.values, say)
     if not request.weights:
         transformers.install(patches, say)
         diffusers.install(patches, say)

@@ -164,7 +164,7 @@ def test_code_that_runs_inside_backward_decides_by_the_same_values(run):
     )
 
 
-def test_batches_of_the_host_are_known_after_they_are_padded_and_laid_anew(run):
+def test_batches_are_known_after_they_are_laid_anew_and_masks_are_drawn(run):
     assert (
         run(
             """
@@ -175,6 +175,8 @@ def test_batches_of_the_host_are_known_after_they_are_padded_and_laid_anew(run):
         windows = padded.unfold(-1, 60, 1).permute(0, 2, 3, 1).flatten(0, 1)[:, :48, 1]
         assert (windows[:2000].sum(1) >= 1).all()
         assert torch.ones(5000, device="cuda")[4999].item() == 1
+        chosen = torch.rand(8, 512, device="cuda") < 0.15
+        assert 400 < torch.randn(8, 512, 64, device="cuda")[chosen].shape[0] < 800
         """
         ).ending.code
         == 0

@@ -1,0 +1,75 @@
+"""Which code of a program is followed for the values that it reads back: each thread by itself."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import torch
+
+from memcalc.engine.patches import Patches
+
+_C: Any = torch._C
+VALUES, COUNTS = "Fake", "TESTING_ONLY_GenericMode"
+"""Dispatch keys: of operators that are followed outside of backward, and always."""
+
+
+def install(patches: Patches) -> None:
+    """Follow this thread and those that the program starts; in backward, its Python code."""
+    follow(True)
+
+    def begin(original: Any, thread: threading.Thread) -> None:
+        follow(True)
+        original(thread)
+
+    patches.wrap(threading.Thread, "_bootstrap_inner", begin)
+    patches.wrap(torch.autograd.graph, "_engine_run_backward", _backward, (torch.autograd,))
+    patches.wrap(torch.autograd.function.BackwardCFunction, "apply", _program_in_backward)
+    patches.when_imported("torch.utils.checkpoint", lambda module: _recomputed(patches, module))
+
+
+@functools.cache
+def key(name: str) -> Any:
+    """A dispatch key of PyTorch's."""
+    return _C._parse_dispatch_key(name)
+
+
+def follow(wanted: bool) -> None:
+    """Follow operators in this thread, or only those that read how large their result is."""
+    _C._dispatch_tls_set_dispatch_key_included(key(COUNTS), True)
+    _C._dispatch_tls_set_dispatch_key_included(key(VALUES), wanted)
+
+
+def stop() -> None:
+    """Follow no operator in this thread."""
+    for name in (VALUES, COUNTS):
+        _C._dispatch_tls_set_dispatch_key_included(key(name), False)
+
+
+def _backward(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Threads of the engine follow as much as the one that calls it."""
+    follow(False)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        follow(True)
+
+
+def _program_in_backward(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Python code of the program that autograd calls decides by values as any other does."""
+    before = _C._dispatch_tls_is_dispatch_key_included(key(VALUES))
+    follow(True)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        follow(before)
+
+
+def _recomputed(patches: Patches, checkpoint: Any) -> None:
+    """A forward that is run again decides as it did before."""
+
+    def made(original: Any, frame: Any, run_again: Any, *args: Any, **kwargs: Any) -> None:
+        original(frame, functools.partial(_program_in_backward, run_again), *args, **kwargs)
+
+    patches.wrap(checkpoint._CheckpointFrame, "__init__", made)

@@ -1,0 +1,72 @@
+"""torchvision's detectors: boxes that a network proposes are not known, and decide how many go on.
+
+A trained network proposes as many as it may, and enough of these match an object. Read in
+torchvision 0.29 (models/detection/rpn.py and roi_heads.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from memcalc.engine.host_view import on_host
+from memcalc.engine.patches import Patches
+from memcalc.engine.values import Values
+
+MOST = (
+    "torchvision's detectors are assumed to keep as many proposals as they may, and as many of "
+    "these to match an object"
+)
+
+
+def install(patches: Patches, values: Values, say: Callable[[str], None]) -> None:
+    """Act when torchvision is imported.
+
+    Args:
+        patches: what is changed.
+        values: asked whether boxes are known.
+        say: told what is assumed.
+    """
+
+    def kept(original: Any, boxes: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = original(boxes, *args, **kwargs)
+        if not boxes.is_cuda:
+            return out
+        if values.knows(boxes):
+            out = original(*on_host((boxes, *args)), **on_host(kwargs))
+            return out.to(boxes.device)
+        say(MOST)
+        return torch.arange(len(boxes), device=boxes.device)
+
+    def boxes(module: ModuleType) -> None:
+        for name in ("nms", "remove_small_boxes"):
+            patches.wrap(module, name, kept)
+
+    def proposals(module: ModuleType) -> None:
+        patches.wrap(module.RegionProposalNetwork, "filter_proposals", _proposed)
+
+    def heads(module: ModuleType) -> None:
+        patches.wrap(module.RoIHeads, "assign_targets_to_proposals", _matched)
+
+    patches.when_imported("torchvision.ops.boxes", boxes)
+    patches.when_imported("torchvision.models.detection.rpn", proposals)
+    patches.when_imported("torchvision.models.detection.roi_heads", heads)
+
+
+def _proposed(original: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
+    with Patches() as inside:
+        inside.set(network, "score_thresh", 0.0)
+        return original(network, *args, **kwargs)
+
+
+def _matched(original: Any, heads: Any, proposals: Any, boxes: Any, classes: Any) -> Any:
+    found, labels = original(heads, proposals, boxes, classes)
+    sampler = heads.fg_bg_sampler
+    most = int(sampler.batch_size_per_image * sampler.positive_fraction)
+    for label, of_objects in zip(labels, classes, strict=True):
+        if len(of_objects) and label.is_cuda:
+            label[:most] = of_objects[0]
+    return found, labels
