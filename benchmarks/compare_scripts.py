@@ -3,8 +3,6 @@
 Usage: compare_scripts.py FILE [NAME ...]
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Usage: compiled_programs.py -o FILE [NAME ...]; all without names. Peaks that FI
 stay. The program of a name also runs by itself, as on a GPU: compiled_programs.py --run NAME.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

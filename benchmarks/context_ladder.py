@@ -4,8 +4,6 @@ Usage: context_ladder.py FILE. Each rung is done once, in this order, and what h
 printed; the first is the bare context. Set CUDA_MODULE_LOADING=EAGER for the other ladder.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -16,8 +16,6 @@ readings of each source, evenly spread. A package that a source ``needs`` in a c
 installed alone into ``MEMCALC_CACHE/needs``; one without a release must be installed here.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -229,7 +227,7 @@ def answered(
     runs = [f"{plan.command} {words[end]}" for end in ("least", "most") if end in words]
     ends = [of_script(replace(plan, command=command)) for command in runs]
     found = environment.find(plan.torch, plan.transformers)
-    ran = Ran(torch=found.torch, transformers=found.transformers)
+    ran = Ran(torch=found.torch, transformers=answer.versions.get("transformers"))
     # A run that has no room at a limit says nothing.
     return answer, [one for one in ends if isinstance(one, Prediction)], ran
 

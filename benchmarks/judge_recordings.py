@@ -6,8 +6,6 @@ A run is equal when PyTorch's counters had the same highest levels in each phase
 holds an unpacked PyTorch, as pip install --target makes it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -10,8 +10,6 @@ whose package is missing fails alone. Nothing is estimated there: with --compare
 GPU, what was recorded is held against the estimates.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -88,7 +86,7 @@ _REHEARSED = """
 import os
 from memcalc.catalog import gpus
 from memcalc.engine import driver, simulated_gpu
-from memcalc.catalog.capabilities import Target
+from memcalc.catalog.gpus import Target
 card = gpus.find("H100 SXM")
 target = Target(capability=(9, 0), multiprocessors=132, torch=(2, 11))
 os.environ.update(simulated_gpu.settings(card, target, room=card.memory))

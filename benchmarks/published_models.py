@@ -4,8 +4,6 @@ A plan names them as ``published_models:NAME``, with this folder on ``PYTHONPATH
 package that memcalc does not: torchvision, timm, ultralytics, yolov5.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -11,8 +11,6 @@ values are zeros is recorded with those known that it put on the GPU, by the rul
 compare_scripts.py holds such a file against what is simulated.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@ process behind, and says no more than a sentence of its own, nothing is printed.
 the number of those that did not.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

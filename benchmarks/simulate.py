@@ -3,8 +3,6 @@
 Usage: simulate.py. Times are of the processor, so other programs disturb less.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

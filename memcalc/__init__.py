@@ -1,7 +1,5 @@
 """memcalc: what training a model costs in GPU memory, before you rent the GPU."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

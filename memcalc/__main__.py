@@ -1,7 +1,5 @@
 """``python -m memcalc`` and the ``memcalc`` command: the outermost handler of errors."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

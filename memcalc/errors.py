@@ -1,7 +1,5 @@
 """The tree of user errors, each with its exit code."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import os
@@ -28,12 +26,7 @@ class SettingError(UsageError):
     """One setting of a plan is not understood."""
 
     def __init__(self, setting: str, message: str) -> None:
-        """Say what is wrong.
-
-        Args:
-            setting: the field of ``Plan``.
-            message: one sentence that says what to type instead.
-        """
+        """Say what is wrong with a field of ``Plan``, and what to type instead, in one sentence."""
         super().__init__(message)
         self.setting = setting
 
@@ -67,14 +60,7 @@ class MeasureTimeoutError(MeasureError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageError:
-    """Build the error for an unknown name, with the closest known ones.
-
-    Args:
-        kind: what was named, in the singular: ``model``, ``optimizer``.
-        name: what the user typed.
-        known: all names that would have worked.
-        hint: what to type to see them all.
-    """
+    """Build the error for an unknown name, with the closest known ones."""
     names = list(known)
     close = meant(name, names)
     if not close:
@@ -91,11 +77,6 @@ def meant(name: str, known: Iterable[str], *, whole: bool = False) -> list[str]:
     """Names that have all words and numbers of this one, whatever stands between; nearest first.
 
     ``adam8`` has those of ``adam8bit``, ``mistral 7b`` those of ``Mistral-7B-v0.1``.
-
-    Args:
-        name: what was typed.
-        known: all names there are.
-        whole: words must be whole and one behind the other; else they may be beginnings.
     """
     typed = _words(name)
     by_name = {one: _words(one if "/" in name else one.rpartition("/")[2]) for one in known}

@@ -3,8 +3,6 @@
 Only child processes load it: their code may print, exit or never return.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

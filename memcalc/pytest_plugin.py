@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import pytest
@@ -41,18 +41,6 @@ class TestBudget(msgspec.Struct, frozen=True, kw_only=True):
     metric: str
     gpu: str | None = None
     """Simulated; ``None``: the test runs where it is."""
-
-
-class Watch(Protocol):
-    """Watches one device while a test runs."""
-
-    def begin(self) -> None:
-        """From here on."""
-        ...
-
-    def end(self) -> int:
-        """Bytes of the peak above the beginning."""
-        ...
 
 
 _BUDGET = pytest.StashKey[TestBudget]()
@@ -94,7 +82,9 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if budget is None or budget.gpu is not None:
         yield
         return
-    watch = _watch(budget)
+    from memcalc.measure.recording.readings import CpuWatch, CudaWatch
+
+    watch = CudaWatch(budget.metric) if budget.device == "cuda" else CpuWatch()
     gc.collect()
     try:
         watch.begin()
@@ -223,9 +213,3 @@ def _gpu(keywords: Mapping[str, Any]) -> str | None:
     from memcalc.catalog import gpus
 
     return gpus.find(wanted).name
-
-
-def _watch(budget: TestBudget) -> Watch:
-    from memcalc.measure.recording.readings import CpuWatch, CudaWatch
-
-    return CudaWatch(budget.metric) if budget.device == "cuda" else CpuWatch()

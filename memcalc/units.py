@@ -1,7 +1,5 @@
 """Formats and parses byte counts; the only place that knows KiB from kB."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -5,8 +5,6 @@ reader sees that it was there; what it would obey is written so that it is only 
 escaped by its template and XML by its writer, both of them after ``line``.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Sequence
@@ -44,13 +42,7 @@ def markdown(text: str) -> str:
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> str:
-    """A table of Markdown; its cells are Markdown already.
-
-    Args:
-        head: of the columns.
-        rows: cells.
-        words: columns of text; all others hold figures.
-    """
+    """A table of Markdown cells; columns that are not of words hold figures."""
     rule = ("---" if at in words else "---:" for at in range(len(head)))
     return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *rows))
 

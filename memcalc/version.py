@@ -1,7 +1,5 @@
 """Versions: memcalc's own, and those of packages here."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re
@@ -29,7 +27,11 @@ def installed(package: str) -> str | None:
     wanted = _normal(package)
     for names in map(_described, sys.path):
         if wanted in names:
-            return names[wanted] or _asked(package)
+            if names[wanted]:
+                return names[wanted]
+            from importlib.metadata import version
+
+            return version(package)
     return None
 
 
@@ -47,15 +49,6 @@ def _described(folder: str) -> dict[str, str]:
             name = match["name"] if match else entry.partition(".")[0]
             found.setdefault(_normal(name), match["version"] if match else "")
     return found
-
-
-def _asked(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _normal(name: str) -> str:

@@ -1,7 +1,5 @@
 """Lines that are too long, over as many as a terminal needs; no figure is parted from its unit."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 
@@ -21,12 +19,6 @@ def untied(text: str) -> str:
 
 
 def fold(text: str, width: int, hang: int = 0) -> list[str]:
-    """Break a text between words.
-
-    Args:
-        text: one line; the spaces it begins with are kept.
-        width: columns; a word that is longer is broken.
-        hang: spaces before each line after the first.
-    """
+    """Break a text between words, lines after the first behind so many spaces."""
     lines = textwrap.wrap(tied(text), width, subsequent_indent=" " * hang, break_on_hyphens=False)
     return [untied(line) for line in lines]

@@ -9,7 +9,7 @@ import msgspec
 
 from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER
 from memcalc.budgets.read import DEFAULT_BASELINE
-from memcalc.budgets.sizes import LONGEST, PERCENT
+from memcalc.budgets.records import LONGEST, PERCENT
 from memcalc.records.fields import FIELDS, Field
 from memcalc.records.plan import Method
 from memcalc.records.prediction import RUNGS

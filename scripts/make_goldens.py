@@ -17,11 +17,12 @@ from unittest.mock import patch
 
 from memcalc.__main__ import run
 from memcalc.budgets import starter
+from memcalc.budgets.records import Detected
 from memcalc.files import artifact
 from memcalc.files.results import load, predictions
 from memcalc.measure.doctor import Fact
 from memcalc.measure.watched_command import CommandResult
-from memcalc.report import doctor, measured
+from memcalc.report import measured, terminal
 
 ROOT = pathlib.Path(__file__).parent.parent
 FOLDER = ROOT / "tests" / "data" / "answers"
@@ -81,7 +82,7 @@ def shown(name: str, width: int) -> str:
 def _made(name: str, width: int) -> str:
     if name == "doctor":
         facts = artifact.decode(list[Fact], json.loads((FOLDER / "doctor.json").read_text()))
-        return doctor.render(facts, width)
+        return terminal.facts_text(facts, width)
     if name == "command":
         (run,) = load(FOLDER / "command.json")
         gpus = (run.measurement.gpu,) if run.measurement.gpu is not None else ()
@@ -89,15 +90,9 @@ def _made(name: str, width: int) -> str:
         return measured.render(found, width)
     path = FOLDER / "fits.json"
     (prediction,) = predictions(artifact.read(path), path)
-    return starter.text(
-        starter.Starter(
-            prediction=prediction,
-            margin=Fraction(5),
-            name="gpt2",
-            source="train.py",
-            unread=("warmup_ratio, weight_decay and lr_scheduler_type do not change memory",),
-        )
-    )
+    note = "warmup_ratio, weight_decay and lr_scheduler_type do not change memory"
+    configured = Detected(file="train.py", kind="TrainingArguments", unread=(note,))
+    return starter.text(prediction, "gpt2", Fraction(5), configured)
 
 
 def golden(name: str, width: int) -> pathlib.Path:

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from memcalc.advice.explain.explain import explain
-from memcalc.advice.remedies.goals import needed
-from memcalc.advice.remedies.records import figures
+from memcalc.advice.remedies.records import figures, needed
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.estimation.estimate import Tracer

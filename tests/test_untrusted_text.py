@@ -15,15 +15,13 @@ from markdown_it import MarkdownIt
 from msgspec.structs import replace
 
 from memcalc import untrusted_text
-from memcalc.advice.explain.explain import explain
-from memcalc.advice.explain.sections import Chapter
+from memcalc.advice.explain.explain import Chapter, explain
 from memcalc.advice.remedies.records import Option, Remedy, Search, Trial
 from memcalc.budgets.formats import writers
 from memcalc.budgets.records import Amount, Budget, Report, Rule, Status, Verdict, Where
 from memcalc.files.results import Run
 from memcalc.records.measurement import Measurement
 from memcalc.report import checked, explained, measured, page, plots, predictions, saved
-from memcalc.report import csv as as_csv
 from memcalc.report.blocks import markdown, terminal
 from memcalc.report.page import Document
 
@@ -201,7 +199,7 @@ def _texts(traced, base, text):
     ):
         yield "terminal", terminal(blocks, width=60)
         yield "markdown", markdown(blocks)
-    yield "csv", as_csv.render([prediction])
+    yield "csv", predictions.as_csv([prediction])
     yield "json", saved.as_json(explanation)
     where = Where(file="memcalc.toml", line=1)
     budget = Budget(

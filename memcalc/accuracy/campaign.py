@@ -1,12 +1,9 @@
 """Measures plans in order and puts an estimate beside each."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Generator, Iterator, Sequence
 from typing import Protocol
 
-import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from memcalc.catalog import gpus
 from memcalc.errors import NO_GPU, MemcalcError, UsageError
@@ -20,15 +17,6 @@ from memcalc.records.measurement import GroupReading, PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.workload import layouts
-
-
-class How(msgspec.Struct, frozen=True, kw_only=True):
-    """How to measure all plans."""
-
-    steps: int = 4
-    timeout: float = 600.0
-    weights: bool = False
-    snapshot: str | None = None
 
 
 class Watcher(Protocol):
@@ -55,30 +43,25 @@ class Watcher(Protocol):
         ...
 
 
-def measure_all(plans: Sequence[Plan], how: How, watcher: Watcher) -> Generator[Run, None, None]:
-    """Measure plans, each in a child process of its own; one that fails is an error in its run.
+def measure_all(requests: Sequence[Request], watcher: Watcher) -> Generator[Run, None, None]:
+    """Measure runs, each in a child process of its own; one that fails is an error in its run.
 
     Where the first on a GPU finds none, no other is begun.
-
-    Args:
-        plans: what to measure; ``target`` says on which device.
-        how: the same for all.
-        watcher: told of everything as it happens.
     """
     with Runner() as runner:
         missing = False
-        for number, plan in enumerate(plans):
-            if missing and plan.target == "cuda":
+        for number, request in enumerate(requests):
+            if missing and request.device == "cuda":
                 continue
-            watcher.begins(plan, number, len(plans))
-            run = _measure(runner, plan, how, watcher)
+            watcher.begins(request.plan, number, len(requests))
+            run = _measure(runner, request, watcher)
             watcher.ended(run)
             missing = missing or run.error == NO_GPU
             yield run
 
 
-def _measure(runner: Runner, plan: Plan, how: How, watcher: Watcher) -> Run:
-    request = Request(plan=plan, device=plan.target, **asdict(how))
+def _measure(runner: Runner, request: Request, watcher: Watcher) -> Run:
+    plan = request.plan
     try:
         check(plan)
         world = layouts.spread(plan).world

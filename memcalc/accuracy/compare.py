@@ -1,7 +1,5 @@
 """A prediction beside a measurement: signed errors, part by part, rung by rung, phase by phase."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import msgspec

@@ -5,8 +5,6 @@ by name, each with its ``plan`` (what differs from the defaults), ``source``, ``
 ``figures`` in bytes. Keys are sorted and nothing depends on time or machine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

@@ -1,14 +1,12 @@
 """One check from files to a report, and the exit code that a report has."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.budgets import baseline, collect, sizes
+from memcalc.budgets import baseline, collect
 from memcalc.budgets.judge import Remedy, judge, no_remedy, worst_first
 from memcalc.budgets.records import (
     Baseline,
@@ -22,6 +20,7 @@ from memcalc.budgets.records import (
 )
 from memcalc.budgets.source import shown_path
 from memcalc.errors import EstimateError, OverBudgetError, UsageError
+from memcalc.files.results import Run
 from memcalc.records.fields import plan_changes, version_changes
 from memcalc.units import format_mib
 
@@ -39,16 +38,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     remedy: Remedy = no_remedy
 
 
-class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A report and the evidence behind it."""
-
-    report: Report
-    runs: tuple[BudgetedRun, ...]
-    evidence: tuple[Evidence, ...]
-
-
-def check(files: Sequence[BudgetFile], question: Question) -> CheckResult:
-    """Find out what every run costs and judge its budgets.
+def check(files: Sequence[BudgetFile], question: Question) -> tuple[Report, list[Run]]:
+    """Find out what every run costs and judge its budgets; returns what was found as well.
 
     Raises:
         UsageError: a file names something unknown, or a result or baseline cannot be read.
@@ -79,7 +70,7 @@ def check(files: Sequence[BudgetFile], question: Question) -> CheckResult:
         notes=tuple(notes),
         versions=versions,
     )
-    return CheckResult(report=report, runs=runs, evidence=evidence)
+    return report, collect.keep(runs, evidence)
 
 
 def exit_code(report: Report, *, exit_zero: bool = False) -> int:
@@ -138,7 +129,7 @@ def _understood(runs: Sequence[BudgetedRun]) -> list[str]:
     for run in runs:
         for budget in run.budgets:
             for amount in (budget.amount, budget.margin):
-                if amount is not None and amount.bytes is not None and sizes.is_decimal(amount):
+                if amount is not None and amount.bytes is not None and amount.is_decimal:
                     size = f"{format_mib(amount.bytes)} ({amount.bytes:,} bytes)"
                     said[f"{amount.text} is understood as {size}"] = None
     return list(said)

@@ -1,7 +1,5 @@
 """Finds out what each run costs: estimated, measured, or read from saved results."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,10 +1,7 @@
 """Judges every budget by the figures of its run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -24,13 +21,10 @@ from memcalc.budgets.records import (
 from memcalc.catalog import gpus
 from memcalc.errors import UsageError
 from memcalc.estimation import fits
+from memcalc.records.measurement import Measurement
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component
 from memcalc.units import signed_bytes
-
-if TYPE_CHECKING:
-    from memcalc.records.measurement import Measurement
-
 
 _ORDER = list(Status)
 _FITTING = {
@@ -40,7 +34,7 @@ _FITTING = {
 }
 
 
-Remedy = Callable[[Budget, Evidence, "Known | None"], str]
+Remedy = Callable[[Budget, Evidence, Known | None], str]
 """Given a budget, what is known of its run and of its baseline: what would bring it under, in one
 clause such as ``checkpointing brings it to 1.2 GiB``; empty where nothing is known."""
 
@@ -91,14 +85,7 @@ def growth(evidence: Evidence, before: Known) -> str:
 def judge(
     run: BudgetedRun, evidence: Evidence, before: Known | None, remedy: Remedy = no_remedy
 ) -> list[Verdict]:
-    """Judge all budgets of one run.
-
-    Args:
-        run: what was promised.
-        evidence: what is known.
-        before: the run in the baseline, if it is there.
-        remedy: knows what would bring a run under its budget.
-    """
+    """Judge all budgets of one run."""
     found = []
     for budget in run.budgets:
         verdict = judged(budget, evidence, before)

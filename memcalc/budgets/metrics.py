@@ -1,17 +1,10 @@
 """The figures a budget can name, and where each is found in an estimate or a measurement."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from memcalc.budgets.records import Evidence, Figure
-from memcalc.records.measurement import steady_peak
+from memcalc.records.measurement import Measurement, steady_peak
 from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import Component
-
-if TYPE_CHECKING:
-    from memcalc.records.measurement import Measurement
 
 COMPONENTS = tuple(component.value for component in Component)
 PER_PARAMETER = "bytes_per_parameter"

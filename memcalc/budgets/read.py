@@ -1,7 +1,5 @@
 """Reads a budget file; errors name file and line."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.budgets import sizes
+from memcalc.budgets import records
 from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER, default_peak
 from memcalc.budgets.records import Amount, Budget, BudgetedRun, BudgetFile, Rule
 from memcalc.budgets.source import Key, Source, load
@@ -164,11 +162,7 @@ def _plan(
 def _of_command(
     source: Source, settings: Mapping[str, Any], places: Mapping[str, Key]
 ) -> dict[str, Any]:
-    """What a command is told; all else it says itself, and defaults are for runs of models.
-
-    Raises:
-        UsageError: its own table says more.
-    """
+    """What a command is told; all else it says itself, and defaults are for runs of models."""
     other = [key for key in settings if key not in OF_COMMANDS and places[key][0] != "defaults"]
     if other:
         raise source.error(
@@ -197,13 +191,7 @@ KEYS = ("peak", *COMPONENTS, PER_PARAMETER, "fits", "margin", "max_growth")
 
 
 def budgets(source: Source, run: str, tables: list[Key], default: str) -> tuple[Budget, ...]:
-    """Read all limits of one run.
-
-    Args:
-        source: the file.
-        run: its name.
-        tables: where limits stand; those of a later table win.
-        default: the metric that ``peak`` alone means.
+    """Read all limits of one run; of two tables the later one wins. ``default``: a bare ``peak``.
 
     Raises:
         UsageError: an unknown limit, or one whose value is not understood.
@@ -217,7 +205,7 @@ def budgets(source: Source, run: str, tables: list[Key], default: str) -> tuple[
             with source.at((*table, *written)):
                 if path == ("margin",):
                     _once(here, path, path)
-                    margin = sizes.share_or_size(value)
+                    margin = records.share_or_size(value)
                     continue
                 budget = _budget(run, path, value, default)
                 _once(here, (budget.rule, budget.metric), path)
@@ -257,11 +245,11 @@ def _budget(run: str, path: Key, value: Any, default: str) -> Budget:
         return Budget(run=run, rule=Rule.FITS, metric="fits", gpu=gpu, where=nowhere)
     if path[0] == "max_growth":
         metric = _metric(path[1:] or ("peak",), default)
-        amount, rule = sizes.share_or_size(value), Rule.GROWTH
+        amount, rule = records.share_or_size(value), Rule.GROWTH
     else:
         metric, rule = _metric(path, default), Rule.MAX
         per_parameter = path[0] == PER_PARAMETER
-        amount = sizes.per_parameter(value) if per_parameter else sizes.size(value)
+        amount = records.per_parameter(value) if per_parameter else records.size(value)
     return Budget(run=run, rule=rule, metric=metric, amount=amount, where=nowhere)
 
 

@@ -4,20 +4,19 @@ BudgetFile (what a repository promises) -> Evidence (what its runs cost) -> Verd
 budget) -> Report. All sizes are unrounded bytes.
 """
 
-from __future__ import annotations
-
+import math
+import re
 from enum import StrEnum
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 
+from memcalc.errors import UsageError
+from memcalc.records.measurement import Measurement
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
-
-if TYPE_CHECKING:
-    from memcalc.records.measurement import Measurement
-
+from memcalc.units import parse_bytes
 
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -60,6 +59,11 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
     percent: Fraction | None = None
     per_parameter: Fraction | None = None
     """Bytes for each parameter of the model."""
+
+    @property
+    def is_decimal(self) -> bool:
+        """Written in kB, MB, GB or TB, of which many think as of the binary units."""
+        return self.bytes is not None and _DECIMAL.search(self.text) is not None
 
     def of(self, whole: int) -> int:
         """Bytes, where a percentage is of this whole; rounded down."""
@@ -205,3 +209,55 @@ class Detected(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of a plan."""
     unread: tuple[str, ...] = ()
     """What changes memory but could not be read or has no place in a plan; one clause each."""
+
+
+PERCENT = r"[0-9]{1,6}(?:\.[0-9]{1,9})?"
+_PERCENT = re.compile(rf"\s*({PERCENT})\s*%\s*")
+LONGEST = 40
+_DECIMAL = re.compile(r"[0-9\s][kKmMgGtT][bB]\s*$")
+
+
+def size(value: Any) -> Amount:
+    """Read a size in bytes.
+
+    Raises:
+        UsageError: it is not a text with a number and a unit.
+    """
+    if not isinstance(value, str):
+        raise UsageError(f'{_shown(value)} is not a size: write a number and a unit, as "4 GiB".')
+    if len(value) > LONGEST:
+        raise UsageError(f"{_shown(value)} is no size that fits a machine.")
+    return Amount(text=value.strip(), bytes=parse_bytes(value))
+
+
+def share_or_size(value: Any) -> Amount:
+    """Read a percentage or a size.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+    if match is not None:
+        return Amount(text=str(value).strip(), percent=Fraction(match[1]))
+    try:
+        return size(value)
+    except UsageError:
+        advice = 'write a percentage or a size, as "2%" or "50 MiB".'
+        raise UsageError(f"{_shown(value)} is neither: {advice}") from None
+
+
+def per_parameter(value: Any) -> Amount:
+    """Read a number of bytes per parameter.
+
+    Raises:
+        UsageError: it is not a positive number.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not 0 < value < 1e9:
+        raise UsageError(f"{_shown(value)} is not a number of bytes: write one, as 10 or 2.5.")
+    return Amount(text=f"{value:g} B/parameter", per_parameter=Fraction(str(value)))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -1,14 +1,12 @@
 """Finds the cheapest changes that bring a run under its budget."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
+from typing import Self
 
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.goals import Goal
-from memcalc.advice.remedies.records import Change, Figures, Search, figures
+from memcalc.advice.remedies.records import Change, Figures, Goal, Search, figures
 from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
 from memcalc.budgets import metrics
@@ -34,7 +32,7 @@ class Adviser:
         self._trials: dict[Plan, Trials | None] = {}
         self._simulated: dict[Plan, Evidence] = {}
 
-    def __enter__(self) -> Adviser:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,7 +60,7 @@ class Adviser:
             holds=lambda figures: verdict(figures).status is Status.HOLDS,
             outside=_outside(budget, trials.before),
         )
-        found = advise(trials, goal, by_itself=False).search
+        _, found = advise(trials, goal, by_itself=False)
         assert found is not None
         sizes = {
             trial.remedies: verdict(trial.figures).value

@@ -1,7 +1,5 @@
 """One budget file as it was found: its values, its lines, and errors that name both."""
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib
@@ -142,9 +140,6 @@ _LONGEST = 1000
 
 def locate(text: str) -> dict[Key, int]:
     """Find the line of every key; what stands in a value of several lines has that of its key.
-
-    Args:
-        text: TOML that ``tomllib`` accepts.
 
     Returns:
         Line, counted from 1, by path; of an array of tables the first that has the key.

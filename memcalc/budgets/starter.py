@@ -1,7 +1,5 @@
 """Writes a starter budget file: limits are today's estimate and a margin, and say so."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -10,10 +8,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from memcalc import untrusted_text
 from memcalc.budgets.metrics import default_peak
+from memcalc.budgets.records import Detected
 from memcalc.records.fields import FIELDS, changed_settings
 from memcalc.records.model import Place
 from memcalc.records.prediction import Prediction
@@ -25,48 +22,33 @@ _WIDTH = 80
 """Columns of a comment."""
 
 
-class Starter(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes into a starter file."""
-
-    prediction: Prediction
-    margin: Fraction
-    """Percent that the limit lies above today's estimate."""
-    name: str
-    source: str = ""
-    """The training configuration that the settings are from."""
-    unread: tuple[str, ...] = ()
-    schema: bool = False
-    """Name the schema, which is written beside."""
-
-
-def text(starter: Starter) -> str:
-    """The file, as TOML."""
-    prediction = starter.prediction
-    head = _head(schema=starter.schema)
-    if starter.source:
-        head.append(f"# Settings are those of {untrusted_text.line(starter.source)}.")
-    for note in starter.unread:
-        head += [f"# {line}" for line in fold(f"Note: {note}.", _WIDTH - 2, 2)]
-    name = _key(starter.name)
-    lines = [*head, f"[runs.{name}]"]
+def text(
+    prediction: Prediction,
+    name: str,
+    margin: Fraction,
+    configured: Detected | None = None,
+    *,
+    schema: bool = False,
+) -> str:
+    """The file, as TOML; limits lie so many percent above today's estimate."""
+    head = _head(schema=schema)
+    if configured is not None:
+        head.append(f"# Settings are those of {untrusted_text.line(configured.file)}.")
+        for note in configured.unread:
+            head += [f"# {line}" for line in fold(f"Note: {note}.", _WIDTH - 2, 2)]
+    lines = [*head, f"[runs.{_key(name)}]"]
     for key, value in changed_settings(prediction.plan).items():
         # A GPU that it fits is said by ``fits``.
-        if key != "gpu" or not _fits(prediction):
+        if key != "gpu" or not prediction.fits:
             lines.append(f"{key} = {toml(dict(value) if FIELDS[key].is_table else value)}")
     if prediction.method == "analytic":
         lines.append('method = "analytic"')
-    lines += ["", f"[runs.{name}.limits]", *_limits(starter)]
+    lines += ["", f"[runs.{_key(name)}.limits]", *_limits(prediction, margin)]
     return "\n".join(lines) + "\n"
 
 
 def of_scripts(scripts: Sequence[Path], gpu: str | None, *, schema: bool) -> str:
-    """A file for scripts that were found and not run: they are judged by their growth.
-
-    Args:
-        scripts: by their paths from here.
-        gpu: that all shall fit; ``None``: none is named.
-        schema: name the schema, which is written beside.
-    """
+    """A file for scripts that were found and not run: they are judged by their growth."""
     lines = _head(schema=schema)
     lines += ["# Scripts that were found; none was run. Add the arguments that they need."]
     for script in scripts:
@@ -118,20 +100,15 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml(name)
 
 
-def _fits(prediction: Prediction) -> bool:
-    return prediction.fit is not None and prediction.fit.fits
-
-
-def _limits(starter: Starter) -> list[str]:
-    prediction = starter.prediction
+def _limits(prediction: Prediction, margin: Fraction) -> list[str]:
     metric = default_peak(prediction.plan.target, prediction.method)
     rung = metric.removeprefix("peak.")
     today = getattr(prediction.peak, rung)
     state = prediction.optimizer_state.total(Place.DEVICE)
     lines = [
         f"# Today's estimate is {format_mib(today)} {rung}; "
-        f"the limit is {float(starter.margin):g}% above it.",
-        f'peak = "{round_up(int(today * (1 + starter.margin / 100)))}"',
+        f"the limit is {float(margin):g}% above it.",
+        f'peak = "{round_up(int(today * (1 + margin / 100)))}"',
     ]
     if state:
         lines += [
@@ -139,7 +116,7 @@ def _limits(starter: Starter) -> list[str]:
             f'optimizer_state = "{round_up(state)}"',
         ]
     fit = prediction.fit
-    if fit is not None and _fits(prediction):
+    if fit is not None and fit.fits:
         lines.append(f"fits = {toml(fit.gpu)}")
     elif fit is not None:
         lines.append(f"# It does not surely fit {fit.gpu}: fits = {toml(fit.gpu)} would fail.")

@@ -1,7 +1,5 @@
 """Sizes of audio features for each model type (configs/sound.json)."""
 
-from __future__ import annotations
-
 import functools
 
 import msgspec

@@ -4,8 +4,6 @@ Published readings are figures as their authors printed them; measured ones are 
 ``memcalc measure`` (configs/contexts_measured.json, where there is one).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from enum import Enum
@@ -96,12 +94,7 @@ def table() -> tuple[Reading, ...]:
 
 
 def outside(used: str, reserved: Iterable[str]) -> tuple[int, int]:
-    """Least and most bytes between two printed figures, half of their last digit either way.
-
-    Args:
-        used: by the process, such as ``14.67 GiB``.
-        reserved: parts that the allocator holds of it.
-    """
+    """Least and most bytes between two printed figures, half of their last digit either way."""
     low, high = printed_bytes(used)
     for part in reserved:
         least, most = printed_bytes(part)

@@ -4,8 +4,6 @@ One JSON file a model: tensors as ``[name, shape, dtype, trainable, module, buff
 ``{a..b}`` in a name stands for each number of that range.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -24,15 +22,14 @@ def load(source: ModelSource, task: str) -> Inventory | None:
     name = f"inventories/{source.name.replace('/', '--')}.json"
     if not (shipped.configs() / name).exists():
         return None
-    return shipped.read(name, lambda data: _inventory(data, source.name, task))
 
+    def made(data: dict[str, Any]) -> Inventory | None:
+        if data["task"] != task:
+            return None
+        tensors = tuple(_expand(data))
+        return Inventory(model=source.name, task=task, head=data["head"], tensors=tensors)
 
-def _inventory(data: dict[str, Any], model: str, task: str) -> Inventory | None:
-    if data["task"] != task:
-        return None
-    return Inventory(
-        model=model, task=data["task"], head=data["head"], tensors=tuple(_expand(data))
-    )
+    return shipped.read(name, made)
 
 
 def _expand(data: dict[str, Any]) -> Iterator[Parameter]:

@@ -1,7 +1,5 @@
 """Finds a model's config by name: bundled, local, on the hub, or a callable."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -13,10 +11,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.catalog import hub
-from memcalc.catalog.validate import validate
+from memcalc.catalog.architectures import validate
 from memcalc.errors import UsageError, meant, unknown
 from memcalc.files import untrusted_values
+from memcalc.files.offline import HOW, is_offline
 from memcalc.files.shipped import configs
 from memcalc.imports import is_named
 
@@ -237,8 +235,69 @@ def _from_hub(name: str) -> tuple[Any, str | None]:
     if found is None:
         raise unknown("model", name, bundled(), hint="see memcalc list models.")
     try:
-        file = hub.config_file(found[1], found[2])
-    except hub.NotOnHubError as error:
+        file = config_file(found[1], found[2])
+    except NotOnHubError as error:
         hint = f"{error}. See memcalc list models, or give a folder with a config.json."
         raise unknown("model", name, bundled(), hint=hint) from None
-    return _read(file), hub.revision_of(file)
+    folder = file.parent
+    # In the hub's cache it names the commit.
+    return _read(file), folder.name if folder.parent.name == "snapshots" else None
+
+
+_CONFIG = "config.json"
+
+
+class NotOnHubError(Exception):
+    """The hub has no such config for us; the message says why in a few words."""
+
+
+def config_file(name: str, revision: str | None = None) -> Path:
+    """Download, or find in the hub's cache, the config.json of a model.
+
+    Raises:
+        NotOnHubError: no such model, no access to it, or the hub cannot be reached.
+    """
+    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "5")
+    os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", "10")
+    from huggingface_hub import errors, hf_hub_download
+
+    try:
+        offline = not is_reachable(name, revision)
+        return Path(hf_hub_download(name, _CONFIG, revision=revision, local_files_only=offline))
+    except errors.GatedRepoError:
+        raise NotOnHubError("the model is gated: log in with hf auth login") from None
+    except errors.RepositoryNotFoundError:
+        raise NotOnHubError("the hub has no model of that name") from None
+    except errors.RevisionNotFoundError:
+        raise NotOnHubError(f"on the hub it has no revision {revision}") from None
+    except errors.LocalEntryNotFoundError:
+        why = f"{HOW} forbids asking the hub" if is_offline() else "the hub cannot be reached"
+        raise NotOnHubError(f"{why}, and the model is neither bundled nor in its cache") from None
+    except errors.EntryNotFoundError:
+        raise NotOnHubError(f"on the hub it has no {_CONFIG}") from None
+    except errors.HFValidationError:
+        raise NotOnHubError("that is no name of the hub's form") from None
+    except Exception as error:  # The hub's client lets errors of its transport through.
+        raise NotOnHubError(f"the hub answered {type(error).__name__}") from None
+
+
+def is_reachable(name: str, revision: str | None) -> bool:
+    """Whether the hub answers: one question, because a download asks for half a minute.
+
+    Raises:
+        Exception: the hub's own answer, where that is a refusal.
+    """
+    if is_offline():
+        return False
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, _CONFIG, revision=revision))
+    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
+        response = getattr(error, "response", None)
+        if response is None or response.status_code >= 500:
+            return False
+        raise
+    except Exception:  # Whatever its transport calls it: no network, no name, no route.
+        return False
+    return True

@@ -4,8 +4,6 @@ Learned and sinusoidal positions are looked up in a table, which ends. Rotary an
 go on: such a model trains on sequences of any length.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Any

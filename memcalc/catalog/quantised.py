@@ -4,8 +4,6 @@ What is trainable, and which GPU keeps what, is what transformers 5.23 says: ``i
 ``validate_environment`` of each method's ``HfQuantizer``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,13 +93,7 @@ def _of_torchao(settings: Mapping[str, Any]) -> str | None:
 
 
 def torchao_refusal(scheme: str, *, trains: bool, several: bool) -> str | None:
-    """Why a base cannot be loaded in a scheme of torchao; ``None``: as far as is known it can.
-
-    Args:
-        scheme: ``Plan.scheme``.
-        trains: adapters shall train on it.
-        several: there is more than one GPU.
-    """
+    """Why a base cannot be loaded in a scheme of torchao; ``None``: as far as is known it can."""
     if scheme not in TORCHAO and not trains:
         return (
             "torchao packs and multiplies 4-bit weights by compiled kernels (mslk), which memcalc "
@@ -120,14 +112,7 @@ def torchao_refusal(scheme: str, *, trains: bool, several: bool) -> str | None:
 def refusal(
     config: Mapping[str, Any], name: str, quant: str | None, capability: tuple[int, int] | None
 ) -> str | None:
-    """Why a model cannot be answered as its checkpoint is; ``None``: it is not quantized, or can.
-
-    Args:
-        config: of the model.
-        name: of the model.
-        quant: ``Plan.quant``.
-        capability: of the GPU; ``None``: there is none.
-    """
+    """Why a model cannot be answered as its checkpoint is; ``None``: it can, or is plain."""
     settings = _settings(config)
     if settings is None:
         return None

@@ -1,10 +1,8 @@
 """The application: its verbs, in the order help shows them; one is loaded when it is typed."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, Self, get_args
 
 import typer
 from typer.core import TyperGroup
@@ -15,64 +13,28 @@ COMPLETE = "_MEMCALC_COMPLETE"
 """What a shell sets in the environment when it asks what could be typed."""
 
 
-class Verb(NamedTuple):
-    """Where a verb is defined, and what it does in one sentence."""
-
-    home: str
-    help: str
-    """The first sentence of the command's own help: it is shown without importing the command."""
-    name: str = "command"
-    """Of the command in its module."""
-
-
 VERBS = {
-    "estimate": Verb(
-        "estimate", "Predict what one training step costs, by component and by phase."
-    ),
-    "fit": Verb(
-        "fit",
-        "Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit.",
-    ),
-    "explain": Verb(
-        "explain", "Show what is alive at the peak, why, and what each remedy really buys."
-    ),
-    "suggest": Verb(
-        "suggest", "Find the best ways to train a model on a GPU, each one really estimated."
-    ),
-    "report": Verb(
-        "report",
-        "Draw a step's timeline and all figures on one page; of a model, or of a file memcalc "
-        "wrote.",
-    ),
-    "measure": Verb("measure", "Train for real, one process per run, beside the estimate."),
-    "run": Verb(
-        "run",
-        "Run any command and report its GPU and main memory; its exit code is passed on.",
-    ),
-    "simulate": Verb(
-        "simulate",
-        "Run your own training script, unchanged, on a simulated GPU.",
-    ),
-    "compare": Verb(
-        "measure",
-        "Report how accurate the estimates of measured runs were: median, worst, by group.",
-        name="compare",
-    ),
-    "check": Verb("check", "Judge the memory budgets of a repository's training runs."),
-    "init": Verb("init", "Write a starter memcalc.toml with budgets from today's estimate."),
-    "diff": Verb("diff", "Show what changed between two answers: by component, phase and module."),
-    "show": Verb(
-        "show",
-        "Show a saved result again, in any format; or a memory snapshot of a real run.",
-    ),
-    "doctor": Verb(
-        "doctor", "Report what this machine can measure, what is missing and how to fix it."
-    ),
-    "completion": Verb(
-        "completion", "Print shell completion for verbs, models, GPUs and optimizers."
-    ),
-    "list": Verb("lists", "List the models, optimizers and GPUs that memcalc knows."),
+    "estimate": "Predict what one training step costs, by component and by phase.",
+    "fit": "Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit.",
+    "explain": "Show what is alive at the peak, why, and what each remedy really buys.",
+    "suggest": "Find the best ways to train a model on a GPU, each one really estimated.",
+    "report": "Draw a step's timeline and all figures on one page; of a model, or of a file "
+    "memcalc wrote.",
+    "measure": "Train for real, one process per run, beside the estimate.",
+    "run": "Run any command and report its GPU and main memory; its exit code is passed on.",
+    "simulate": "Run your own training script, unchanged, on a simulated GPU.",
+    "compare": "Report how accurate the estimates of measured runs were: median, worst, by group.",
+    "check": "Judge the memory budgets of a repository's training runs.",
+    "init": "Write a starter memcalc.toml with budgets from today's estimate.",
+    "diff": "Show what changed between two answers: by component, phase and module.",
+    "show": "Show a saved result again, in any format; or a memory snapshot of a real run.",
+    "doctor": "Report what this machine can measure, what is missing and how to fix it.",
+    "completion": "Print shell completion for verbs, models, GPUs and optimizers.",
+    "list": "List the models, optimizers and GPUs that memcalc knows.",
 }
+"""The first sentence of each verb's own help: it is shown without importing the command."""
+_HOMES = {"compare": ("measure", "compare"), "list": ("lists", "command")}
+"""Module and command of a verb, where they are not ``command`` of the module of its name."""
 
 
 def plainly_read(params: list[Any]) -> list[Any]:
@@ -94,7 +56,7 @@ class _Plain:
         kind = next(iter(get_args(described.annotation)), described.annotation)
         self._read = described.parameter_info.parser or (Path if kind is Path else None)
 
-    def itself(self) -> _Plain:
+    def itself(self) -> Self:
         return self
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -118,12 +80,12 @@ class _Verbs(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
             return None
-        verb = VERBS[cmd_name]
-        return getattr(import_module(f"memcalc.cli.{verb.home}"), verb.name)
+        home, name = _HOMES.get(cmd_name, (cmd_name, "command"))
+        return getattr(import_module(f"memcalc.cli.{home}"), name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
+            formatter.write_dl(list(VERBS.items()))
 
 
 def _tell_version(wanted: bool) -> None:

@@ -1,7 +1,5 @@
 """``memcalc check``."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path
@@ -10,18 +8,27 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
-from memcalc.budgets.check import CheckResult, Question, check, exit_code
-from memcalc.budgets.collect import Effort, keep
-from memcalc.budgets.formats import github, markdown, writers
+from memcalc.budgets.check import Question, check, exit_code
+from memcalc.budgets.collect import Effort
+from memcalc.budgets.formats import forges, writers
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Report
 from memcalc.budgets.source import discover
-from memcalc.cli.command import Steps, Timeout, argument, option, say, verb
-from memcalc.cli.output import NoCache, deliver, put
+from memcalc.cli.command import (
+    DEVICE,
+    TEXT,
+    Steps,
+    Timeout,
+    argument,
+    counted,
+    file_option,
+    option,
+    say,
+    verb,
+)
+from memcalc.cli.output import NoCache, chosen, deliver, formats, listed, put
 from memcalc.cli.progress import progress
-from memcalc.cli.values import DEVICE, TEXT, counted
 from memcalc.errors import UsageError, sentence
-from memcalc.files.formats import chosen, formats, listed
 from memcalc.files.results import save as save_runs
 from memcalc.report import checked
 
@@ -32,39 +39,30 @@ _Files = Annotated[
         metavar="FILES",
     ),
 ]
-_Format = Annotated[str, option("--format", "-f", value=TEXT, help=f"{listed(formats('check'))}.")]
+_Format = Annotated[str, option("--format", "-f", f"{listed(formats('check'))}.", value=TEXT)]
 _Output = Annotated[
     list[Path] | None,
-    option(
-        *("--output", "-o"),
-        metavar="FILE",
-        help="Write here too; format by extension; repeatable.",
-    ),
+    file_option("--output", "-o", "Write here too; format by extension; repeatable."),
 ]
-_ExitZero = Annotated[bool, option("--exit-zero", help="Exit 0 even where a budget is exceeded.")]
-_Baseline = Annotated[
-    Path | None, option("--baseline", metavar="FILE", help="Judge growth against this file.")
-]
-_UpdateBaseline = Annotated[
-    bool, option("--update-baseline", help="Update the baseline, then judge.")
-]
-_Device = Annotated[str, option("--device", value=DEVICE, help="Where to measure: cuda or cpu.")]
+_ExitZero = Annotated[bool, option("--exit-zero", "Exit 0 even where a budget is exceeded.")]
+_Baseline = Annotated[Path | None, file_option("--baseline", "Judge growth against this file.")]
+_UpdateBaseline = Annotated[bool, option("--update-baseline", "Update the baseline, then judge.")]
+_Device = Annotated[str, option("--device", "Where to measure: cuda or cpu.", value=DEVICE)]
 _Saved = Annotated[
     list[Path] | None,
-    option("--from", metavar="FILE", help="Judge these saved results; repeatable."),
+    file_option("--from", "Judge these saved results; repeatable."),
 ]
-_Save = Annotated[
-    Path | None, option("--save", metavar="FILE", help="Keep what was found, for --from.")
-]
+_Save = Annotated[Path | None, file_option("--save", "Keep what was found, for --from.")]
 _Suggest = Annotated[
-    bool, option("--suggest", help="Estimate changes that would meet exceeded budgets.")
+    bool, option("--suggest", "Estimate changes that would meet exceeded budgets.")
 ]
 _Jobs = Annotated[
     int | None,
     option(
-        *("--jobs", "-j"),
+        "--jobs",
+        "-j",
+        "Largest number of processes. Default: by cores and free memory.",
         value=counted(1),
-        help="Largest number of processes. Default: by cores and free memory.",
     ),
 ]
 
@@ -79,11 +77,11 @@ def command(
     files: _Files = None,
     format: _Format = "table",
     output: _Output = None,
-    quiet: Annotated[bool, option("--quiet", "-q", help="Print only what fails.")] = False,
+    quiet: Annotated[bool, option("--quiet", "-q", "Print only what fails.")] = False,
     exit_zero: _ExitZero = False,
     baseline: _Baseline = None,
     update_baseline: _UpdateBaseline = False,
-    measure: Annotated[bool, option("--measure", help="Train for real, do not estimate.")] = False,
+    measure: Annotated[bool, option("--measure", "Train for real, do not estimate.")] = False,
     device: _Device = "cuda",
     steps: Steps = 4,
     timeout: Timeout = 600.0,
@@ -111,24 +109,22 @@ def command(
     )
     files = files or [discover(Path.cwd())]
     try:
-        outcome = _checked(files, question, suggest, save)
-        code = exit_code(outcome.report, exit_zero=exit_zero)
+        report = _checked(files, question, suggest, save)
+        code = exit_code(report, exit_zero=exit_zero)
         for path, kind in written.items():
-            deliver(kind, path, checked.blocks(outcome.report), **writers(outcome.report, code))
-        others = writers(outcome.report, code, only_failures=quiet)
-        deliver(name, None, checked.blocks(outcome.report, only_failures=quiet), **others)
+            deliver(kind, path, checked.blocks(report), **writers(report, code))
+        others = writers(report, code, only_failures=quiet)
+        deliver(name, None, checked.blocks(report, only_failures=quiet), **others)
     except Exception as error:
         if name == "github":
-            put(github.refusal(sentence(error)))
+            put(forges.refusal(sentence(error)))
         raise
     if name == "github":
-        _append_summary(outcome.report)
+        _append_summary(report)
     raise typer.Exit(code)
 
 
-def _checked(
-    files: list[Path], question: Question, suggest: bool, save: Path | None
-) -> CheckResult:
+def _checked(files: list[Path], question: Question, suggest: bool, save: Path | None) -> Report:
     with contextlib.ExitStack() as stack:
         if suggest:
             from memcalc.budgets.remedies import Adviser
@@ -136,10 +132,10 @@ def _checked(
             adviser = stack.enter_context(Adviser(use_cache=question.effort.use_cache))
             question = replace(question, remedy=adviser)
         stack.enter_context(progress("checking memory budgets"))
-        outcome = check([read(file) for file in files], question)
+        report, found = check([read(file) for file in files], question)
     if save is not None:
-        save_runs(save, keep(outcome.runs, outcome.evidence))
-    return outcome
+        save_runs(save, found)
+    return report
 
 
 def _append_summary(report: Report) -> None:
@@ -149,7 +145,7 @@ def _append_summary(report: Report) -> None:
         return
     try:
         with open(summary, "a", encoding="utf-8") as file:
-            file.write(markdown.render(report) + "\n")
+            file.write(forges.as_markdown(report) + "\n")
     except OSError as error:
         # The verdict stands; only its copy on GitHub's page is missing.
         say(f"warning: cannot write the step summary {summary}: {error.strerror}")

@@ -1,22 +1,63 @@
 """The base of memcalc's commands: their parameters, and the headings of their help."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable
 from inspect import Parameter
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from msgspec import Meta
 from typer.core import TyperCommand
 
 from memcalc import untrusted_text
 from memcalc.cli.app import plainly_read
-from memcalc.cli.values import SECONDS, Value, counted
+from memcalc.errors import UsageError
 from memcalc.files.offline import stay_offline
+from memcalc.records.fields import FIELDS
+from memcalc.records.plan import Method
+from memcalc.records.values import plain, typed
+from memcalc.units import parse_bytes
+
+
+class Value(NamedTuple):
+    """What an option takes."""
+
+    metavar: str
+    read: Callable[[str, str], Any]
+    """The value from the option's name and its text, or a ``UsageError``."""
+
+
+def of(kind: Any) -> Value:
+    """A value of a declared type, such as ``Annotated[int, Meta(ge=1, le=8)]``."""
+    metavar = {int: "N", float: "X"}.get(plain(kind), "NAME")
+    return Value(metavar, lambda name, text: typed(name, kind, text))
+
+
+def counted(least: int) -> Value:
+    """A whole number that is not below this one."""
+    return of(Annotated[int, Meta(ge=least, le=1 << 20)])
+
+
+def _size(name: str, text: str) -> int:
+    try:
+        size = parse_bytes(text)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+    if not size:
+        raise UsageError(f"{name} {text!r} must be more than 0 bytes.")
+    return size
+
+
+TEXT = Value("TEXT", lambda _, text: text)
+SIZE = Value("SIZE", _size)
+TOKENS = of(Annotated[float, Meta(gt=0, le=1e18)])
+SECONDS = of(Annotated[float, Meta(gt=0, le=1e9)])
+METHOD = of(Method)
+DEVICE = of(FIELDS["target"].type)
+
 
 AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Settings of a verb that takes a command: options behind the command are the command's own."""
@@ -56,15 +97,12 @@ class Command(TyperCommand):
                     formatter.write(f"  {example}\n")
 
 
-def option(*names: str, help: str, value: Value | None = None, **more: Any) -> Any:
-    """An option, for ``Annotated``.
+def option(*words: str, value: Value | None = None, **more: Any) -> Any:
+    """An option, for ``Annotated``: its names as they are typed, and what it is, in a sentence.
 
-    Args:
-        *names: as they are typed.
-        help: what it is, in a sentence.
-        value: what its text may be; ``None``: it is a switch, or ``more`` says what it is.
-        **more: of ``typer.Option``.
+    Without a ``value`` it is a switch, or ``more`` says what it is, as ``typer.Option`` takes it.
     """
+    *names, told = words
     if value is not None:
         read = value.read
 
@@ -73,7 +111,12 @@ def option(*names: str, help: str, value: Value | None = None, **more: Any) -> A
             return read(names[0], text) if isinstance(text, str) else text
 
         more = {"metavar": value.metavar, "parser": parse, **more}
-    return typer.Option(*names, help=help, show_default=more.pop("show_default", True), **more)
+    return typer.Option(*names, help=told, show_default=more.pop("show_default", True), **more)
+
+
+def file_option(*words: str) -> Any:
+    """An option that names a file."""
+    return option(*words, metavar="FILE")
 
 
 def argument(help: str, **more: Any) -> Any:
@@ -87,32 +130,22 @@ Words = Annotated[
 Steps = Annotated[
     int,
     option(
-        "--steps",
-        value=counted(2),
-        help="Optimizer steps; the last is measured, those before warm up.",
+        "--steps", "Optimizer steps; the last is measured, those before warm up.", value=counted(2)
     ),
 ]
-Timeout = Annotated[float, option("--timeout", value=SECONDS, help="Seconds for one run.")]
+Timeout = Annotated[float, option("--timeout", "Seconds for one run.", value=SECONDS)]
 Depth = Annotated[
     int | None,
-    option("--depth", value=counted(1), help="Shorten module paths to this many names."),
+    option("--depth", "Shorten module paths to this many names.", value=counted(1)),
 ]
-Top = Annotated[int, option("--top", value=counted(1), help="Kinds of storage to list.")]
-Remedies = Annotated[
-    bool, option("--remedies/--no-remedies", help="Estimate remedies that need less.")
-]
+Top = Annotated[int, option("--top", "Kinds of storage to list.", value=counted(1))]
+Remedies = Annotated[bool, option("--remedies/--no-remedies", "Estimate remedies that need less.")]
 
 
 def verb(
     *examples: str, fetches: bool = False, **more: Any
 ) -> Callable[[Callable[..., None]], Command]:
-    """Make a command of a function whose parameters are declared by ``option`` and ``argument``.
-
-    Args:
-        *examples: what may be typed.
-        fetches: it may need the network, which ``--offline`` forbids.
-        **more: of ``typer.Typer.command``.
-    """
+    """Make a command of a function; ``fetches``: it may need what ``--offline`` forbids."""
 
     def made(function: Callable[..., None]) -> Command:
         if fetches:
@@ -141,7 +174,7 @@ def _with_offline(function: Callable[..., None]) -> Callable[..., None]:
             stay_offline()
         function(**typed)
 
-    told = option("--offline", help="Fetch nothing (or set HF_HUB_OFFLINE=1).")
+    told = option("--offline", "Fetch nothing (or set HF_HUB_OFFLINE=1).")
     more = Parameter(
         "offline", Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, told]
     )

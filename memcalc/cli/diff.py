@@ -1,22 +1,19 @@
 """``memcalc diff``."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated
 
 from memcalc.advice.explain.difference import difference
-from memcalc.advice.explain.sections import Chapter, again, chapter
+from memcalc.advice.explain.explain import Chapter, again, chapter
 from memcalc.cli.command import Top, argument, verb
 from memcalc.cli.options import plans_of, understood
-from memcalc.cli.output import NoCache, Output, deliver_answer, format_option
+from memcalc.cli.output import NoCache, Output, chosen, deliver_answer, format_option
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import only_prediction, saved
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.files import untrusted_values
-from memcalc.files.formats import chosen
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 

@@ -1,7 +1,5 @@
 """``memcalc doctor``."""
 
-from __future__ import annotations
-
 import typer
 
 from memcalc.cli.command import verb
@@ -13,10 +11,10 @@ def command() -> None:
     """Report what this machine can measure, what is missing and how to fix it."""
     from memcalc.engine.environment import describe
     from memcalc.measure.doctor import examine
-    from memcalc.report.doctor import render
+    from memcalc.report.terminal import facts_text
 
     *facts, verdict = examine()
     facts += [*describe(), verdict]
-    put(render(facts, width()))
+    put(facts_text(facts, width()))
     if not facts[-1].well:
         raise typer.Exit(3)

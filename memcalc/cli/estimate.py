@@ -1,37 +1,29 @@
 """``memcalc estimate``."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer
 from msgspec.structs import replace
 
-from memcalc.cli.command import option, say
+from memcalc.cli.command import METHOD, TEXT, option, say
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import NoCache, Output, Verbose, deliver_predictions, format_option
+from memcalc.cli.output import NoCache, Output, Verbose, chosen, deliver_predictions, format_option
 from memcalc.cli.progress import progress
-from memcalc.cli.values import METHOD, TEXT
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import advised, answers
-from memcalc.files.formats import chosen
 from memcalc.records.prediction import Prediction
 
 _Method = Annotated[
     str,
-    option(
-        "--method",
-        value=METHOD,
-        help="trace (run the real code on a simulated GPU) or analytic.",
-    ),
+    option("--method", "trace (run the real code on a simulated GPU) or analytic.", value=METHOD),
 ]
 _Lengths = Annotated[
     str | None,
     option(
         "--lengths",
-        value=TEXT,
-        help="Replay a hundred batches of varying length: FILE with one length a line, "
+        "Replay a hundred batches of varying length: FILE with one length a line, "
         "normal:MEAN,STD or uniform:A,B; samples are truncated to --seq.",
+        value=TEXT,
     ),
 ]
 

@@ -1,20 +1,20 @@
 """``memcalc explain``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from memcalc.advice.explain.explain import Wish, explain_plan
-from memcalc.cli.command import Depth, Remedies, Top, option
+from memcalc.advice.explain.explain import explain_plan
+from memcalc.advice.explain.records import Explanation
+from memcalc.cli.command import SIZE, Depth, Remedies, Top, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.output import (
     NoCache,
     Output,
     Verbose,
+    chosen,
     deliver_answer,
     format_option,
     put,
@@ -22,14 +22,9 @@ from memcalc.cli.output import (
 )
 from memcalc.cli.progress import Steps, progress
 from memcalc.cli.saved import check_alone, plans_in, saved
-from memcalc.cli.values import SIZE
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
-from memcalc.files.formats import chosen
 from memcalc.records.plan import Plan
-
-if TYPE_CHECKING:
-    from memcalc.advice.explain.records import Explanation
 
 
 @with_plan(
@@ -43,15 +38,15 @@ def command(
         int | None,
         option(
             "--under",
-            value=SIZE,
-            help="Find the cheapest plan within this limit, such as '15 GiB'. Default: the GPU's "
+            "Find the cheapest plan within this limit, such as '15 GiB'. Default: the GPU's "
             "memory, if the plan does not fit it.",
+            value=SIZE,
         ),
     ] = None,
     depth: Depth = None,
     top: Top = 12,
     remedies: Remedies = True,
-    plot: Annotated[bool, option("--plot", help="Draw the step's timeline.")] = False,
+    plot: Annotated[bool, option("--plot", "Draw the step's timeline.")] = False,
     format: Annotated[str | None, format_option("explanation")] = None,
     output: Output = None,
     verbose: Verbose = False,
@@ -62,9 +57,15 @@ def command(
     if len(plans) > 1:
         raise UsageError(f"{settings['model']} holds {len(plans)} answers: explain one of them.")
     name = chosen("explanation", format, output)
-    wish = Wish(depth=depth, remedies=remedies, under=under, use_cache=not no_cache)
     with progress(f"explaining {plans[0].name}") as steps:
-        found = explain_plan(plans[0], wish, _teller(steps))
+        found = explain_plan(
+            *plans,
+            depth=depth,
+            remedies=remedies,
+            under=under,
+            use_cache=not no_cache,
+            seen=_teller(steps),
+        )
     deliver_answer(found, name, output, top=top, verbose=verbose)
     if plot:
         from memcalc.advice.explain.timeline import timeline
@@ -80,11 +81,7 @@ def command(
 
 
 def _saved(settings: dict[str, Any]) -> list[Plan]:
-    """The plans of a result file that is named in place of a model; none: it is a model.
-
-    Raises:
-        UsageError: it names code, which is not run for a file.
-    """
+    """The plans of a result file that is named in place of a model; none: it is a model."""
     data = saved(settings.get("model"))
     if data is not None:
         check_alone(settings)
@@ -98,7 +95,7 @@ def _teller(steps: Steps) -> Callable[[Explanation], None]:
     told: set[str] = set()
 
     def tell(so_far: Explanation) -> None:
-        from memcalc.advice.remedies.table import candidates
+        from memcalc.advice.remedies.search import candidates
         from memcalc.report.explained import option_words
 
         for one in so_far.options:

@@ -1,16 +1,12 @@
 """``memcalc fit``."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
-from memcalc.cli.command import option
+from memcalc.cli.command import SIZE, TEXT, option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.output import NoCache, Output, Verbose, deliver_answer, format_option
+from memcalc.cli.output import NoCache, Output, Verbose, chosen, deliver_answer, format_option
 from memcalc.cli.progress import progress
-from memcalc.cli.values import SIZE, TEXT
 from memcalc.errors import UsageError
-from memcalc.files.formats import chosen
 
 _AXES = ("batch", "seq")
 
@@ -18,26 +14,22 @@ _AXES = ("batch", "seq")
 _Memory = Annotated[
     int | None,
     option(
-        "--memory",
-        value=SIZE,
-        help="Fit this much instead, such as '10 GiB'; with --gpu, of that GPU.",
+        "--memory", "Fit this much instead, such as '10 GiB'; with --gpu, of that GPU.", value=SIZE
     ),
 ]
 _Find = Annotated[
     str | None,
     option(
         "--find",
-        value=TEXT,
-        help="What to find the largest of: batch, seq or batch,seq. Default: both, "
+        "What to find the largest of: batch, seq or batch,seq. Default: both, "
         "unless --grid, --gpus, --settings or --count ask for something else.",
+        value=TEXT,
     ),
 ]
 _SettingsToo = Annotated[
-    bool, option("--settings", help="Show which changes to the plan fit, and their cost.")
+    bool, option("--settings", "Show which changes to the plan fit, and their cost.")
 ]
-_Count = Annotated[
-    bool, option("--count", help="Show how many of this GPU the plan needs, by layout.")
-]
+_Count = Annotated[bool, option("--count", "Show how many of this GPU the plan needs, by layout.")]
 
 
 @with_plan(
@@ -49,8 +41,8 @@ def command(
     settings: dict[str, Any],
     memory: _Memory = None,
     find: _Find = None,
-    grid: Annotated[bool, option("--grid", help="Show batches by sequences.")] = False,
-    gpus: Annotated[bool, option("--gpus", help="Show which GPUs fit the plan.")] = False,
+    grid: Annotated[bool, option("--grid", "Show batches by sequences.")] = False,
+    gpus: Annotated[bool, option("--gpus", "Show which GPUs fit the plan.")] = False,
     settings_too: _SettingsToo = False,
     count: _Count = False,
     format: Annotated[str | None, format_option("fit")] = None,

@@ -1,24 +1,20 @@
 """``memcalc init``."""
 
-from __future__ import annotations
-
 import shlex
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from msgspec.structs import replace
 
-from memcalc.budgets import detect, sizes, starter
+from memcalc.budgets import detect, records, starter
 from memcalc.budgets.detect import Detected
 from memcalc.budgets.read import OF_COMMANDS, check_name
 from memcalc.budgets.source import has_section
 from memcalc.catalog import plan as plans
-from memcalc.cli.command import argument, option
+from memcalc.cli.command import METHOD, TEXT, argument, file_option, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.progress import progress
-from memcalc.cli.values import METHOD, TEXT
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.estimation.estimate import answers
 from memcalc.files import artifact, shipped
@@ -36,20 +32,17 @@ _Arguments = Annotated[
 ]
 _Source = Annotated[
     Path | None,
-    option(
+    file_option(
         "--from",
-        metavar="FILE",
-        help="Training configuration to start from: TrainingArguments (JSON, YAML, or a "
+        "Training configuration to start from: TrainingArguments (JSON, YAML, or a "
         "script that calls them; it is not run), axolotl's or accelerate's YAML. Default: "
         "what is found in this folder.",
     ),
 ]
 _Margin = Annotated[
-    str, option("--margin", value=TEXT, help="How far above today's estimate limits are.")
+    str, option("--margin", "How far above today's estimate limits are.", value=TEXT)
 ]
-_WithSchema = Annotated[
-    bool, option("--schema", help=f"Write {starter.SCHEMA_FILE} too, for editors.")
-]
+_WithSchema = Annotated[bool, option("--schema", f"Write {starter.SCHEMA_FILE} too, for editors.")]
 
 
 @with_plan(
@@ -62,13 +55,13 @@ def command(
     arguments: _Arguments = None,
     source: _Source = None,
     margin: _Margin = "5%",
-    name: Annotated[str | None, option("--name", value=TEXT, help="Name of the run.")] = None,
-    method: Annotated[str, option("--method", value=METHOD, help="trace or analytic.")] = "trace",
+    name: Annotated[str | None, option("--name", "Name of the run.", value=TEXT)] = None,
+    method: Annotated[str, option("--method", "trace or analytic.", value=METHOD)] = "trace",
     with_schema: _WithSchema = False,
-    force: Annotated[bool, option("--force", help="Overwrite memcalc.toml.")] = False,
+    force: Annotated[bool, option("--force", "Overwrite memcalc.toml.")] = False,
 ) -> None:
     """Write a starter memcalc.toml with budgets from today's estimate."""
-    above = sizes.share_or_size(margin).percent
+    above = records.share_or_size(margin).percent
     if above is None:
         raise UsageError(f"--margin {margin!r} is no percentage: write one, as 5%.")
     if name is not None:
@@ -88,17 +81,7 @@ def command(
         prediction = _estimate(settings, method)
     plan = prediction.plan
     usual = starter.command_name(plan.command) if plan.command else starter.run_name(plan.model)
-    text = starter.text(
-        starter.Starter(
-            prediction=prediction,
-            margin=Fraction(above),
-            name=name or usual,
-            source=found.file if found is not None else "",
-            unread=found.unread if found is not None else (),
-            schema=with_schema,
-        )
-    )
-    _write(text, with_schema)
+    _write(starter.text(prediction, name or usual, above, found, schema=with_schema), with_schema)
 
 
 def _write(text: str, with_schema: bool) -> None:

@@ -1,7 +1,5 @@
 """``memcalc list``: models, optimizers and GPUs."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated, Any
 
@@ -54,7 +52,7 @@ def gpus(
         bool,
         option(
             "--context",
-            help="What a process holds outside PyTorch's allocator on each, and how that is known.",
+            "What a process holds outside PyTorch's allocator on each, and how that is known.",
         ),
     ] = False,
 ) -> None:

@@ -1,7 +1,5 @@
 """``memcalc measure`` and ``memcalc compare``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,42 +8,30 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import replace
 
-from memcalc.accuracy.campaign import How, Watcher, estimate_all, measure_all
-from memcalc.cli.command import Steps, Timeout, argument, option, say, verb
+from memcalc.accuracy.campaign import Watcher, estimate_all, measure_all
+from memcalc.catalog.plan import disagreement
+from memcalc.cli.command import DEVICE, Steps, Timeout, argument, file_option, option, say, verb
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import deliver
 from memcalc.cli.progress import Steps as Told
 from memcalc.cli.progress import progress
-from memcalc.cli.values import DEVICE
 from memcalc.errors import UsageError
 from memcalc.files.results import ResultsWriter, Run, keeping, load
-from memcalc.records.disagreement import disagreement
+from memcalc.measure.runs.runner import Request
 from memcalc.records.measurement import PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.units import format_mib
 from memcalc.workload import layouts
 
-_Suite = Annotated[
-    Path | None, option("--suite", metavar="FILE", help="Suite file with many runs.")
-]
-_Device = Annotated[
-    str | None, option("--device", value=DEVICE, help="cuda or cpu. Default: --target.")
-]
+_Suite = Annotated[Path | None, file_option("--suite", "Suite file with many runs.")]
+_Device = Annotated[str | None, option("--device", "cuda or cpu. Default: --target.", value=DEVICE)]
 _Weights = Annotated[
-    bool, option("--weights", help="Load real weights (safetensors) instead of random ones.")
+    bool, option("--weights", "Load real weights (safetensors) instead of random ones.")
 ]
-_Output = Annotated[
-    Path | None, option("--output", "-o", metavar="FILE", help="Keep results here.")
-]
-_More = Annotated[
-    bool, option("--continue", help="Continue the output file; skip the runs it has.")
-]
-_Estimate = Annotated[
-    bool, option("--estimate/--no-estimate", help="Put the estimate beside each run.")
-]
-_Snapshot = Annotated[
-    Path | None, option("--snapshot", metavar="FILE", help="Dump PyTorch's memory snapshot.")
-]
+_Output = Annotated[Path | None, file_option("--output", "-o", "Keep results here.")]
+_More = Annotated[bool, option("--continue", "Continue the output file; skip the runs it has.")]
+_Estimate = Annotated[bool, option("--estimate/--no-estimate", "Put the estimate beside each run.")]
+_Snapshot = Annotated[Path | None, file_option("--snapshot", "Dump PyTorch's memory snapshot.")]
 
 
 @with_plan(
@@ -69,14 +55,19 @@ def command(
     plans = _plans(settings, suite, device)
     if snapshot is not None and (len(plans) > 1 or plans[0].target != "cuda"):
         raise UsageError("--snapshot is for a single run on cuda: name one optimizer.")
-    how = How(
-        steps=steps,
-        timeout=timeout,
-        weights=weights,
-        snapshot=str(snapshot) if snapshot is not None else None,
-    )
+    requests = [
+        Request(
+            plan=plan,
+            device=plan.target,
+            steps=steps,
+            timeout=timeout,
+            weights=weights,
+            snapshot=str(snapshot) if snapshot is not None else None,
+        )
+        for plan in plans
+    ]
     with keeping(output, more=more, say=say) as writer, follow() as watcher:
-        finished = _measure(plans, how, writer, watcher) and _estimate(
+        finished = _measure(requests, writer, watcher) and _estimate(
             writer, watcher, plans if estimate else None
         )
         saved = writer.finish()
@@ -91,12 +82,13 @@ def command(
         raise typer.Exit(3)
 
 
-def _measure(plans: list[Plan], how: How, writer: ResultsWriter, watcher: Watcher) -> bool:
+def _measure(requests: list[Request], writer: ResultsWriter, watcher: Watcher) -> bool:
     """Measure what the file does not have yet; False: interrupted."""
     done = [run.plan for run in writer.runs if run.measurement is not None]
-    again = [plan for plan in plans if plan not in done]
-    writer.runs[:] = [run for run in writer.runs if run.plan not in again]
-    runs = measure_all(again, how, watcher)
+    again = [one for one in requests if one.plan not in done]
+    anew = [one.plan for one in again]
+    writer.runs[:] = [run for run in writer.runs if run.plan not in anew]
+    runs = measure_all(again, watcher)
     left = len(again)
     try:
         for run in runs:

@@ -1,7 +1,5 @@
 """The options that describe a plan, the same for every verb that takes one."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
@@ -10,8 +8,8 @@ from typing import Annotated, Any
 
 from memcalc.catalog import plan as plans
 from memcalc.catalog.launch_files import FILES, spelled_out
-from memcalc.cli import complete
-from memcalc.cli.command import Command, argument, declared, option, say, verb
+from memcalc.cli import completion
+from memcalc.cli.command import Command, argument, declared, file_option, option, say, verb
 from memcalc.errors import UsageError
 from memcalc.files import untrusted_values
 from memcalc.records.fields import FIELDS, Field
@@ -27,14 +25,12 @@ def plan_option(name: str) -> Any:
     field = FIELDS[name]
     words = f"{field.help} {field.typed}".strip()
     if field.kind is bool:
-        return option(
-            f"--{field.option}/--no-{field.option}", help=words, rich_help_panel=field.group
-        )
+        return option(f"--{field.option}/--no-{field.option}", words, rich_help_panel=field.group)
     return option(
         f"--{field.option}",
-        help=words,
+        words,
         metavar=_NAMED.get(field.name, "NAME" if field.choices else _METAVARS[field.kind]),
-        autocompletion=complete.of(field),
+        autocompletion=completion.offers(field),
         rich_help_panel=field.group,
     )
 
@@ -42,7 +38,7 @@ def plan_option(name: str) -> Any:
 def _parameter(field: Field) -> Parameter:
     """A field of a plan as an argument or option; what is typed, the field itself reads."""
     if field.name == "model":
-        told = argument(field.help, autocompletion=complete.models, metavar="MODEL")
+        told = argument(field.help, autocompletion=completion.models, metavar="MODEL")
         return _declared("model", str | None, told)
     kind: Any = list[str] if field.repeats else bool if field.kind is bool else str
     return _declared(field.name, kind | None, plan_option(field.name))
@@ -53,15 +49,11 @@ def _declared(name: str, kind: Any, told: Any) -> Parameter:
 
 
 def with_plan(*examples: str) -> Callable[[Callable[..., None]], Command]:
-    """Make a verb that takes a plan; its function gets ``settings`` in place of the options.
-
-    Args:
-        *examples: what may be typed.
-    """
+    """Make a verb that takes a plan; its function gets ``settings`` in place of the options."""
 
     def made(function: Callable[..., None]) -> Command:
         model, *rest = (_parameter(field) for field in FIELDS.values() if field.option is not None)
-        file = option("--plan", help="TOML file with these settings.", metavar="FILE")
+        file = file_option("--plan", "TOML file with these settings.")
         rest.append(_declared("plan_file", Path | None, file))
         own = dict(signature(function, eval_str=True).parameters)
         del own["settings"]
@@ -129,11 +121,7 @@ def plans_of(settings: dict[str, Any]) -> list[Plan]:
 
 
 def plan_of(settings: dict[str, Any], what: str) -> Plan:
-    """The one plan of the settings.
-
-    Args:
-        settings: as ``with_plan`` gives them.
-        what: the verb does, for the sentence that refuses several optimizers.
+    """The one plan of the settings; ``what`` begins the sentence that refuses several.
 
     Raises:
         UsageError: there are several, or one cannot be understood.

@@ -1,7 +1,5 @@
 """Names that other tools give to an option: transformers, torchrun, DeepSpeed, unsloth, vLLM."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 _NAMES = {
@@ -46,10 +44,6 @@ _BY_NAME = {theirs: ours for ours, names in _NAMES.items() for theirs in names.s
 
 def instead(name: str, options: Collection[str]) -> str | None:
     """What to do in place of an option that another tool calls ``name``, in a few words.
-
-    Args:
-        name: as it was typed, with its dashes.
-        options: what the verb has.
 
     Returns:
         The option of this verb to type; ``None`` where it has none that is known.

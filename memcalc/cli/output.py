@@ -1,4 +1,4 @@
-"""Output options, and writing an answer in its format."""
+"""Formats that answers are written in, output options, and writing an answer."""
 
 from __future__ import annotations
 
@@ -7,31 +7,95 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
-from memcalc.cli.command import option, say
-from memcalc.cli.values import TEXT
+from memcalc.cli.command import TEXT, file_option, option, say
+from memcalc.errors import UsageError, unknown
 from memcalc.files import artifact
-from memcalc.files.formats import FORMATS, formats, listed
 
 if TYPE_CHECKING:
     from memcalc.records.prediction import Prediction
     from memcalc.report.blocks import Block
     from memcalc.report.suggested import Work
 
+
+class Format(NamedTuple):
+    """One format."""
+
+    extension: str
+    """Empty: no file is recognized by it."""
+    kinds: str
+    """What can be written in it, in words."""
+
+
+_ANSWERS = "predictions simulation explanation snapshot fit suggestions cards difference check"
+
+FORMATS = {
+    "table": Format(".txt", f"{_ANSWERS} measurements driver"),
+    "json": Format(".json", f"{_ANSWERS} driver"),
+    "markdown": Format(".md", f"{_ANSWERS} measurements driver"),
+    "csv": Format(".csv", "predictions simulation"),
+    "github": Format("", "check"),
+    "junit": Format(".xml", "check"),
+    "sarif": Format(".sarif", "check"),
+    "html": Format(".html", "page simulation"),
+    "svg": Format(".svg", "page simulation"),
+    "png": Format(".png", "page simulation"),
+    "pdf": Format(".pdf", "page simulation"),
+    "pickle": Format(".pickle", "page simulation"),
+}
+
+
+def formats(kind: str) -> tuple[str, ...]:
+    """Names of the formats of this kind of answer."""
+    return tuple(name for name, one in FORMATS.items() if kind in one.kinds.split())
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as a sentence ends with them: ``a, b or c``."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
+    """The format that was asked for: by name, or by the extension of the file it goes to.
+
+    Raises:
+        UsageError: this kind of answer is not written so, or no file can be there.
+    """
+    if output is not None:
+        artifact.check_place(output)
+    known = formats(kind)
+    if name is not None:
+        if name not in known:
+            raise unknown("format", name, known, hint=f"choose {listed(known)}.")
+        return name
+    if output is None:
+        return "table"
+    by_extension = {FORMATS[one].extension: one for one in known if FORMATS[one].extension}
+    found = by_extension.get(output.suffix.lower())
+    if found is None:
+        named = "" if kind in ("page", "check") else ", or add --format"
+        choice = listed(list(by_extension))
+        raise UsageError(
+            f"No format belongs to {str(output)!r}: let its name end in {choice}{named}."
+        )
+    return found
+
+
 Output = Annotated[
     Path | None,
-    option("--output", "-o", metavar="FILE", help="Write here; format by extension."),
+    file_option("--output", "-o", "Write here; format by extension."),
 ]
-Verbose = Annotated[bool, option("--verbose", "-v", help="Print every figure, rule and source.")]
-NoCache = Annotated[bool, option("--no-cache", help="Neither read nor keep answers on disk.")]
+Verbose = Annotated[bool, option("--verbose", "-v", "Print every figure, rule and source.")]
+NoCache = Annotated[bool, option("--no-cache", "Neither read nor keep answers on disk.")]
 _NARROWEST, _WIDEST = 60, 140
 
 
 def format_option(*kinds: str) -> Any:
     """The option that names the format of such answers, for ``Annotated``."""
     names = [name for name in FORMATS if any(name in formats(kind) for kind in kinds)]
-    return option("--format", "-f", value=TEXT, help=f"{listed(names)}.")
+    return option("--format", "-f", f"{listed(names)}.", value=TEXT)
 
 
 def put(text: str, output: Path | None = None) -> None:
@@ -75,14 +139,7 @@ def in_full(verbose: bool, output: Path | None, name: str) -> bool:
 def deliver(
     name: str, output: Path | None, blocks: Iterable[Block], **others: Callable[[], str]
 ) -> None:
-    """Print or write an answer.
-
-    Args:
-        name: of the format.
-        output: the file; ``None``: standard output.
-        blocks: the answer, for people.
-        **others: what makes the text of each format for programs.
-    """
+    """Print or write an answer: as blocks, or by what makes the text of the format."""
     from memcalc.report.blocks import markdown, terminal
 
     if name in others:
@@ -99,13 +156,19 @@ def deliver_predictions(
     found: Sequence[Prediction], name: str, output: Path | None, *, verbose: bool = False
 ) -> None:
     """Print or write predictions."""
-    from memcalc.report import csv, json, predictions
+    from memcalc.report import predictions
 
     if name == "markdown":
         blocks = [b for p in found for b in predictions.blocks([p])]
     else:
         blocks = predictions.blocks(found, verbose=in_full(verbose, output, name))
-    deliver(name, output, blocks, json=lambda: json.render(found), csv=lambda: csv.render(found))
+    deliver(
+        name,
+        output,
+        blocks,
+        json=lambda: predictions.as_json(found),
+        csv=lambda: predictions.as_csv(found),
+    )
 
 
 def deliver_answer(

@@ -111,11 +111,7 @@ class _Logged(Steps):
 
 @contextmanager
 def progress(what: str) -> Iterator[Steps]:
-    """Say what is being done for as long as the context lasts.
-
-    Args:
-        what: in a few words, such as ``estimating gpt2``.
-    """
+    """Say what is being done, such as ``estimating gpt2``, for as long as the context lasts."""
     if not sys.stderr.isatty():
         logged = _Logged(what)
         try:

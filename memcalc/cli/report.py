@@ -1,23 +1,19 @@
 """``memcalc report``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from memcalc.advice.explain.difference import difference
-from memcalc.advice.explain.explain import Wish, explain_plan
-from memcalc.advice.explain.sections import Chapter, again, chapter
-from memcalc.cli.command import Depth, Remedies, argument, option, say
+from memcalc.advice.explain.explain import Chapter, again, chapter, explain_plan
+from memcalc.cli.command import Depth, Remedies, argument, file_option, say
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import NoCache, put, wrote
+from memcalc.cli.output import NoCache, chosen, put, wrote
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import check_alone, only_prediction, plans_in, saved
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.files import artifact
-from memcalc.files.formats import chosen
 from memcalc.files.results import load, predictions
 from memcalc.records.plan import Plan
 from memcalc.report.page import Document
@@ -28,10 +24,10 @@ _Other = Annotated[
 ]
 _Output = Annotated[
     Path | None,
-    option(
-        *("--output", "-o"),
-        metavar="FILE",
-        help="Write here: .html is the page; .svg, .png and .pdf its main picture; .pickle a "
+    file_option(
+        "--output",
+        "-o",
+        "Write here: .html is the page; .svg, .png and .pdf its main picture; .pickle a "
         "predicted memory snapshot for pytorch.org/memory_viz.",
     ),
 ]
@@ -65,9 +61,8 @@ def command(
         raise UsageError("A snapshot is of one answer: name one file.")
     explanation = None
     if data is None and remedies and name == "html" and len(plans := plans_of(settings)) == 1:
-        wish = Wish(depth=depth, use_cache=not no_cache)
         with progress(f"explaining {plans[0].name}"):
-            explanation = explain_plan(plans[0], wish)
+            explanation = explain_plan(plans[0], depth=depth, use_cache=not no_cache)
     counted = explanation is not None
     with Tracer(use_cache=not no_cache, counted=counted) as tracer, progress("drawing"):
         if other is not None:
@@ -99,7 +94,7 @@ def _one_of(file: str, tracer: Tracer, depth: int | None) -> Chapter:
 def draw(traced: Traced, name: str, output: Path) -> None:
     """Write the page, a picture or a snapshot of what was just traced."""
     if name == "pickle":
-        from memcalc.advice.explain.snapshot import predicted
+        from memcalc.advice.explain.timeline import predicted
 
         predicted(traced, output)
         wrote(output)

@@ -1,7 +1,5 @@
 """``memcalc run -- COMMAND``."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from memcalc.cli.command import AS_TYPED, Words, option, say, verb
+from memcalc.cli.command import AS_TYPED, Words, file_option, say, verb
 from memcalc.cli.output import seen_width
 from memcalc.errors import UsageError
 from memcalc.files import results
@@ -23,9 +21,7 @@ from memcalc.files import results
 )
 def command(
     command: Words,
-    output: Annotated[
-        Path | None, option("--output", "-o", metavar="FILE", help="Add the result here.")
-    ] = None,
+    output: Annotated[Path | None, file_option("--output", "-o", "Add the result here.")] = None,
 ) -> None:
     """Run any command and report its GPU and main memory; its exit code is passed on."""
     from memcalc.measure.watched_command import run

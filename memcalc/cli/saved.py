@@ -1,7 +1,5 @@
 """Result files that are named on the command line."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,39 +1,32 @@
 """``memcalc show``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
-from memcalc.cli.command import Top, argument, option, verb
+from memcalc.cli.command import TEXT, Top, argument, counted, option, verb
 from memcalc.cli.output import (
     Output,
     Verbose,
+    chosen,
     deliver,
     deliver_answer,
     deliver_predictions,
     format_option,
 )
-from memcalc.cli.values import TEXT, counted
 from memcalc.errors import UsageError
 from memcalc.files import artifact
-from memcalc.files.formats import chosen
 from memcalc.files.results import load, predictions
 
 _AllocConf = Annotated[
     list[str] | None,
     option(
         "--alloc-conf",
+        "For a snapshot: PYTORCH_ALLOC_CONF to replay it under; repeatable.",
         metavar="CONF",
-        help="For a snapshot: PYTORCH_ALLOC_CONF to replay it under; repeatable.",
     ),
 ]
-_Gpu = Annotated[
-    str | None, option("--gpu", value=TEXT, help="For a snapshot: GPU to replay it on.")
-]
-_Device = Annotated[
-    int, option("--device", value=counted(0), help="For a snapshot: index of the GPU.")
-]
+_Gpu = Annotated[str | None, option("--gpu", "For a snapshot: GPU to replay it on.", value=TEXT)]
+_Device = Annotated[int, option("--device", "For a snapshot: index of the GPU.", value=counted(0))]
 _SNAPSHOTS = (".pickle", ".pkl")
 
 
@@ -79,7 +72,7 @@ def command(
     if kind == "measurements":
         deliver(chosen(kind, format, output), output, measured.blocks(load(file)))
     elif kind in KINDS:
-        name = chosen(KINDS[kind].format, format, output)
+        name = chosen(str(kind), format, output)
         deliver_answer(read(data, file), name, output, top=top, verbose=verbose)
     else:
         name = chosen("predictions", format, output)

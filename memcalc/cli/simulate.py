@@ -1,7 +1,5 @@
 """``memcalc simulate -- COMMAND``."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from itertools import pairwise
@@ -9,36 +7,29 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from memcalc.cli.command import AS_TYPED, Words, option, say, verb
+from memcalc.cli.command import AS_TYPED, TEXT, Words, counted, option, say, verb
 from memcalc.cli.options import plan_option
-from memcalc.cli.output import Output, Verbose, deliver_predictions, format_option
+from memcalc.cli.output import Output, Verbose, chosen, deliver_predictions, format_option, formats
 from memcalc.cli.progress import progress
-from memcalc.cli.values import TEXT, counted
 from memcalc.errors import EstimateError, UsageError
-from memcalc.files.formats import chosen, formats
 from memcalc.script.command import to_type
 from memcalc.script.records import Ending
 from memcalc.units import format_bytes
 
 _Steps = Annotated[
     int,
-    option("--steps", value=counted(0), help="Stop after this many optimizer steps; 0: never."),
+    option("--steps", "Stop after this many optimizer steps; 0: never.", value=counted(0)),
 ]
 _Weights = Annotated[
     bool,
     option(
         "--weights",
-        help="Download and read real weights, for scripts whose control flow depends on their "
-        "values.",
+        "Download and read real weights, for scripts whose control flow depends on their values.",
     ),
 ]
 _Python = Annotated[
     str | None,
-    option(
-        "--python",
-        value=TEXT,
-        help="The Python that runs it, with PyTorch. Default: this one.",
-    ),
+    option("--python", "The Python that runs it, with PyTorch. Default: this one.", value=TEXT),
 ]
 
 

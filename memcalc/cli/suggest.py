@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memcalc.catalog import gpus
-from memcalc.cli.command import option
+from memcalc.cli.command import TEXT, TOKENS, of, option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.output import NoCache, Output, Verbose, deliver_answer, format_option, put
+from memcalc.cli.output import NoCache, Output, Verbose, chosen, deliver_answer, format_option, put
 from memcalc.cli.progress import progress
-from memcalc.cli.values import TEXT, TOKENS, of
 from memcalc.errors import UsageError
-from memcalc.files.formats import chosen
 from memcalc.records.plan import Plan
 
 if TYPE_CHECKING:
@@ -27,20 +25,20 @@ _Program = Annotated[
     str | None,
     option(
         "--as",
+        "Print the best way alone, as settings of this program.",
         value=_PROGRAM,
         metavar="[trainer|accelerate|axolotl]",
-        help="Print the best way alone, as settings of this program.",
     ),
 ]
 _Tokens = Annotated[
-    float | None, option("--tokens", value=TOKENS, help="Tokens to train on; adds the hours.")
+    float | None, option("--tokens", "Tokens to train on; adds the hours.", value=TOKENS)
 ]
 _Price = Annotated[
     str | None,
     option(
         "--price",
+        "Price of one GPU for an hour, or a TOML file with one for each GPU; adds the cost.",
         value=TEXT,
-        help="Price of one GPU for an hour, or a TOML file with one for each GPU; adds the cost.",
     ),
 ]
 
@@ -66,7 +64,7 @@ def command(
     names, or all (-v). A step has --batch times --grad-accum samples; what is suggested keeps their
     number.
     """
-    from memcalc.advice.suggest import prices
+    from memcalc.advice.suggest import speed_and_price
     from memcalc.advice.suggest.suggest import suggest_plan
     from memcalc.report import suggested
 
@@ -74,7 +72,7 @@ def command(
     if price is not None and tokens is None:
         raise UsageError("A price needs a number of tokens: add --tokens 1e9.")
     name = chosen("suggestions", format, output)
-    known = prices.read(price) if price is not None else None
+    known = speed_and_price.read(price) if price is not None else None
     work = suggested.Work(tokens=tokens, prices=known)
     if plan.gpu is None:
         if program is not None:
@@ -107,13 +105,13 @@ def _cards(
 ) -> None:
     """Which card the model needs."""
     from memcalc.advice.suggest.gpus import cards
-    from memcalc.report import gpus as report
+    from memcalc.report import suggested
 
     with progress(f"finding cards that train {plan.model}") as steps:
 
         def tell(one: Any, count: int) -> None:
             steps.at(steps.done + 1, count)
-            steps.row(report.words(one))
+            steps.row(suggested.card_words(one))
 
         among = gpus.table() if verbose else None
         if work.prices is not None and work.prices.by_gpu:

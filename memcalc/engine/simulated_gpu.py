@@ -9,8 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from memcalc.catalog.capabilities import ARCHITECTURES, Target
-from memcalc.catalog.gpus import Gpu
+from memcalc.catalog.gpus import ARCHITECTURES, Gpu, Target
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
 from memcalc.files import cache

@@ -9,8 +9,6 @@ Legend: b batch, s tokens, h hidden, f width of the MLP, a heads, g key-value he
 L layers, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A prediction from closed forms alone: weights, gradients, states exact, the rest by formula."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Sequence
 
@@ -22,9 +20,8 @@ from memcalc.estimation.activations import (
     read_blocks,
     saved,
 )
-from memcalc.estimation.described import described
+from memcalc.estimation.described import described, is_whole
 from memcalc.estimation.fits import device_of, hopeless
-from memcalc.estimation.state import is_whole
 from memcalc.records.model import Inventory, OptimizerState, Parameter, Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import PhasePeak, Prediction
@@ -43,6 +40,27 @@ _LIST_TEMPORARIES = {"adadelta": 1, "adagrad": 2}
 """Whole lists of temporaries that a foreach step holds; one for the rest (torch/optim, 2.13)."""
 
 
+class Live(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run over one micro-batch keeps, in bytes; zero where ``unknown`` says why."""
+
+    seq: int | None
+    activations: int = 0
+    """Saved for backward when forward ends."""
+    loss_gradient: int = 0
+    outputs: int = 0
+    """Returned by the model; where the loop keeps them, until the next forward has ended."""
+    unknown: str = ""
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not depend on the batch, in bytes."""
+
+    weights: int
+    buffers: int
+    states: int
+    gradients: int
+
+
 def estimate(
     plan: Plan,
     source: ModelSource,
@@ -51,16 +69,7 @@ def estimate(
     choice: Choice,
     gpu: Gpu | None = None,
 ) -> Prediction:
-    """Predict without running any code.
-
-    Args:
-        plan: what to train.
-        source: its config tells the sizes of the blocks.
-        inventory: every tensor, as planned.
-        state: of the optimizer, for tensors of the plan's precision.
-        choice: the optimizer.
-        gpu: where it should fit; ``None``: nowhere in particular.
-    """
+    """Predict without running any code, for tensors in the plan's precision."""
     # Updated inside backward, no two parameters' gradients are held together.
     in_backward = plan.optim_in_backward or choice.row.in_backward
     together = [max(inventory.trainable, key=lambda p: p.numel)] if in_backward else None
@@ -104,27 +113,6 @@ def _unknown(live: Live, *, fits: bool) -> dict[str, str]:
     if live.unknown:
         unknown["activations"] = live.unknown
     return unknown
-
-
-class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run over one micro-batch keeps, in bytes; zero where ``unknown`` says why."""
-
-    seq: int | None
-    activations: int = 0
-    """Saved for backward when forward ends."""
-    loss_gradient: int = 0
-    outputs: int = 0
-    """Returned by the model; where the loop keeps them, until the next forward has ended."""
-    unknown: str = ""
-
-
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not depend on the batch, in bytes."""
-
-    weights: int
-    buffers: int
-    states: int
-    gradients: int
 
 
 def _phases(
@@ -207,10 +195,6 @@ def least(plan: Plan, inventory: Inventory) -> int:
     Weights and optimizer state, and all gradients unless each is used inside backward. Beside
     adapters only the weights that they adapt count. Over GPUs it is the mean of what they divide,
     which the fullest holds at least; nothing where shards wait in host memory.
-
-    Args:
-        plan: what is trained.
-        inventory: of the model without adapters, in any precision.
 
     Raises:
         MemcalcError: the optimizer has no closed form, or nothing is left to train.

@@ -1,14 +1,12 @@
 """Asks a child process to run plans; its failures become one sentence."""
 
-from __future__ import annotations
-
 import atexit
 import base64
 import os
 import tempfile
 import threading
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -63,7 +61,7 @@ class Engines:
         self._lock = threading.Lock()
         self.closed = False
 
-    def __enter__(self) -> Engines:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -155,18 +153,14 @@ class Client:
     """
 
     def __init__(self, engines: Engines | None = None) -> None:
-        """Ask nothing yet.
-
-        Args:
-            engines: fork the child; ``None``: engines of the client's own.
-        """
+        """Ask nothing yet; without engines the client has its own."""
         self._own = engines is None
         self._engines = engines or Engines()
         self._child: Child | None = None
         self._runs: tuple[str | None, str | None] = (None, None)
         """Releases that the child runs."""
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -193,13 +187,7 @@ class Client:
     def judged(
         self, plan: Plan, devices: Sequence[Device], lengths: Sequence[int] = ()
     ) -> Judged | MemcalcError:
-        """Run one plan, and see which of these devices it fits.
-
-        Args:
-            plan: what to run.
-            devices: where it should fit.
-            lengths: of batches to train on, one a step; empty: those of the plan.
-        """
+        """Run one plan, over batches of these lengths if any, and see which devices it fits."""
         told = [encode(device) for device in devices]
         return self._decoded(Judged, "judged", plan, devices=told, lengths=list(lengths))
 

@@ -1,25 +1,16 @@
-"""What every prediction says of its plan, whoever answers: sizes, the peak, and rules of thumb.
-
-Sources of the rules: transformers documentation, "Methods and tools for efficient training on a
-single GPU" (8, 4 and 2 bytes of optimizer state per parameter) and "Model training anatomy" (18
-bytes per parameter for mixed-precision training with AdamW, 6 for inference); 24 bytes per
-parameter for fp32 training with AdamW is 16 for weights, gradients and states and half as much
-again.
-"""
-
-from __future__ import annotations
+"""What every prediction says of its plan, whoever answers: sizes, state, rules of thumb."""
 
 from collections.abc import Sequence
 
-from memcalc.records.model import Inventory, OptimizerState
+from memcalc import registry
+from memcalc.estimation.question import Asked
+from memcalc.records.model import DTYPE_BYTES, Inventory, OptimizerState, StateTensor
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Peak, PhasePeak, Prediction, RuleOfThumb
-from memcalc.records.trace import Component
+from memcalc.records.trace import Component, Trace
+from memcalc.records.walk import alive, program_end
 from memcalc.registry import Choice
-
-_MIXED_TRAINING = 18
-_MIXED_INFERENCE = 6
-_WHOLE = 24
+from memcalc.workload import layouts
 
 
 def described(
@@ -31,17 +22,7 @@ def described(
     components: dict[Component, int],
     method: str,
 ) -> Prediction:
-    """A prediction as far as requested bytes go.
-
-    Args:
-        plan: what was asked.
-        inventory: its tensors.
-        choice: its optimizer.
-        state: what that keeps.
-        phases: peak of each.
-        components: what is held at the highest of them.
-        method: who answers.
-    """
+    """A prediction as far as requested bytes go; components are those of the highest phase."""
     top = highest(phases)
     return Prediction(
         plan=plan,
@@ -74,25 +55,69 @@ def rules_of_thumb(
 ) -> tuple[RuleOfThumb, ...]:
     """The rules that a model's size lets people compute in their head.
 
-    Args:
-        plan: for the optimizer's name.
-        parameters: number of parameters, tied once.
-        trainable: those of them that train; only they have state.
-        state_rule: bytes of state per parameter that the rule gives this optimizer.
+    Sources: transformers documentation, "Methods and tools for efficient training on a single GPU"
+    (8, 4 and 2 bytes of optimizer state per parameter that trains) and "Model training anatomy" (18
+    bytes per parameter for mixed-precision training with AdamW, 6 for inference); 24 bytes per
+    parameter for fp32 training with AdamW is 16 for weights, gradients and states and half as much
+    again.
     """
-    if plan.infers:
-        return _rules([("mixed-precision inference", parameters, _MIXED_INFERENCE)])
-    rules: list[tuple[str, int, float]] = []
-    if state_rule is not None:
-        rules.append((f"{plan.optim} state", trainable, state_rule))
-    rules.append(("mixed-precision AdamW training", parameters, _MIXED_TRAINING))
-    rules.append(("mixed-precision inference", parameters, _MIXED_INFERENCE))
-    rules.append(("fp32 AdamW training, all told", parameters, _WHOLE))
-    return _rules(rules)
-
-
-def _rules(rules: Sequence[tuple[str, int, float]]) -> tuple[RuleOfThumb, ...]:
+    inference: tuple[str, int, float] = ("mixed-precision inference", parameters, 6)
+    rules = [inference]
+    if not plan.infers:
+        rules = [
+            *([(f"{plan.optim} state", trainable, state_rule)] if state_rule is not None else []),
+            ("mixed-precision AdamW training", parameters, 18),
+            inference,
+            ("fp32 AdamW training, all told", parameters, 24),
+        ]
     return tuple(
         RuleOfThumb(name=name, bytes_per_parameter=each, bytes=round(count * each))
         for name, count, each in rules
+    )
+
+
+_UNDIVIDED = ("single", "ddp")
+"""Layouts in which each GPU holds all of the state."""
+
+_SHARE = "this GPU's share of the state, from its run"
+_OF_ITS_CODE = "from a run of the optimizer's own code; state in host memory is not included"
+
+
+NO_STATE = OptimizerState(optimizer="none", implementation="none", tensors=())
+"""Of a plan that trains nothing."""
+
+
+def is_whole(plan: Plan) -> bool:
+    """Whether each GPU holds all weights, gradients and optimizer state of a plan."""
+    return layouts.spread(plan).layout in _UNDIVIDED
+
+
+def state_for(question: Asked, trace: Trace) -> OptimizerState:
+    """What the optimizer keeps on one GPU.
+
+    Where state is divided over GPUs, no closed form is kept of the division, and of a class of
+    somebody's own there is none: it is what the trace holds after the last step, which leaves out
+    counters in host memory.
+    """
+    if question.plan.infers:
+        return NO_STATE
+    choice = question.choice
+    whole = is_whole(question.plan)
+    if whole and (choice.row.closed_form or not choice.traceable):
+        return registry.state_of(choice, trace.inventory.parameters, question.plan)
+    held = (trace.storages[number] for number in alive(trace, program_end(trace) - 1))
+    return OptimizerState(
+        optimizer=question.choice.name,
+        implementation=question.choice.row.implementation,
+        tensors=tuple(
+            StateTensor(
+                parameter=one.module,
+                name=one.op,
+                dtype=one.dtype or "uint8",
+                numel=one.bytes // DTYPE_BYTES[one.dtype or "uint8"],
+            )
+            for one in held
+            if one.component is Component.OPTIMIZER_STATE
+        ),
+        notes=(_OF_ITS_CODE if whole else _SHARE,),
     )

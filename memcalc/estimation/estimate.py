@@ -4,25 +4,105 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from memcalc import registry
+from memcalc.catalog import inventory, models
 from memcalc.catalog.plan import make, to_simulate
-from memcalc.errors import EstimateError, MemcalcError
-from memcalc.estimation import analytic_answer
+from memcalc.errors import EstimateError, MemcalcError, UsageError
+from memcalc.estimation.analytic import as_planned
+from memcalc.estimation.analytic import estimate as by_closed_forms
 from memcalc.estimation.question import canonical, code_in
 from memcalc.estimation.validate import Checked, check
 from memcalc.files import cache
+from memcalc.records.model import Inventory
 from memcalc.records.plan import Method, Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
 from memcalc.records.values import checked
+from memcalc.workload import layouts
 
 if TYPE_CHECKING:
     from memcalc.estimation.client import Client
     from memcalc.estimation.pool import Pool
+
+
+def analytic_answers(plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
+    """Answer each plan, or say why it cannot be."""
+    with Inventories() as inventories:
+        for plan in plans:
+            try:
+                yield _by_closed_forms(plan, inventories)
+            except MemcalcError as error:
+                yield error
+
+
+def _by_closed_forms(plan: Plan, inventories: Inventories) -> Prediction:
+    checked = check(plan)
+    uncovered = {
+        "several GPUs": layouts.spread(plan).world > 1,
+        "inference": plan.infers,
+        f"a base in {plan.scheme}": plan.scheme is not None,
+        "Liger's kernels": plan.liger,
+        "compiled models": plan.compile is not None,
+    }
+    if what := next((what for what, asked in uncovered.items() if asked), None):
+        raise UsageError(f"--method analytic does not cover {what}: leave it out.")
+    source, choice = checked.source, checked.choice
+    tensors = as_planned(inventories.of(checked), plan)
+    state = registry.state_of(choice, tensors.parameters, plan)
+    answer = by_closed_forms(plan, source, tensors, state, choice, checked.gpu)
+    notes = (*models.notes(plan.model), *checked.notes)
+    return replace(
+        answer,
+        assumptions=(*notes, *answer.assumptions),
+        uncounted=(*checked.uncounted, *answer.uncounted),
+    )
+
+
+class Inventories:
+    """The tensors of models; those that are not shipped are built once, in a child process."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._client: Client | None = None
+        self._known: dict[tuple[str, ...], Inventory] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def of(self, checked: Checked) -> Inventory:
+        """The inventory of a plan's model with its head.
+
+        Raises:
+            MemcalcError: the model cannot be built.
+        """
+        plan, source, head = checked.plan, checked.source, checked.head
+        # Adapters are added by peft's own code, in the precision that it gives them.
+        adapted = (plan.adapters, plan.precision) if plan.adapters is not None else ()
+        key = (source.name, head.name, *adapted)
+        if key not in self._known:
+            shipped = inventory.load(source, head.name) if not adapted else None
+            self._known[key] = shipped or self._built(plan)
+        return self._known[key]
+
+    def _built(self, plan: Plan) -> Inventory:
+        from memcalc.estimation.client import Client, warm_engines
+
+        if self._client is None:
+            engines = self._stack.enter_context(warm_engines)
+            self._client = self._stack.enter_context(Client(engines))
+        answer = self._client.inventory(plan)
+        if isinstance(answer, MemcalcError):
+            raise answer
+        return answer
+
 
 Answer = Prediction | MemcalcError
 T = TypeVar("T")
@@ -58,7 +138,7 @@ def advised(error: MemcalcError, plan: Plan, method: str) -> MemcalcError:
     """The error with what can be known without a trace, where it is a trace that failed."""
     if not isinstance(error, EstimateError) or method == "analytic":
         return error
-    if not isinstance(next(analytic_answer.answers([plan])), Prediction):
+    if not isinstance(next(analytic_answers([plan])), Prediction):
         return error
     return EstimateError(
         f"{str(error).rstrip('.')}. Without a trace, --method analytic gives the weights, "
@@ -79,7 +159,7 @@ def answers(
     """
     checked("method", Method, method)
     if method == "analytic":
-        yield from analytic_answer.answers(plans)
+        yield from analytic_answers(plans)
         return
     with Tracer(use_cache=use_cache, workers=workers) as tracer:
         yield from tracer.answers(plans)
@@ -101,13 +181,7 @@ class Tracer:
     def __init__(
         self, *, use_cache: bool = True, workers: int | None = 1, counted: bool = False
     ) -> None:
-        """Start nothing yet; arguments as for ``answers``.
-
-        Args:
-            use_cache: keep and reuse answers on disk.
-            workers: the most processes that trace at once.
-            counted: answers say how many operations a step takes, which costs one step more.
-        """
+        """Start nothing yet; ``counted``: operations of a step too, which costs one step more."""
         self._use_cache = use_cache
         self._counted = counted
         self.workers = workers
@@ -115,7 +189,7 @@ class Tracer:
         self._pool: Pool | None = None
         self._checked: dict[Plan, Checked | MemcalcError] = {}
 
-    def __enter__(self) -> Tracer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -127,7 +201,7 @@ class Tracer:
         def ask(client: Client, plan: Plan) -> Answer:
             return client.ask(plan, counted=self._counted)
 
-        found = self._each(plans, self._answered, ask, self._keep)
+        found = self._each(plans, self._answered, ask)
         for plan, answer in zip(plans, found, strict=True):
             checked = self._check(plan)
             if isinstance(answer, Prediction) and isinstance(checked, Checked):
@@ -158,14 +232,13 @@ class Tracer:
                 return found
             return Traced(prediction=found[0], trace=found[1])
 
-        return self._each(plans, self._traced, ask, self._keep)
+        return self._each(plans, self._traced, ask)
 
     def _each(
         self,
         plans: Sequence[Plan],
         kept: Callable[[Plan], T | MemcalcError | None],
         ask: Callable[[Client, Plan], T | MemcalcError],
-        keep: Callable[[Plan, Prediction | Traced], None],
     ) -> Iterator[T | MemcalcError]:
         """What is kept of each plan, or else the answer of a child, which is kept from then on."""
         known = {plan: kept(plan) for plan in plans}
@@ -175,8 +248,9 @@ class Tracer:
             while (found := known[plan]) is None:
                 asked, answer = next(fresh)
                 known[asked] = answer
-                if isinstance(answer, Prediction | Traced):
-                    keep(asked, answer)
+                name = self._name(asked)
+                if isinstance(answer, Prediction | Traced) and name is not None:
+                    _store(name, answer)
             yield found
 
     def _answered(self, plan: Plan) -> Answer | None:
@@ -190,14 +264,12 @@ class Tracer:
     def _traced(self, plan: Plan) -> Traced | MemcalcError | None:
         """The same with the events; of a command, those of when it last ran."""
         if plan.command:
-            return _simulated(plan)
+            # It is never run again without being asked for.
+            return _kept(_simulated(plan), plan) or EstimateError(
+                f"the command's trace is no longer kept: type {to_simulate(plan, '-o run.json ')}"
+            )
         checked = self._check(plan)
         return checked if isinstance(checked, MemcalcError) else _kept(self._name(plan), plan)
-
-    def _keep(self, plan: Plan, answer: Prediction | Traced) -> None:
-        name = self._name(plan)
-        if name is not None:
-            _store(name, answer)
 
     def _check(self, plan: Plan) -> Checked | MemcalcError:
         """What a plan names, or why it is refused; found once."""
@@ -227,21 +299,19 @@ class Tracer:
         return self._pool
 
 
-def _simulated(plan: Plan) -> Traced | MemcalcError:
-    """What a command did when it last ran; it is never run again without being asked for."""
-    return _kept(cache.key(plan, {}, "simulated"), plan) or EstimateError(
-        f"the command's trace is no longer kept: type {to_simulate(plan, '-o run.json ')}"
-    )
+def _simulated(plan: Plan) -> str:
+    """Of what a command did, in the cache."""
+    return cache.key(plan, {}, "simulated")
 
 
 def keep(traced: Traced) -> None:
     """Keep what a command did for those who ask again."""
-    _store(cache.key(traced.prediction.plan, {}, "simulated"), traced)
+    _store(_simulated(traced.prediction.plan), traced)
 
 
 def _store(name: str, answer: Prediction | Traced) -> None:
     if isinstance(answer, Traced):
-        cache.store_trace(name, answer.trace)
+        cache.store(name, answer.trace)
         answer = answer.prediction
     cache.store(name, answer)
 
@@ -249,7 +319,7 @@ def _store(name: str, answer: Prediction | Traced) -> None:
 def _kept(name: str | None, plan: Plan) -> Traced | None:
     """An answer with its events, where the cache has both."""
     known = _from_cache(name, plan)
-    events = cache.load_trace(name) if name is not None and known is not None else None
+    events = cache.load(name, Trace) if name is not None and known is not None else None
     if known is None or events is None:
         return None
     return Traced(prediction=known, trace=events)

@@ -6,24 +6,87 @@ counts is whether a request fails. Source: ``DeviceCachingAllocator::malloc`` in
 c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13; the model is ``memcalc.allocator``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import msgspec
 from msgspec.structs import replace
 
+from memcalc.allocator.levels import Levels
+from memcalc.allocator.outside import eager_span, library_span, nccl_span, outside, together
+from memcalc.allocator.settings import AllocatorSettings
 from memcalc.catalog.gpus import Gpu
-from memcalc.estimation.process_share import outside_span
+from memcalc.estimation.question import version_of
 from memcalc.records.model import OptimizerState, Place
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, FitVerdict, Growth, Span
+from memcalc.records.prediction import Fit, FitVerdict, Growth, Part, Span
 from memcalc.units import format_bytes
+from memcalc.workload import layouts
 
-if TYPE_CHECKING:
-    from memcalc.allocator.levels import Levels
-    from memcalc.allocator.settings import AllocatorSettings
+CONTEXT = "CUDA context, before the first tensor"
+CODE = "code of kernels and handles of libraries"
+NCCL = "buffers of NCCL"
+EAGER = "CUDA context and all kernels of PyTorch, loaded at the start"
+CUDNN = "code of cuDNN's convolutions, loaded whole"
+OLD_DRIVER = "all kernels at the start, with a driver before 515"
+_SINCE_515 = (2, 1)
+"""PyTorch of which every build needs a driver that loads kernels lazily: those for CUDA 12 run on
+525 and later, and 2.0 was built for 11.7, which runs on 450 and later. Sources: CUDA Compatibility,
+minimum driver versions; CUDA Programming Guide 4.7.3, requirements for lazy loading (515)."""
+
+
+def outside_span(
+    gpu: Gpu | None,
+    plan: Plan | None = None,
+    *,
+    convolves: bool = False,
+    groups: tuple[int, ...] = (),
+) -> Span:
+    """Bytes outside the allocator with a model there.
+
+    Args:
+        gpu: which; ``None``: any.
+        plan: what runs; ``None``: a run on one GPU.
+        convolves: it has convolutions, for which cuDNN is loaded.
+        groups: processes in each group that communicates, beside those of the plan's layout; of a
+            script these are all.
+    """
+    named = _loaded(gpu, plan, convolves=convolves)
+    total = named.pop(None)
+    if plan is not None and not plan.command:
+        groups = (*groups, *layouts.spread(plan).groups)
+    if groups:
+        named[NCCL] = nccl_span(gpu, groups)
+        total = together(total, named[NCCL])
+    parts = tuple(
+        Part(name=name, low=span.low, likely=span.likely, high=span.high, source=span.source)
+        for name, span in named.items()
+        if name is not None
+    )
+    return replace(total, parts=parts)
+
+
+def _loaded(gpu: Gpu | None, plan: Plan | None, *, convolves: bool) -> dict[str | None, Span]:
+    """Context and code by name, and under ``None`` the whole, as the plan's kernels are loaded."""
+    held = outside(gpu)
+    lazy: dict[str | None, Span] = {CONTEXT: held.context, CODE: held.modules, None: held.total}
+    if gpu is None or plan is None or plan.module_loading == "lazy":
+        return lazy
+    version = version_of(plan.torch)
+    if plan.module_loading is None and version >= _SINCE_515:
+        return lazy
+    # All kernels of a library are loaded at once.
+    bare = whole = eager_span(gpu)
+    named: dict[str | None, Span] = {EAGER: bare}
+    library = library_span(gpu, version) if convolves else None
+    if library is not None:
+        whole = together(bare, library)
+        named[CUDNN] = library
+    if plan.module_loading == "eager":
+        return {**named, None: whole}
+    more = max(whole.high - held.total.high, 0)
+    old = Span(low=0, likely=0, high=more, source=f"PyTorch 2.0 runs there; {whole.source}")
+    return {**lazy, OLD_DRIVER: old, None: together(held.total, old)}
 
 
 MARGIN = 0.03
@@ -44,7 +107,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         """What is left for the allocator."""
         return max(self.capacity - context - self.others, 0)
 
-    def holding(self, state: OptimizerState) -> Device:
+    def holding(self, state: OptimizerState) -> Self:
         """The same for a process that holds this optimizer's managed memory beside."""
         return replace(self, others=state.total(Place.MANAGED))
 
@@ -62,13 +125,7 @@ def device_of(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = No
 
 
 def with_spare(fit: Fit, context: Span | None, spare: int) -> FitVerdict:
-    """The verdict where so many bytes of the GPU are to stay free.
-
-    Args:
-        fit: the run replayed at the device's size.
-        context: of the process.
-        spare: bytes; ``MARGIN`` of the GPU stays free in any case.
-    """
+    """The verdict where so many bytes stay free beyond the margin."""
     room, low = fit.capacity - spare, fit.needed
     if context is not None and context.likely is not None:
         low += context.low - context.likely
@@ -109,14 +166,7 @@ def judge(
     device: Device,
     unlimited: Levels,
 ) -> Fit:
-    """Replay a run with the largest context that is likely; with the smallest it is tight.
-
-    Args:
-        events: gives the run's events, from the start each time.
-        settings: of the allocator.
-        device: where.
-        unlimited: peaks of the same run on a device without a limit.
-    """
+    """Replay a run with the largest context that is likely; with the smallest it is tight."""
     low = device.room(device.context.high)
     high = device.room(device.context.low)
     allowed = settings.allowed(device.capacity)
@@ -136,12 +186,7 @@ def judge(
 
 
 def hopeless(least: int, device: Device) -> Fit | None:
-    """The answer for a run whose live bytes alone are too many for the device, else ``None``.
-
-    Args:
-        least: bytes of the blocks alive at once, at their most.
-        device: where.
-    """
+    """The answer where so many live bytes alone are too many for the device, else ``None``."""
     if least <= device.room(device.context.low):
         return None
     return Fit(

@@ -5,8 +5,6 @@ cut to their sizes, so what it reserves depends on the order they come in. A hun
 drawn, always the same ones, and three ways of training on them are compared.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -33,12 +31,7 @@ _LENGTH = re.compile("0*[1-9][0-9]{0,6}")
 
 
 def samples(text: str, count: int, longest: int | None) -> list[int]:
-    """Draw lengths, the same for the same text.
-
-    Args:
-        text: ``normal:mean,std``, ``uniform:a,b`` or the name of a file.
-        count: how many.
-        longest: where samples are cut.
+    """Draw lengths as ``FORM`` says, cut at the longest; the same for the same text.
 
     Raises:
         UsageError: it is none of these, or the file holds something else than lengths.
@@ -64,11 +57,7 @@ def samples(text: str, count: int, longest: int | None) -> list[int]:
 
 
 def varied(plan: Plan, text: str) -> Varied:
-    """Run a hundred batches of these lengths, one after the other, in three ways.
-
-    Args:
-        plan: ``seq`` is where samples are cut; ``None``: nowhere.
-        text: see ``samples``.
+    """Run a hundred batches of these lengths, cut at ``plan.seq``, in three ways.
 
     Raises:
         MemcalcError: the plan could not be run, or its model takes one length only.
@@ -81,7 +70,11 @@ def varied(plan: Plan, text: str) -> Varied:
         )
     question = asked(plan)
     drawn = samples(text, BATCHES * plan.batch, plan.seq)
-    as_drawn, bucketed = (_longest(one, plan.batch) for one in (drawn, sorted(drawn)))
+    # A batch is as long as its longest sample.
+    as_drawn, bucketed = (
+        [max(one[start : start + plan.batch]) for start in range(0, len(one), plan.batch)]
+        for one in (drawn, sorted(drawn))
+    )
     random.Random(_SEED).shuffle(bucketed)
     growing = replace(plan, alloc_conf=(f"{plan.alloc_conf},expandable_segments:True".lstrip(",")))
     runs = (
@@ -115,11 +108,7 @@ def varied(plan: Plan, text: str) -> Varied:
 
 
 def _run(question: Asked, runs: Sequence[tuple[str, Plan, Sequence[int]]]) -> list[Judged]:
-    """Run each of these, as many at once as the machine has room for.
-
-    Raises:
-        MemcalcError: one could not be run.
-    """
+    """Run each of these, as many at once as the machine has room for."""
     gpu = question.gpu
     devices = [device_of(gpu, plan=question.plan)] if gpu is not None else []
     with Pool(None) as pool, pool.threads() as threads:
@@ -137,12 +126,7 @@ def _run(question: Asked, runs: Sequence[tuple[str, Plan, Sequence[int]]]) -> li
 
 
 def over_batches(answer: Prediction, found: Varied) -> Prediction:
-    """An estimate whose peak and fit are those of all the batches, in the order drawn.
-
-    Args:
-        answer: of the plan, at the length that it names.
-        found: what the batches take.
-    """
+    """An estimate whose peak and fit are those of all the batches, in the order drawn."""
     drawn, peak = found.ways[0], answer.peak
     more = drawn.reserved - (peak.reserved or 0)
     used = peak.process_used
@@ -158,8 +142,3 @@ def over_batches(answer: Prediction, found: Varied) -> Prediction:
             process_used=None if used is None else used + more,
         ),
     )
-
-
-def _longest(samples: Sequence[int], size: int) -> list[int]:
-    """The longest sample of each batch."""
-    return [max(samples[start : start + size]) for start in range(0, len(samples), size)]

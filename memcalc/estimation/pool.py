@@ -1,14 +1,12 @@
 """Runs many plans in several child processes, within the machine's memory."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.client import Client, warm_engines
@@ -29,17 +27,13 @@ class Pool:
     """
 
     def __init__(self, workers: int | None = None) -> None:
-        """Ask nothing yet.
-
-        Args:
-            workers: at most so many processes; ``None``: what cores and free memory allow.
-        """
+        """At most so many processes; ``None``: what cores and free memory allow."""
         self.workers = workers if workers is not None else room()
         self._stack = contextlib.ExitStack()
         self._clients: list[Client] = []
         self._changed = threading.Condition()
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> Self:
         self._engines = self._stack.enter_context(warm_engines)
         for _ in range(max(self.workers, 1)):
             self._clients.append(self._stack.enter_context(Client(self._engines)))

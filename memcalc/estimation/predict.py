@@ -1,15 +1,12 @@
 """Makes a prediction from a trace: levels by phase, and components at the peak."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from msgspec.structs import replace
 
 from memcalc.catalog.gpus import Gpu
 from memcalc.estimation.described import described, highest
-from memcalc.estimation.fits import device_of
-from memcalc.estimation.process_share import outside_span
+from memcalc.estimation.fits import device_of, outside_span
 from memcalc.estimation.question import Asked
 from memcalc.estimation.replays import (
     judged,
@@ -34,13 +31,7 @@ UNCOUNTED = (
 
 
 def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
-    """Replay a trace through the allocator and read the answer off.
-
-    Args:
-        question: what was traced, and where it should fit.
-        trace: its events.
-        state: the optimizer's state by the registry, for its table.
-    """
+    """Replay a trace through the allocator and read the answer off."""
     reached = outcome(question, trace)
     crowded = when_crowded(question, trace, state, reached.peaks)
     phases = (crowded or reached).phases
@@ -119,12 +110,7 @@ GIVEN_BACK = "cached blocks that the allocator frees as the GPU fills up"
 
 
 def given_back(reserved: int, unlimited: int) -> Span:
-    """The range from what is reserved on this GPU to what is reserved on a larger one.
-
-    Args:
-        reserved: bytes, from a replay at the GPU's size, which freed cached blocks.
-        unlimited: the same on a larger GPU.
-    """
+    """The range from bytes reserved on this GPU, cache given back, to those on a larger one."""
     low, high = min(reserved, unlimited), max(reserved, unlimited)
     source = "replayed at the GPU's size and without a limit; the larger is that of a larger GPU"
     part = Part(name=GIVEN_BACK, low=low, likely=reserved, high=high, source=source)

@@ -1,7 +1,5 @@
 """A checked question: the plan with its optimizer, GPU and PyTorch."""
 
-from __future__ import annotations
-
 import re
 
 import msgspec
@@ -10,8 +8,7 @@ from msgspec.structs import replace
 from memcalc import registry
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 from memcalc.catalog import gpus, models
-from memcalc.catalog.capabilities import Target
-from memcalc.catalog.gpus import Gpu
+from memcalc.catalog.gpus import Gpu, Target
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice

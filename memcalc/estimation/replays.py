@@ -4,8 +4,6 @@ The run's own figures are PyTorch's counters. For a smaller card, or other setti
 allocator, the allocator model replays the run's history.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import deque
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Checks a plan before anything heavy is imported, and hands on what it names."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 
@@ -15,10 +13,10 @@ from memcalc.errors import SettingError, UsageError
 from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.question import ASSUMED, version_of
 from memcalc.files import compiler, extras
-from memcalc.records.compact_options import adapter
 from memcalc.records.model import Inventory
 from memcalc.records.names import FLASH_ATTN
 from memcalc.records.plan import Plan
+from memcalc.records.values import adapter
 from memcalc.registry import Choice
 from memcalc.workload import cache_layers, layouts, liger, loops, tasks
 

@@ -4,8 +4,6 @@ What a run changes in PyTorch, in packages or on the simulated GPU is gone with 
 the second answer is that of a fresh process. The model is built once for all that differ in size.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import functools
@@ -28,13 +26,13 @@ from memcalc.engine.cudnn.library import Missing
 from memcalc.engine.packages import bitsandbytes
 from memcalc.errors import UsageError
 from memcalc.estimation.client import Judged
+from memcalc.estimation.described import state_for
 from memcalc.estimation.fits import Device
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.replays import UNLIMITED, judged, outcome, room_of
 from memcalc.estimation.serving.answer import Engine, Model, predicted
 from memcalc.estimation.serving.probe import generating, read
-from memcalc.estimation.state import state_for
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack, unpack
 from memcalc.records.plan import Plan
@@ -111,10 +109,6 @@ class Worker:
 
     def trace(self, question: Asked, *, keep: bool = False) -> Trace:
         """The run that a question asks about; of several ranks the one that needs most.
-
-        Args:
-            question: what to run.
-            keep: name the operator and the dtype of every block, whatever time that takes.
 
         Raises:
             MemcalcError: it cannot be run.
@@ -306,11 +300,7 @@ def _said(question: Asked, traced: Trace, request: dict[str, Any]) -> dict[str, 
 
 
 def _served_model(program: Program) -> Model:
-    """What an engine's rules ask of the model.
-
-    Raises:
-        UsageError: they are not known for it.
-    """
+    """What an engine's rules ask of the model."""
     inputs = program.inputs
     if inputs is not None and inputs.text_only:
         raise UsageError(

@@ -1,7 +1,5 @@
 """Results as versioned JSON, readable by later versions."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -4,8 +4,6 @@ Any number of processes share the folder: a file appears whole or not at all, an
 time. What has not been asked for the longest goes when all together exceed ``$MEMCALC_CACHE_SIZE``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools
@@ -15,7 +13,6 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +21,7 @@ import msgspec
 from memcalc.errors import UsageError
 from memcalc.files.artifact import SCHEMA, encode, write_bytes
 from memcalc.files.shipped import configs
+from memcalc.files.trace_file import pack, unpack
 from memcalc.files.untrusted_values import reason
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Trace
@@ -68,13 +66,7 @@ def size_limit() -> int:
 
 
 def key(plan: Plan, config: dict[str, Any], kind: str) -> str:
-    """A name for the answer: plan, model config, versions of all code that answers.
-
-    Args:
-        plan: every name in it as the catalog spells it.
-        config: of the model.
-        kind: what is kept.
-    """
+    """A name for the answer: plan as the catalog spells it, config, versions of all code."""
     question = {
         "kind": kind,
         "plan": encode(plan),
@@ -88,49 +80,37 @@ def key(plan: Plan, config: dict[str, Any], kind: str) -> str:
 
 def load(name: str, kind: type[T]) -> T | None:
     """The record kept under this name; ``None`` where there is none or it is damaged."""
-
-    def unpacked(data: bytes) -> T:
-        body = data[:-_SEAL]
-        if _sealed(body) != data:
-            raise ValueError("it is damaged")
-        return msgspec.json.decode(body, type=kind)
-
-    return _kept(f"{name}.json", unpacked)
-
-
-def store(name: str, record: msgspec.Struct) -> None:
-    """Keep a record; a cache that cannot be written is a warning, not an error."""
-    _put(f"{name}.json", lambda: _sealed(msgspec.json.encode(record)))
-
-
-def load_trace(name: str) -> Trace | None:
-    """The trace kept under this name; ``None`` where there is none or it is damaged."""
-    from memcalc.files.trace_file import unpack
-
-    return _kept(f"{name}.trace", unpack)
-
-
-def store_trace(name: str, trace: Trace) -> None:
-    """Keep a trace; a cache that cannot be written is a warning, not an error."""
-    from memcalc.files.trace_file import pack
-
-    _put(f"{name}.trace", lambda: pack(trace))
-
-
-def _kept(file: str, unpacked: Callable[[bytes], T]) -> T | None:
-    """What is in a file of ours; a damaged one counts as missing."""
+    path = Path(name)
     try:
-        path = folder() / file
-        found = unpacked(path.read_bytes())
+        path = _file(name, kind)
+        data = path.read_bytes()
+        found: Any = unpack(data) if kind is Trace else _unsealed(data, kind)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        warnings.warn(f"ignoring the cached answer {path}: {reason(error)}", stacklevel=3)
+        warnings.warn(f"ignoring the cached answer {path}: {reason(error)}", stacklevel=2)
         return None
     # An entry's time of change says when it was last of use.
     with contextlib.suppress(OSError):
         os.utime(path)
-    return found
+    return found  # type: ignore[no-any-return]
+
+
+def store(name: str, record: msgspec.Struct) -> None:
+    """Keep a record; a cache that cannot be written is a warning, not an error."""
+    limit = size_limit()
+    try:
+        data = pack(record) if isinstance(record, Trace) else _sealed(msgspec.json.encode(record))
+        if len(data) <= limit:
+            folder().mkdir(parents=True, exist_ok=True)
+            write_bytes(_file(name, type(record)), data)
+            _evict(limit)
+    except (OSError, UsageError, ValueError) as error:
+        warnings.warn(f"the answer is not cached: {reason(error)}", stacklevel=2)
+
+
+def _file(name: str, kind: type) -> Path:
+    return folder() / f"{name}.{'trace' if kind is Trace else 'json'}"
 
 
 def _sealed(data: bytes) -> bytes:
@@ -138,16 +118,11 @@ def _sealed(data: bytes) -> bytes:
     return data + hashlib.sha256(data).digest()
 
 
-def _put(file: str, packed: Callable[[], bytes]) -> None:
-    limit = size_limit()
-    try:
-        data = packed()
-        if len(data) <= limit:
-            folder().mkdir(parents=True, exist_ok=True)
-            write_bytes(folder() / file, data)
-            _evict(limit)
-    except (OSError, UsageError, ValueError) as error:
-        warnings.warn(f"the answer is not cached: {reason(error)}", stacklevel=3)
+def _unsealed(data: bytes, kind: type[T]) -> T:
+    body = data[:-_SEAL]
+    if _sealed(body) != data:
+        raise ValueError("it is damaged")
+    return msgspec.json.decode(body, type=kind)
 
 
 def _evict(limit: int) -> None:

@@ -3,8 +3,6 @@
 It imports nothing of memcalc, for the build of the wheel loads it by its path.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -25,11 +23,7 @@ def system_compiler() -> list[str] | None:
 
 
 def run(command: Sequence[str], what: str) -> None:
-    """Compile.
-
-    Args:
-        command: the compiler and its arguments.
-        what: is compiled, for the error.
+    """Run the compiler on what an error would name.
 
     Raises:
         CompileError: it cannot be compiled.

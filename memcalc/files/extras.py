@@ -1,19 +1,10 @@
 """Packages that only some answers need, checked before the work."""
 
-from __future__ import annotations
-
 import importlib.util
 
 
 def lacking(needs: str, package: str, install: str = "", *, module: str = "") -> str | None:
-    """What to say where a package is not installed; ``None``: it is.
-
-    Args:
-        needs: who needs it, with the verb.
-        package: as people call it.
-        install: what pip is told, if not that.
-        module: what it is imported as, if not that.
-    """
+    """What to say where a package (or module of it) is not installed; ``None``: it is."""
     if is_here(module or package):
         return None
     what = install or package

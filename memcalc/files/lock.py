@@ -1,7 +1,5 @@
 """A lock beside a file, so that two programs do not write it at once."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator
@@ -16,10 +14,6 @@ def held(path: Path, *, patience: float = 0.0) -> Iterator[None]:
     """Hold the lock of a file that is going to be written, or say that another program does.
 
     The lock dies with its process; the file that carries it is removed when it is let go.
-
-    Args:
-        path: the file; through a link it is the same one.
-        patience: seconds to wait for another program.
 
     Raises:
         UsageError: another program writes there, or the folder cannot be written.

@@ -1,7 +1,5 @@
 """Whether anything may be fetched over the network; decided here alone."""
 
-from __future__ import annotations
-
 import os
 
 HOW = "--offline, HF_HUB_OFFLINE or UV_OFFLINE"

@@ -101,11 +101,6 @@ def predictions(data: dict[str, Any], path: Path) -> list[Prediction]:
 def append(path: Path, run: Run | None, *, patience: float = PATIENCE) -> None:
     """Add one run to a file, making it if there is none; ``None``: only see that this will work.
 
-    Args:
-        path: the file.
-        run: what to add.
-        patience: seconds to wait for another memcalc that writes there.
-
     Raises:
         UsageError: the file cannot be written, or holds something else.
     """
@@ -188,11 +183,6 @@ def keeping(
     path: Path | None, *, more: bool, say: Callable[[str], None]
 ) -> Iterator[ResultsWriter]:
     """Keep runs in a file, or only in memory.
-
-    Args:
-        path: where; ``None``: only in memory.
-        more: add to the runs that the file holds already.
-        say: told when the file cannot be written.
 
     Raises:
         UsageError: the file holds runs and ``more`` is false, it cannot be written, or another

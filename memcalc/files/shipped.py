@@ -1,7 +1,5 @@
 """Where the shipped configs are, inside the installed package or beside it in a checkout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,11 +18,7 @@ def configs() -> Path:
 
 
 def read(name: str, made: Callable[[Any], T]) -> T:
-    """What is made of the values in one of the files.
-
-    Args:
-        name: of a TOML or JSON file below ``configs``.
-        made: makes it; whatever it trips over is the file's fault.
+    """What is made of the values in a TOML or JSON file below ``configs``.
 
     Raises:
         UsageError: the file is missing or damaged.

@@ -4,8 +4,6 @@ A trace of a large model has hundreds of thousands of events; this takes a few b
 file is only ever read by the memcalc that wrote it or a later one, and holds nothing executable.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import operator

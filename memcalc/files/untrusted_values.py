@@ -3,8 +3,6 @@
 Nothing that is read here is run, and no file makes reading it take more than its size deserves.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -3,8 +3,6 @@
 What renders lies above the records, so the package's ``__init__`` installs it here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

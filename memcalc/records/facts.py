@@ -1,7 +1,5 @@
 """Facts about this machine, one per line."""
 
-from __future__ import annotations
-
 import msgspec
 
 

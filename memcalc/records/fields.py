@@ -4,8 +4,6 @@ A setting is written in a file or in Python as a value, and on the command line 
 it is checked against the declared type, so what is refused is refused everywhere in the same words.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from types import NoneType, UnionType

@@ -4,8 +4,6 @@ Sizes are unrounded bytes. What could not be read is ``None``, and ``Measurement
 why, under the field's name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import msgspec

@@ -1,7 +1,5 @@
 """A model's tensors and its optimizer state, each storage once."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from math import prod
 

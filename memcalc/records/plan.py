@@ -11,17 +11,17 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from memcalc.records.compact_options import (
+from memcalc.records.values import (
     NO_LORA,
     USUAL_LORA,
     Input,
     Lora,
     Release,
+    Scalar,
     Text,
     Version,
     about,
 )
-from memcalc.records.values import Scalar
 
 Method = Literal["trace", "analytic"]
 """How a plan is answered: its code runs on a simulated GPU, or closed forms stand for it."""

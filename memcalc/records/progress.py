@@ -1,7 +1,5 @@
 """How far something that takes minutes is, such as fetching a PyTorch, and who is told of it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 

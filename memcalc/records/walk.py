@@ -1,7 +1,5 @@
 """Iterates over a run's events with their phases."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
@@ -27,23 +25,17 @@ def walk(trace: Trace) -> Iterator[tuple[Mark, int, Storage]]:
             yield mark, event, trace.storages[event if event >= 0 else ~event]
 
 
-def counts(trace: Trace, phase: Phase, step: int, more: int = 0) -> bool:
+def counts(trace: Trace, phase: Phase, step: int) -> bool:
     """Is this part of a run among those whose peak is asked for?
 
     Of a script all are. Else the last step stands for all others, and resuming for itself, and so
     do loading and preparing where weights change on the way.
-
-    Args:
-        trace: the run.
-        phase: of the part.
-        step: of the part.
-        more: how often the last step was repeated.
     """
     if trace.whole:
         return True
     if phase is Phase.LOAD:
         return any(mark.phase is Phase.PREPARE for mark in trace.marks)
-    return step == (0 if phase in ONCE else trace.steps - 1 + more)
+    return step == (0 if phase in ONCE else trace.steps - 1)
 
 
 def highest(trace: Trace) -> dict[Phase, int]:

@@ -1,7 +1,6 @@
 """One registry of optimizers: names, arguments, classes, and the closed form of their state."""
 
-from memcalc.registry.choice import Choice, state_of
 from memcalc.registry.lookup import check_precision, find, of, rows
-from memcalc.registry.row import Row
+from memcalc.registry.row import Choice, Row, state_of
 
 __all__ = ["Choice", "Row", "check_precision", "find", "of", "rows", "state_of"]

@@ -2,20 +2,29 @@
 
 Source: bitsandbytes 0.50.2, optim/optimizer.py (``init_state``, ``get_state_buffer``),
 optim/ademamix.py; every row is compared with the real class. The dtype of the state does not
-follow the parameter's.
+follow the parameter's. memcalc's own optimizers, which keep states in the same form, stand below
+(docs/optimizers.md).
 """
-
-from __future__ import annotations
 
 import fnmatch
 from math import ceil
 
 from memcalc.records.model import Parameter, Place
-from memcalc.registry.row import COMMON, Args, Layout, OnCuda, Piece, Refusal, Row, number, truthy
+from memcalc.registry.row import (
+    COMMON,
+    MIN_8BIT_SIZE,
+    Args,
+    Layout,
+    OnCuda,
+    Piece,
+    Refusal,
+    Row,
+    keeps,
+    number,
+)
 from memcalc.version import installed
 
 BLOCK = 256
-MIN_8BIT_SIZE = 4096
 PAGED_FROM = 100_000
 """Elements from which a paged optimizer puts a state in managed memory."""
 _MAP = 256
@@ -39,7 +48,7 @@ def in_8bit(parameter: Parameter, args: Args) -> bool:
 
 
 def _place(numel: int, args: Args) -> Place:
-    return Place.MANAGED if truthy(args, "is_paged") and numel >= PAGED_FROM else Place.DEVICE
+    return Place.MANAGED if args.get("is_paged") and numel >= PAGED_FROM else Place.DEVICE
 
 
 def _layout(family: str, *, norm: bool = False) -> Layout:
@@ -193,24 +202,53 @@ def _refusal(name: str, paged: bool, bits: int | None) -> Refusal:
             and [*map(int, version[:2])] >= [0, 50],
             f"its states have {bits} bits, whatever optim_bits says: use {other}": bits
             and args["optim_bits"] != bits,
-            f"it is paged, whatever is_paged says: use {wide}": paged
-            and not truthy(args, "is_paged"),
-            "bitsandbytes cannot page its states: leave is_paged out": truthy(args, "is_paged")
+            f"it is paged, whatever is_paged says: use {wide}": paged and not args.get("is_paged"),
+            "bitsandbytes cannot page its states: leave is_paged out": args.get("is_paged")
             and name not in ("Adam", "AdamW", "AdEMAMix", "Lion"),
-            "bitsandbytes' optimizers have no amsgrad": truthy(args, "amsgrad"),
+            "bitsandbytes' optimizers have no amsgrad": args.get("amsgrad"),
             "bitsandbytes refuses momentum = 0: add --optim-arg momentum=0.9": name
             in ("SGD", "LARS")
             and number(args, "momentum") == 0,
-            "bitsandbytes' RMSprop cannot be centered": truthy(args, "centered"),
+            "bitsandbytes' RMSprop cannot be centered": args.get("centered"),
         }
         return next((why for why, refused in rules.items() if refused), None)
 
     return refuse
 
 
-ROWS = tuple(
-    _row(name, family, rule, paged, bits, takes, more)
-    for name, family, rule, pages, takes, more in _FAMILIES
-    for paged in ((False, True) if pages else (False,))
-    for bits in (None, 8, 32)
+def _own(name: str, class_name: str) -> Row:
+    return Row(
+        name=f"memcalc.{name}",
+        implementation=f"memcalc.optim.{class_name}",
+        summary="8-bit states, scale per 256",
+        layout=_layout(_TWO),
+        defaults={"optim_bits": 8, "min_8bit_size": MIN_8BIT_SIZE, "32bit": None},
+        shared=_shared(_TWO),  # type: ignore[arg-type]
+        in_8bit=in_8bit,
+        takes=COMMON,
+        rule=2,
+        package="memcalc",
+    )
+
+
+ROWS = (
+    *(
+        _row(name, family, rule, paged, bits, takes, more)
+        for name, family, rule, pages, takes, more in _FAMILIES
+        for paged in ((False, True) if pages else (False,))
+        for bits in (None, 8, 32)
+    ),
+    _own("adamw8bit", "AdamW8bit"),
+    _own("adam8bit", "Adam8bit"),
+    Row(
+        name="memcalc.adamw_bf16",
+        implementation="memcalc.optim.AdamWBF16",
+        summary="two moments and a correction term in bf16",
+        layout=keeps("exp_avg", "exp_avg_sq", "shift", dtype="bfloat16"),
+        takes=COMMON,
+        rule=6,
+        package="memcalc",
+        aliases=("adamwbf16", "adamw_bf16"),
+        precision="bf16",
+    ),
 )

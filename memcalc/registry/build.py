@@ -1,7 +1,5 @@
 """Builds the real optimizer of a choice."""
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import importlib
@@ -14,9 +12,8 @@ import torch
 
 from memcalc.errors import UsageError
 from memcalc.imports import is_named, line, load
-from memcalc.registry.choice import Choice
 from memcalc.registry.lookup import pair
-from memcalc.registry.row import NUMBERS
+from memcalc.registry.row import NUMBERS, Choice
 
 LEARNING_RATE = 1e-4
 _SETTLED = ("is_paged", "optim_bits", "percentile_clipping")

@@ -7,12 +7,10 @@ torchdistx 0.3 (not on PyPI: read only). benchmarks/extra_optimizers.py holds th
 packages where they are installed.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 from memcalc.records.model import DTYPE_BYTES, Parameter, Place
-from memcalc.registry.row import COMMON, Args, Piece, Row, keeps, like, number, truthy
+from memcalc.registry.row import COMMON, Args, Piece, Row, keeps, like, number
 
 _PROJECTED = "its projections depend on the rank chosen for each matrix"
 
@@ -72,7 +70,7 @@ def _anyprecision(parameter: Parameter, args: Args) -> list[Piece]:
         ("exp_avg", str(args["momentum_dtype"]), n, Place.DEVICE),
         ("exp_avg_sq", str(args["variance_dtype"]), n, Place.DEVICE),
     ]
-    if truthy(args, "use_kahan_summation"):
+    if args.get("use_kahan_summation"):
         pieces.append(("compensation", str(args["compensation_buffer_dtype"]), n, Place.DEVICE))
     return pieces
 

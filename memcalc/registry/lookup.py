@@ -1,7 +1,5 @@
 """From an optimizer's name and arguments to a choice."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re
@@ -11,16 +9,15 @@ from memcalc.errors import UsageError, unknown
 from memcalc.imports import is_named
 from memcalc.records.plan import Plan
 from memcalc.records.values import Scalar, scalar
-from memcalc.registry import bitsandbytes_rows, extra_rows, own_rows, torch_rows
-from memcalc.registry.choice import Choice
-from memcalc.registry.row import NUMBERS, SWITCHES, Row
+from memcalc.registry import bitsandbytes_rows, extra_rows, torch_rows
+from memcalc.registry.row import NUMBERS, SWITCHES, Choice, Row
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 
 
 def rows() -> tuple[Row, ...]:
     """All optimizers, torch's first."""
-    return (*torch_rows.ROWS, *bitsandbytes_rows.ROWS, *own_rows.ROWS, *extra_rows.ROWS)
+    return (*torch_rows.ROWS, *bitsandbytes_rows.ROWS, *extra_rows.ROWS)
 
 
 @functools.cache

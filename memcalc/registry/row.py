@@ -1,12 +1,13 @@
-"""A registry row of one optimizer, and the terms of its closed forms."""
+"""A registry row of one optimizer, the terms of its closed forms, and a choice of one."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
-from memcalc.records.model import Parameter, Place
+from memcalc.errors import EstimateError, UsageError
+from memcalc.records.model import OptimizerState, Parameter, Place, StateTensor
+from memcalc.records.plan import Plan
 from memcalc.records.values import Scalar
 
 Args = Mapping[str, Scalar]
@@ -19,6 +20,8 @@ OnCuda = Callable[[Parameter, Args], str | None]
 
 NUMBERS = ("lr", "betas", "eps", "weight_decay")
 SWITCHES = ("maximize", "foreach", "fused", "differentiable", "capturable")
+MIN_8BIT_SIZE = 4096
+"""Elements from which bitsandbytes and memcalc keep states in 8 bit."""
 COMMON = (*NUMBERS, "maximize")
 """Arguments that change no byte and that nearly every optimizer takes."""
 
@@ -91,12 +94,140 @@ def keeps(*names: str, dtype: str = "", place: Place = Place.DEVICE) -> Layout:
     return lambda parameter, args: like(parameter, *names, dtype=dtype, place=place)
 
 
-def truthy(args: Args, name: str) -> bool:
-    """An argument that is set and not false."""
-    return bool(args.get(name))
-
-
 def number(args: Args, name: str, default: float = 0.0) -> float:
     """An argument as a number."""
     value = args.get(name)
     return float(value) if isinstance(value, int | float) else default
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One optimizer with its arguments settled."""
+
+    name: str
+    row: Row
+    args: Mapping[str, Scalar]
+    """Everything that was given, over the row's defaults."""
+    given: Mapping[str, Scalar]
+    """What the user gave, to build the real one with."""
+
+    @property
+    def traceable(self) -> bool:
+        """Its own code runs on the simulated GPU."""
+        return self.row.untraceable is None
+
+    @property
+    def kind(self) -> str:
+        """How the step runs on CUDA: foreach, fused, for-loop or kernel-per-tensor."""
+        if not self.traceable or self.row.package == "memcalc":
+            return "kernel-per-tensor"
+        if self.args.get("fused"):
+            return "fused"
+        if self.row.name in ("adafactor", "transformers.adafactor", "muon"):
+            return "for-loop"
+        return "for-loop" if self.args.get("foreach") is False else "foreach"
+
+    def state(
+        self,
+        parameters: Sequence[Parameter],
+        loop: str = "plain",
+        *,
+        own_maps: bool = False,
+        reloaded: bool = False,
+        paged: bool = True,
+    ) -> OptimizerState:
+        """All state after the first step, in the order it is allocated, each storage once.
+
+        Args:
+            parameters: of the model; those that are frozen, and buffers, have no state.
+            loop: ``trainer`` keeps embeddings of bitsandbytes' 8-bit optimizers in 32 bit, as
+                transformers' Trainer does (trainer.py, 5.23).
+            paged: there is managed memory; on the CPU there is none, and states are plain.
+            own_maps: every parameter has an optimizer, and so the shared state, of its own.
+            reloaded: loaded from a checkpoint. bitsandbytes then copies its code maps for every
+                tensor and brings paged state back as plain device memory
+                (0.50.2, optim/optimizer.py ``load_state_dict``).
+
+        Raises:
+            EstimateError: the optimizer has no closed form.
+        """
+        layout = self.row.layout
+        if layout is None:
+            reason = self.row.unknown or "its class is not in the registry"
+            raise EstimateError(f"The state of {self.name} is not known: {reason}.")
+        sets = loop == "trainer" and self.row.package in ("bitsandbytes", "torchao")
+        args = {**self.args, "_trainer": sets}
+        trained = [p for p in parameters if p.trainable and not p.buffer and p.numel]
+        tensors: list[StateTensor] = []
+        for parameter in trained:
+            tensors += (
+                StateTensor(parameter=parameter.name, name=n, dtype=dtype, numel=size, place=place)
+                for n, dtype, size, place in layout(parameter, args)
+            )
+        copies = reloaded and self.row.package == "bitsandbytes"
+        tensors[:0] = self._shared(trained, args, each=own_maps or copies)
+        if copies or not paged:
+            tensors = [
+                replace(t, place=Place.DEVICE) if t.place is Place.MANAGED else t for t in tensors
+            ]
+        return OptimizerState(
+            optimizer=self.name,
+            implementation=self.row.implementation,
+            tensors=tuple(tensors),
+            notes=tuple(_notes(self, trained, tensors, args)),
+        )
+
+    def _shared(self, trained: Sequence[Parameter], args: Args, *, each: bool) -> list[StateTensor]:
+        """State that parameters in 8 bit share; ``each``: every one of them has its own."""
+        eight = self.row.in_8bit
+        if self.row.shared is None or eight is None:
+            return []
+        in_8bit = [parameter.name for parameter in trained if eight(parameter, args)]
+        return [
+            StateTensor(parameter=owner, name=name, dtype=dtype, numel=size, place=place)
+            for owner in (in_8bit if each else [""])
+            for name, dtype, size, place in self.row.shared(bool(in_8bit), args)
+        ]
+
+
+def _notes(
+    choice: Choice, trained: Sequence[Parameter], tensors: Sequence[StateTensor], args: Args
+) -> list[str]:
+    notes = []
+    eight = choice.row.in_8bit
+    if eight is not None and choice.args.get("optim_bits") == 8:
+        wide = [p for p in trained if not eight(p, args)]
+        small = [p for p in wide if p.numel < MIN_8BIT_SIZE]
+        if not wide:
+            notes.append(f"8-bit state for all {len(trained)} tensors")
+        else:
+            notes.append(
+                f"8-bit state for {len(trained) - len(wide)} tensors, 32-bit state for {len(wide)} "
+                f"({len(small)} of them small)"
+            )
+    if any(tensor.place is Place.MANAGED for tensor in tensors):
+        notes.append("managed memory is outside PyTorch's allocator and can move to the host")
+    return notes
+
+
+def state_of(choice: Choice, parameters: Sequence[Parameter], plan: Plan) -> OptimizerState:
+    """The state that a plan's optimizer holds; see ``Choice.state``.
+
+    Raises:
+        EstimateError: the optimizer has no closed form.
+        UsageError: it has no kernel for what it would have to update.
+    """
+    refuse = choice.row.refuse_on_cuda if plan.target == "cuda" else None
+    args = {**choice.args, "_trainer": plan.loop == "trainer"}
+    for parameter in parameters if refuse is not None else ():
+        trains = parameter.trainable and not parameter.buffer
+        if refuse is not None and trains and (reason := refuse(parameter, args)):
+            raise UsageError(f"{choice.name} cannot run on a GPU: {reason}.")
+    in_backward = plan.optim_in_backward or choice.row.in_backward
+    return choice.state(
+        parameters,
+        # One optimizer a parameter is not how the Trainer makes them: it sets no overrides then.
+        "plain" if in_backward else plan.loop,
+        own_maps=in_backward,
+        reloaded=plan.resume,
+        paged=plan.target == "cuda",
+    )

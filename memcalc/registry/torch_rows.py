@@ -3,29 +3,21 @@
 Source: torch/optim/*.py, PyTorch 2.11 and 2.13; every row is compared with the real class.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 from memcalc.records.model import Parameter, Place
-from memcalc.registry.row import COMMON, Args, Layout, Piece, Row, keeps, like, truthy
+from memcalc.registry.row import COMMON, Args, Layout, Piece, Row, keeps, like
 
 _FLAGS = ("foreach", "differentiable")
 
 
 def _states(*names: str, steps: tuple[str, ...] = ("step",), **asked: str) -> Layout:
-    """State like the parameter, by these names, behind counters of steps.
-
-    Args:
-        *names: what is always kept.
-        steps: float32 scalars, beside the parameter when the step must not leave the GPU.
-        **asked: what is kept as well, by the argument that asks for it.
-    """
+    """State like the parameter, and what an argument asks for, behind float32 counters of steps."""
 
     def layout(parameter: Parameter, args: Args) -> list[Piece]:
-        on_device = truthy(args, "capturable") or truthy(args, "fused")
+        on_device = args.get("capturable") or args.get("fused")
         place = Place.DEVICE if on_device else Place.HOST
-        more = (name for argument, name in asked.items() if truthy(args, argument))
+        more = (name for argument, name in asked.items() if args.get(argument))
         counters: list[Piece] = [(name, "float32", 1, place) for name in steps]
         return [*counters, *like(parameter, *names, *more)]
 

@@ -1,7 +1,5 @@
 """How accurate estimates are: median and worst over runs, and by what the runs share."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 

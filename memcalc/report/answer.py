@@ -1,7 +1,5 @@
 """One prediction for a person at a terminal: the answer, why, and what to type next."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from memcalc.catalog.models import TAKEN
@@ -12,7 +10,7 @@ from memcalc.records.prediction import RUNGS, OnGpu, Prediction, Varied
 from memcalc.records.trace import NO_GRADIENT, Component
 from memcalc.report import rows, serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
-from memcalc.report.palette import STYLES
+from memcalc.report.rows import STYLES
 from memcalc.units import Unit, format_bytes, unit_for
 from memcalc.workload import layouts
 

@@ -4,8 +4,6 @@ A report is a list of blocks. Text in them is plain: how it is shown is said by 
 what it would do to a medium is taken care of here and in ``memcalc.untrusted_text``.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterable, Sequence
@@ -105,14 +103,7 @@ Block = Line | Table | Picture
 def terminal(
     blocks: Iterable[Block], *, width: int = WIDTH, color: bool = False, plain: bool = False
 ) -> str:
-    """For a person at a terminal, or a log.
-
-    Args:
-        blocks: the report.
-        width: columns; no line is longer.
-        color: with escapes for colors.
-        plain: with signs of ASCII alone.
-    """
+    """For a person at a terminal, or a log; ``plain``: with signs of ASCII alone."""
     out = io.StringIO()
     console = Console(
         file=out,

@@ -1,7 +1,5 @@
 """A check of memory budgets as blocks: a row for each budget, worst first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from memcalc.budgets.formats import text
@@ -10,12 +8,7 @@ from memcalc.report.blocks import Block, Kind, Line, Table
 
 
 def blocks(report: Report, *, only_failures: bool = False) -> Iterator[Block]:
-    """The verdicts, why what fails does, what was understood, and how many of how many.
-
-    Args:
-        report: what was found.
-        only_failures: leave out what holds; nothing at all where everything does.
-    """
+    """The verdicts, why what fails does, what was understood, and how many of how many."""
     shown = report.failures if only_failures else report.verdicts
     if only_failures and not shown:
         return

@@ -3,15 +3,13 @@
 The drawing is stretched to the page's width; texts lie over it, so that they keep their size.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from memcalc.advice.explain.timeline import Stretch, Timeline, thin
-from memcalc.report.palette import stacked
+from memcalc.report.rows import stacked
 from memcalc.units import format_bytes, unit_for
 
 WIDTH, HEIGHT = 1000, 400
@@ -24,36 +22,35 @@ _FAR = 1.6
 """A limit is drawn if the step comes near it: at most so many times as high."""
 
 
-class Band(msgspec.Struct, frozen=True, kw_only=True):
-    """One component, as an area from the axis up to its top; drawn before what lies under it."""
-
-    name: str
-    color: str
-    path: str
-    highest: str
+Mark = tuple[float, str]
+"""A text at a height, in percent of the drawing."""
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """A text at a height, in percent of the drawing."""
+class _Scale:
+    """From moments and bytes to places."""
 
-    y: float
-    text: str
+    def __init__(self, moments: int, top: float) -> None:
+        self._wide = WIDTH / max(moments, 1)
+        self._high = 1 / max(top, 1)
 
+    def x(self, moment: float) -> float:
+        return round(moment * self._wide, 1)
 
-class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the allocator's, and its name at its end."""
+    def y(self, size: float) -> float:
+        return round(HEIGHT * (1 - size * self._high), 1)
 
-    name: str
-    path: str
-    mark: Mark | None
+    def percent(self, size: float) -> float:
+        """A height over the floor."""
+        return round(100 * size * self._high, 2)
 
-
-class PhaseMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a phase begins, and how wide it is, in percent."""
-
-    begin: float
-    wide: float
-    text: str
+    def steps(self, sizes: Sequence[int]) -> str:
+        """A path that keeps each level for as long as its moment lasts."""
+        parts, last = [f"M0 {self.y(sizes[0]):g}"], sizes[0]
+        for number, size in enumerate(sizes):
+            if size != last:
+                parts.append(f"H{self.x(number):g}V{self.y(size):g}")
+                last = size
+        return "".join([*parts, f"H{self.x(len(sizes)):g}"])
 
 
 class Drawing(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,9 +59,13 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     width: int = WIDTH
     height: int = HEIGHT
-    bands: tuple[Band, ...]
-    levels: tuple[Level, ...]
-    phases: tuple[PhaseMark, ...]
+    bands: tuple[tuple[str, str, str, str], ...]
+    """Of each component its name, color, area from the axis up to its top, and most bytes; drawn
+    before what lies under it."""
+    levels: tuple[tuple[str, str, Mark | None], ...]
+    """Lines of the allocator's: name, path, and the text at its end."""
+    phases: tuple[tuple[float, float, str], ...]
+    """Where each begins, and how wide it is, in percent, and its name."""
     ticks: tuple[Mark, ...]
     limit: Mark | None
     """What the GPU offers; ``None``: none is known, or it is far above."""
@@ -99,25 +100,33 @@ def _drawn(line: Timeline, title: str, limit: int | None, gpu: str) -> Drawing:
     scale = _Scale(len(line.requested), top)
     marked = None
     if near and limit is not None:
-        marked = Mark(y=scale.percent(limit), text=f"{gpu}: {format_bytes(limit)}")
+        marked = scale.percent(limit), f"{gpu}: {format_bytes(limit)}"
     phases = [one.phase.value for one in line.phases for _ in range(one.begin, one.end)]
     # One unit, named once: what stands at the edge has no room on a phone.
     unit = unit_for(highest)
     return Drawing(
         title=f"{title}, {unit.name}",
-        bands=tuple(reversed(list(_bands(line, scale)))),
+        bands=tuple(
+            (
+                style.words,
+                style.color,
+                f"{scale.steps(top)}V{HEIGHT}H0Z",
+                format_bytes(max(map(operator.sub, top, floor))),
+            )
+            for style, floor, top in reversed(list(stacked(line)))
+        ),
         levels=tuple(_levels(line, scale)),
         phases=tuple(
-            PhaseMark(
-                begin=100 * one.begin / len(line.requested),
-                wide=100 * (one.end - one.begin) / len(line.requested),
-                text=one.phase.value,
+            (
+                100 * one.begin / len(line.requested),
+                100 * (one.end - one.begin) / len(line.requested),
+                one.phase.value,
             )
             for one in line.phases
             if one.end - one.begin > len(line.requested) / 16
         ),
         ticks=tuple(
-            Mark(y=scale.percent(tick), text=f"{tick / unit.bytes:,g}")
+            (scale.percent(tick), f"{tick / unit.bytes:,g}")
             for tick in round_ticks(highest, unit.bytes)
         ),
         limit=marked,
@@ -138,48 +147,9 @@ def round_ticks(highest: int, unit: float) -> list[int]:
     return [int(unit * step * number) for number in range(int(highest / unit / step) + 1)]
 
 
-def _levels(line: Timeline, scale: _Scale) -> Iterator[Level]:
+def _levels(line: Timeline, scale: _Scale) -> Iterator[tuple[str, str, Mark | None]]:
     if line.allocated is not None:
-        yield Level(name="allocated", path=scale.steps(line.allocated), mark=None)
+        yield "allocated", scale.steps(line.allocated), None
     if line.reserved is not None:
         text = f"reserved {format_bytes(line.reserved[-1])}"
-        mark = Mark(y=scale.percent(line.reserved[-1]), text=text)
-        yield Level(name="reserved", path=scale.steps(line.reserved), mark=mark)
-
-
-def _bands(line: Timeline, scale: _Scale) -> Iterator[Band]:
-    """From the lowest to the highest, each with what lies under it."""
-    for style, floor, top in stacked(line):
-        yield Band(
-            name=style.words,
-            color=style.color,
-            path=f"{scale.steps(top)}V{HEIGHT}H0Z",
-            highest=format_bytes(max(map(operator.sub, top, floor))),
-        )
-
-
-class _Scale:
-    """From moments and bytes to places."""
-
-    def __init__(self, moments: int, top: float) -> None:
-        self._wide = WIDTH / max(moments, 1)
-        self._high = 1 / max(top, 1)
-
-    def x(self, moment: float) -> float:
-        return round(moment * self._wide, 1)
-
-    def y(self, size: float) -> float:
-        return round(HEIGHT * (1 - size * self._high), 1)
-
-    def percent(self, size: float) -> float:
-        """A height over the floor."""
-        return round(100 * size * self._high, 2)
-
-    def steps(self, sizes: Sequence[int]) -> str:
-        """A path that keeps each level for as long as its moment lasts."""
-        parts, last = [f"M0 {self.y(sizes[0]):g}"], sizes[0]
-        for number, size in enumerate(sizes):
-            if size != last:
-                parts.append(f"H{self.x(number):g}V{self.y(size):g}")
-                last = size
-        return "".join([*parts, f"H{self.x(len(sizes)):g}"])
+        yield "reserved", scale.steps(line.reserved), (scale.percent(line.reserved[-1]), text)

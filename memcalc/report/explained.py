@@ -1,10 +1,9 @@
-"""An explanation as blocks, in the order people read it, and as JSON."""
-
-from __future__ import annotations
+"""Explanations and differences as blocks, in the order people read them, and as JSON."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from memcalc.advice.explain.difference import Change, Difference
 from memcalc.advice.explain.layers import LayerKind
 from memcalc.advice.explain.records import Explanation, Group, PeakContents
 from memcalc.advice.remedies.records import Figures, Option, Search
@@ -12,19 +11,13 @@ from memcalc.files.artifact import encode
 from memcalc.records.fields import options
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.report import answer, rows
-from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, sizes
-from memcalc.report.palette import STYLES
-from memcalc.units import Unit, format_bytes, format_mib, unit_for
+from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, sized, sizes
+from memcalc.report.rows import STYLES
+from memcalc.units import Unit, format_bytes, format_mib, signed_bytes, unit_for
 
 
 def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[Block]:
-    """The verdict, what is alive at the peak, and what would need less.
-
-    Args:
-        explanation: what to show.
-        top: so many of the largest groups are shown, and the rest in one row.
-        verbose: where each remedy's cost is known from, as well.
-    """
+    """The verdict, the largest groups alive at the peak, and what would need less."""
     prediction = explanation.prediction
     rungs = [f"{name} {value}" for name, value in rows.ladder(prediction)]
     return [
@@ -180,7 +173,7 @@ def _compared(explanation: Explanation) -> tuple[str, ...]:
 
 def search_lines(search: Search, before: Figures) -> list[Line]:
     """The plan that holds, what it needs, and how to type it."""
-    from memcalc.advice.remedies.goals import needed_within
+    from memcalc.advice.remedies.records import needed_within
 
     rung = search.rung.replace("_", " ")
     high = " (with the largest CUDA context)" if search.rung == "process_used" else ""
@@ -218,3 +211,54 @@ def _change(saved: int | None, unit: Unit) -> str:
         return "n/a"
     written = f"{abs(saved) / unit.bytes:,.1f}"
     return "0" if written == "0.0" else f"{'-' if saved > 0 else '+'}{written}"
+
+
+def difference_blocks(found: Difference, top: int) -> Iterator[Block]:
+    """By how much and why in a line; then by rung, component, phase and kind of storage."""
+    yield Line(_difference_headline(found), Kind.HEADING)
+    yield Line(f"  before: {rows.heading(found.before)}")
+    yield Line(f"  now:    {rows.heading(found.now)}")
+    for what, said in (("settings", found.settings), ("versions", found.versions)):
+        if said:
+            yield Line(f"  {what}: {', '.join(said)}")
+    for one in (found.now, found.before):
+        words = rows.verdict(one)
+        if words is not None:
+            yield Line(f"  {'now' if one is found.now else 'before'}: {words}")
+    if found.same:
+        return
+    largest = max(c.before or c.now or 0 for c in found.rungs)
+    unit = unit_for(largest)
+    yield Line("")
+    yield _changes_table("at the peak", found.components, unit)
+    yield _changes_table("ladder", found.rungs, unit)
+    yield _changes_table("peak of the phase", found.phases, unit)
+    if found.kinds:
+        yield _changes_table("kind of storage", found.kinds[:top], unit)
+        if len(found.kinds) > top:
+            yield Line(f"{len(found.kinds) - top} more kinds (--top {len(found.kinds)} shows them)")
+
+
+def _difference_headline(found: Difference) -> str:
+    if found.same:
+        return "no figure changed"
+    rung = next(c for c in reversed(found.rungs) if c.by is not None)
+    name = rung.name.replace("_", " ")
+    largest = found.components[0]
+    name_of_it = largest.name.replace("_", " ")
+    why = f"; most of it {name_of_it} ({signed_bytes(largest.by)})" if largest.by else ""
+    return f"{name} {signed_bytes(rung.by) if rung.by else 'unchanged'}{why}"
+
+
+def _changes_table(title: str, changes: Sequence[Change], unit: Unit) -> Table:
+    body: list[tuple[Cell, ...]] = []
+    for change in changes:
+        if change.before == change.now and not change.before:
+            continue
+        name = change.name if ":" in change.name else change.name.replace("_", " ")
+        share = f" ({change.by / change.before:+.1%})" if change.before and change.by else ""
+        by = "n/a" if change.by is None else "same"
+        if change.by:
+            by = f"{signed_bytes(change.by)}{share}"
+        body.append((name, sized(change.before, unit), sized(change.now, unit), by))
+    return Table(head=(title, f"before {unit.name}", f"now {unit.name}", "change"), rows=body)

@@ -1,7 +1,5 @@
 """Answers of ``memcalc fit`` as blocks and as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from msgspec.structs import replace
@@ -23,12 +21,7 @@ _TOO_SMALL, _LARGE_ENOUGH = 4, 12
 
 
 def blocks(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
-    """The verdict and the limits, what was asked besides, and how it was decided.
-
-    Args:
-        answer: what fits.
-        verbose: every GPU; ``False``: those around the smallest that fits.
-    """
+    """The verdict and the limits, how they were decided, and all GPUs or those around the first."""
     seq = answer.here.seq if answer.here is not None else answer.plan.seq
     asked = f"{answer.plan.model}: {described(answer.plan, seq)}"
     found = sentences(answer)

@@ -1,7 +1,5 @@
 """Measurements beside their predictions, as blocks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -278,12 +276,7 @@ def percent(share: float, places: int = 2) -> str:
 
 
 def render(outcome: CommandResult, width: int | None = None) -> str:
-    """One line a fact.
-
-    Args:
-        outcome: what was found.
-        width: columns; ``None``: no line is broken.
-    """
+    """One line a fact."""
     measured = outcome.measurement
     lines = [f"ended with exit code {outcome.code} after {measured.seconds:.1f} s"]
     rss = measured.peak_rss

@@ -7,41 +7,142 @@ import functools
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from memcalc import untrusted_text
+from memcalc.accuracy.compare import pairs as compared
 from memcalc.advice.explain.difference import Difference
+from memcalc.advice.explain.explain import Chapter
 from memcalc.advice.explain.records import Explanation
-from memcalc.advice.explain.sections import Chapter
 from memcalc.files.results import Run
-from memcalc.records.prediction import Prediction
-from memcalc.report import (
-    answer,
-    differences,
-    drawing,
-    explained,
-    measured,
-    plots,
-    predictions,
-    rows,
-    saved,
-    summary,
-)
+from memcalc.records.fields import options
+from memcalc.records.model import Place
+from memcalc.records.prediction import FitVerdict, Prediction
+from memcalc.records.trace import Component
+from memcalc.report import answer, drawing, explained, measured, plots, predictions, rows, saved
 from memcalc.report.blocks import Block, Kind, Line, Picture
 from memcalc.report.drawing import Drawing
-from memcalc.report.summary import Bars, Hero, hero
+from memcalc.report.rows import STYLES
+from memcalc.units import format_bytes
 from memcalc.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
+_CACHED, _OUTSIDE, _FREE = "#B8B8B8", "#7F7F7F", "transparent"
+
+
+Part = tuple[float, str, str]
+"""A stretch of a bar: percent of the whole, color, and text."""
+
+
+class Hero(msgspec.Struct, frozen=True, kw_only=True):
+    """What is seen first."""
+
+    kind: str
+    """``fits``, ``close``, ``over`` or ``plain``: how the verdict is colored."""
+    verdict: str
+    parts: tuple[Part, ...]
+    figures: tuple[tuple[str, str], ...]
+    command: str
+    """To type next; empty: none."""
+
+
+class Bars(msgspec.Struct, frozen=True, kw_only=True):
+    """Bars below each other, on one scale."""
+
+    caption: str
+    bars: tuple[tuple[str, tuple[Part, ...], str], ...]
+    """The name of each, what it is made of, and its size."""
+
+
+def side_by_side(predictions: Sequence[Prediction]) -> Bars:
+    """What several plans hold at their peaks, the smallest first."""
+    ordered = sorted(predictions, key=lambda one: one.peak.requested)
+    most = max(ordered[-1].peak.requested, 1)
+    return Bars(
+        caption="requested bytes at each peak",
+        bars=tuple(
+            (name, tuple(_components(one, most)), format_bytes(one.peak.requested))
+            for one, name in zip(ordered, rows.labels(ordered), strict=True)
+        ),
+    )
+
+
+def accuracy(runs: Sequence[Run]) -> Bars:
+    """Estimate and measurement of each run, below each other."""
+    # Of runs on the CPU, PyTorch's allocator is not known.
+    pairs = compared(runs) or compared(runs, "requested")
+    most = max((max(found.predicted, found.measured) for _, found in pairs), default=1)
+    bars = []
+    for name, found in pairs:
+        error = f", {measured.percent(found.relative)}" if found.relative is not None else ""
+        for what, size, color, end in (
+            ("estimate", found.predicted, "#56B4E9", error),
+            ("measured", found.measured, "#E69F00", ""),
+        ):
+            part = 100 * size / most, color, what
+            bars.append((f"{name}, {what}", (part,), f"{format_bytes(size)}{end}"))
+    return Bars(caption="peak of each run, estimated and measured", bars=tuple(bars))
+
+
+def hero(prediction: Prediction) -> Hero:
+    """The top of the page of one prediction."""
+    fit, peak = prediction.fit, prediction.peak
+    kinds = {FitVerdict.FITS: "fits", FitVerdict.TIGHT: "close", FitVerdict.DOES_NOT_FIT: "over"}
+    figures = [(f"peak, in {peak.phase.value}", format_bytes(peak.allocated or peak.requested))]
+    if peak.reserved is not None:
+        figures.append(("reserved by PyTorch", format_bytes(peak.reserved)))
+    if prediction.context is not None and peak.reserved is not None:
+        ends = rows.process_range(prediction)
+        name, _, ends = rows.would_need(prediction, ends).replace("need ", "need: ").partition(": ")
+        figures.append((name, ends))
+    plan = prediction.plan
+    return Hero(
+        kind=kinds[fit.verdict] if fit is not None else "plain",
+        verdict=answer.headline(prediction).text,
+        parts=_parts(prediction),
+        figures=tuple(figures),
+        command="" if plan.command else f"memcalc explain {options(plan)}",
+    )
+
+
+def _components(prediction: Prediction, whole: int) -> Iterator[Part]:
+    for name in STYLES:
+        size = prediction.components.get(name)
+        if size:
+            text = f"{STYLES[name].words} {format_bytes(size)}"
+            yield 100 * size / whole, STYLES[name].color, text
+
+
+def _parts(prediction: Prediction) -> tuple[Part, ...]:
+    peak = prediction.peak
+    managed = prediction.optimizer_state.total(Place.MANAGED)
+    reserved = peak.requested if peak.reserved is None else peak.reserved
+    paged = reserved + managed if peak.process_used is not None else reserved
+    used = paged if peak.process_used is None else peak.process_used
+    top = max(used, prediction.fit.limit) if prediction.fit is not None else used
+    held = (
+        ("kept by the allocator", reserved - peak.requested, _CACHED),
+        ("paged optimizer state", paged - reserved, STYLES[Component.OPTIMIZER_STATE].color),
+        ("CUDA context and libraries", used - paged, _OUTSIDE),
+        ("free", top - used, _FREE),
+    )
+    more = (
+        (100 * size / max(top, 1), color, f"{name} {format_bytes(size)}")
+        for name, size, color in held
+        if size
+    )
+    return (*_components(prediction, max(top, 1)), *more)
+
+
 _TOP = 25
-Part = Block | Hero | Bars | Drawing
+PagePart = Block | Hero | Bars | Drawing
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,13 +200,13 @@ def _templates() -> Environment:
     return made
 
 
-def _blocks(document: Document) -> Iterator[Part]:
+def _blocks(document: Document) -> Iterator[PagePart]:
     found = [chapter.prediction for chapter in document.chapters]
     if document.difference is not None:
-        yield from differences.blocks(document.difference, _TOP)
+        yield from explained.difference_blocks(document.difference, _TOP)
     if len(found) > 1:
         yield Line("Side by side", Kind.HEADING)
-        yield summary.side_by_side(found)
+        yield side_by_side(found)
         yield predictions.comparison(found)
     for chapter in document.chapters:
         if len(found) > 1:
@@ -116,7 +217,7 @@ def _blocks(document: Document) -> Iterator[Part]:
         yield from explained.remedies(document.explanation)
     if document.runs:
         yield Line("Estimate against measurement", Kind.HEADING)
-        yield summary.accuracy(document.runs)
+        yield accuracy(document.runs)
         yield from measured.blocks(document.runs)
 
 
@@ -130,7 +231,7 @@ def _title(document: Document) -> str:
     return f"memory of training {', '.join(models)}"
 
 
-def _chapter(chapter: Chapter) -> Iterator[Part]:
+def _chapter(chapter: Chapter) -> Iterator[PagePart]:
     prediction = chapter.prediction
     yield hero(prediction)
     if chapter.line is not None:

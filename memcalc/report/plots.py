@@ -15,7 +15,7 @@ from memcalc.files.results import Run
 from memcalc.records.prediction import Prediction
 from memcalc.report import rows
 from memcalc.report.measured import percent
-from memcalc.report.palette import STYLES, stacked
+from memcalc.report.rows import STYLES, stacked
 from memcalc.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:

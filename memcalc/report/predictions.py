@@ -1,25 +1,23 @@
-"""Predictions as blocks: one in full, or several side by side."""
+"""Predictions as blocks, one in full or several side by side; and as JSON and CSV."""
 
-from __future__ import annotations
-
+import csv
+import io
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from memcalc import untrusted_text
+from memcalc.files.artifact import document, encode
 from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Prediction
-from memcalc.records.trace import SENT_SOURCE
+from memcalc.records.trace import SENT_SOURCE, Component
 from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Kind, Line, Size, Table, sized, sizes
-from memcalc.report.palette import STYLES
+from memcalc.report.rows import STYLES
 from memcalc.units import format_mib, unit_for
 
 
 def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[Block]:
-    """One prediction, or several side by side.
-
-    Args:
-        predictions: at least one.
-        verbose: every figure there is; ``False``: what a person reads in five seconds.
-    """
+    """One prediction, in full or as a person reads it in five seconds, or several side by side."""
     if len(predictions) == 1:
         found = predictions[0]
         brief = not verbose or found.serving is not None
@@ -145,3 +143,84 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
             for p in sorted(predictions, key=lambda p: p.peak.allocated or p.peak.requested)
         ],
     )
+
+
+_ALWAYS = (
+    Component.WEIGHTS,
+    Component.MASTER_WEIGHTS,
+    Component.GRADIENTS,
+    Component.OPTIMIZER_STATE,
+    Component.ACTIVATIONS,
+    Component.TEMPORARIES,
+)
+
+
+def as_json(predictions: Sequence[Prediction]) -> str:
+    """One prediction is an object; several are a list under ``predictions``."""
+    bodies = [_body(prediction) for prediction in predictions]
+    return document("prediction", bodies[0] if len(bodies) == 1 else {"predictions": bodies})
+
+
+def _body(prediction: Prediction) -> dict[str, Any]:
+    """The keys that others rely on; ``record`` holds everything, to be read back."""
+    components = {name.value: prediction.components.get(name) for name in _ALWAYS}
+    rest = {name.value: size for name, size in prediction.components.items() if size}
+    state = prediction.optimizer_state
+
+    def told(*names: str) -> dict[str, Any]:
+        return {name: encode(getattr(prediction, name)) for name in names}
+
+    return {
+        "plan": encode(prediction.plan),
+        "model": {"head": prediction.head, "task": prediction.task},
+        "parameters": {
+            "count": prediction.parameters,
+            "tensors": prediction.parameter_tensors,
+            "trainable": prediction.trainable,
+        },
+        "components": {**components, **rest},
+        "optimizer_state": {
+            "implementation": state.implementation,
+            **{f"{place.value}_bytes": state.total(place) for place in Place},
+            "notes": list(state.notes),
+        },
+        "phases": {
+            phase.phase.value: {
+                "peak_requested": phase.requested,
+                "peak_allocated": phase.allocated,
+                "peak_reserved": phase.reserved,
+                "first_step_peak_allocated": phase.first_step_allocated,
+            }
+            for phase in prediction.phases
+        },
+        **told("peak", "context", "allocated", "allocator", "fit", "device", "gpus", "serving"),
+        **told("sent"),
+        "lengths": encode(prediction.varied),
+        **told("rules_of_thumb", "method", "assumptions", "uncounted", "unknown", "versions"),
+        "record": encode(prediction),
+    }
+
+
+def as_csv(predictions: Sequence[Prediction]) -> str:
+    """A header and one row for each prediction; what is not known is empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["model", "task", "optim", "precision", "batch", "seq", "parameters", "trainable"]
+        + [component.value for component in Component]
+        + ["peak_phase", *RUNGS, "method"]
+    )
+    for p in predictions:
+        plan = p.plan
+        settings = [plan.model, p.task, plan.optim, plan.precision, plan.batch, p.seq]
+        if plan.command is not None:
+            # A script has settings of its own, which nobody reads.
+            optim = p.optimizer_state.optimizer if p.optimizer_state is not None else None
+            settings = [plan.name, p.task, optim, None, None, None]
+        row = [
+            *settings,
+            *(p.parameters, p.trainable, *(p.components.get(part) for part in Component)),
+            *(p.peak.phase.value, *(getattr(p.peak, rung) for rung in RUNGS), p.method),
+        ]
+        writer.writerow(map(untrusted_text.cell, row))
+    return out.getvalue()

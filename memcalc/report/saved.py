@@ -1,67 +1,34 @@
 """Any answer as blocks and as JSON, whether it was just found or a file keeps it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from memcalc.advice.explain.difference import Difference
-from memcalc.advice.explain.recorded import Recorded
+from memcalc.advice.explain.recorded import Recorded, WhatIf
 from memcalc.advice.explain.records import Explanation
 from memcalc.advice.fit.records import FitAnswer
 from memcalc.advice.suggest.records import Cards, Suggestions
+from memcalc.allocator.levels import Levels
 from memcalc.files.artifact import document, encode, part
 from memcalc.files.results import Run
 from memcalc.records.measurement import Measurement
+from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.records.prediction import Prediction
-from memcalc.report import (
-    differences,
-    explained,
-    fitted,
-    gpus,
-    measured,
-    predictions,
-    recorded,
-    suggested,
-)
-from memcalc.report.blocks import Block
+from memcalc.report import explained, fitted, measured, predictions, suggested
+from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.suggested import Work
+from memcalc.units import MIB, Unit, format_mib
 
-
-class _Shown(NamedTuple):
-    """How much of an answer is shown."""
-
-    verbose: bool
-    top: int
-    work: Work
-
-
-class Kind(NamedTuple):
-    """One kind of answer."""
-
-    record: type
-    format: str
-    """Of ``memcalc.files.formats``: how it can be written."""
-    blocks: Callable[[Any, _Shown], Iterable[Block]]
-
-
-KINDS = {
-    "cards": Kind(
-        Cards, "suggestions", lambda o, how: gpus.blocks(o, how.work, verbose=how.verbose)
-    ),
-    "difference": Kind(Difference, "difference", lambda o, how: differences.blocks(o, how.top)),
-    "explanation": Kind(
-        Explanation, "explanation", lambda o, how: explained.blocks(o, how.top, verbose=how.verbose)
-    ),
-    "fit": Kind(FitAnswer, "fit", lambda o, how: fitted.blocks(o, verbose=how.verbose)),
-    "snapshot": Kind(Recorded, "snapshot", lambda o, how: recorded.blocks(o, how.top)),
-    "suggestions": Kind(
-        Suggestions,
-        "suggestions",
-        lambda o, how: suggested.blocks(o, how.work, verbose=how.verbose),
-    ),
+KINDS: dict[str, type] = {
+    "cards": Cards,
+    "difference": Difference,
+    "explanation": Explanation,
+    "fit": FitAnswer,
+    "snapshot": Recorded,
+    "suggestions": Suggestions,
 }
+"""Answers by the names that files and ``memcalc.cli.output`` have for them."""
 _HEAD = ("schema", "kind", "memcalc")
 
 
@@ -75,30 +42,93 @@ def read(data: Mapping[str, Any], path: Path) -> Any:
     body = {key: value for key, value in data.items() if key not in _HEAD}
     if name == "explanation":
         body = data.get("record", {})
-    return part(KINDS[name].record, body, path, name)
+    return part(KINDS[name], body, path, name)
 
 
 def as_json(record: Any) -> str:
     """An answer of one of ``KINDS``: everything, in exact bytes."""
-    name = next(name for name, kind in KINDS.items() if isinstance(record, kind.record))
+    name = next(name for name, kind in KINDS.items() if isinstance(record, kind))
     explains = isinstance(record, Explanation)
     return document(name, explained.body(record) if explains else encode(record))
 
 
 def blocks(record: Any, *, verbose: bool, top: int, work: Work | None = None) -> list[Block]:
-    """An answer as blocks.
+    """Any answer as blocks, with so many kinds of storage; ``work``: what to train."""
+    found: Iterable[Block]
+    match record:
+        case Prediction():
+            found = predictions.blocks([record], verbose=verbose)
+        case Measurement():
+            found = measured.blocks([Run(plan=record.plan, measurement=record)])
+        case Run():
+            found = measured.blocks([record])
+        case Cards():
+            found = suggested.card_blocks(record, work or Work(), verbose=verbose)
+        case Suggestions():
+            found = suggested.blocks(record, work or Work(), verbose=verbose)
+        case Difference():
+            found = explained.difference_blocks(record, top)
+        case Explanation():
+            found = explained.blocks(record, top, verbose=verbose)
+        case FitAnswer():
+            found = fitted.blocks(record, verbose=verbose)
+        case _:
+            found = snapshot_blocks(record, top)
+    return list(found)
 
-    Args:
-        record: a prediction, explanation, measurement or other answer.
-        verbose: every figure and source.
-        top: kinds of storage to list.
-        work: what to train, where suggestions shall say how long that takes.
-    """
-    if isinstance(record, Prediction):
-        return predictions.blocks([record], verbose=verbose)
-    if isinstance(record, Measurement):
-        record = Run(plan=record.plan, measurement=record)
-    if isinstance(record, Run):
-        return measured.blocks([record])
-    kind = next(kind for kind in KINDS.values() if isinstance(record, kind.record))
-    return list(kind.blocks(record, _Shown(verbose, top, work or Work())))
+
+def snapshot_blocks(found: Recorded, top: int) -> list[Block]:
+    """What is alive at the end, by line of code; then the peaks under other settings."""
+    shown, rest = found.held.sites[:top], found.held.sites[top:]
+    sites: list[tuple[Cell, ...]] = [(Size(s.bytes), str(s.count), s.name) for s in shown]
+    if rest:
+        size, count = sum(site.bytes for site in rest), sum(site.count for site in rest)
+        sites.append((Size(size), str(count), f"{len(rest)} more lines"))
+    count = sum(site.count for site in found.held.sites)
+    sites.append((Size(found.held.levels.allocated), str(count), "allocated"))
+    settings: list[tuple[Cell, ...]] = []
+    for one in found.what_ifs:
+        peaks = [Size(getattr(one.peaks, rung), Unit("MiB", MIB)) for rung in RUNGS]
+        settings.append((_name(found, one), *peaks, str(one.retries)))
+    return [
+        *map(Line, _lines(found)),
+        Line("Alive at the end, by the line that allocated it", Kind.SECTION),
+        Table(head=("bytes", "n", "line"), rows=sites, words=(2,)),
+        Line("Peaks of the same requests under other settings", Kind.SECTION),
+        Table(
+            head=("PYTORCH_ALLOC_CONF", *(f"{rung} MiB" for rung in RUNGS), "retries"),
+            rows=settings,
+        ),
+        *(
+            Line(f"{_name(found, one)}: out of memory, {one.out_of_memory}")
+            for one in found.what_ifs
+            if one.out_of_memory is not None
+        ),
+    ]
+
+
+def _lines(found: Recorded) -> list[str]:
+
+    def rungs(levels: Levels) -> str:
+        return ", ".join(f"{rung} {format_mib(getattr(levels, rung))}" for rung in RUNGS)
+
+    held = found.held
+    lines = [
+        f"{found.entries:,} events recorded with PYTORCH_ALLOC_CONF={found.conf or '(none)'}",
+        f"at its end: {rungs(held.levels)}; {held.segments} segments, largest free block "
+        f"{format_mib(held.largest_free)}",
+    ]
+    if found.replayed is not None:
+        lines.append(f"replayed, every address equal; peaks: {rungs(found.replayed)}")
+    else:
+        lines.append(f"not replayed exactly: {found.not_replayed}")
+    if found.older:
+        lines.append(
+            f"{found.older} storages are older than the recording: the figures below are estimates"
+        )
+    return lines
+
+
+def _name(found: Recorded, one: WhatIf) -> str:
+    name = one.conf or "(none)"
+    return f"{name} (as it ran)" if one.conf == found.conf else name

@@ -1,11 +1,8 @@
 """A serving engine's memory, as blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
-from memcalc.records.prediction import Prediction
-from memcalc.records.serving import TITLES, Serving
+from memcalc.records.prediction import TITLES, Prediction, Serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Table
 from memcalc.units import GIB, format_bytes
 

@@ -1,10 +1,13 @@
-"""A step's timeline for a terminal, drawn by plotext."""
+"""What only a terminal shows: the timeline of a step, drawn by plotext, and the facts of doctor."""
 
-from __future__ import annotations
+from collections.abc import Sequence
 
+from memcalc import untrusted_text
 from memcalc.advice.explain.timeline import Timeline, thin
-from memcalc.report.palette import stacked
+from memcalc.records.facts import Fact
+from memcalc.report.rows import stacked
 from memcalc.units import format_bytes
+from memcalc.wrap import fold
 
 _HEIGHT = 20
 _SIDES = 12
@@ -34,3 +37,14 @@ def timeline(line: Timeline, *, width: int = 100) -> str:
     legend = "  ".join(f"{style.letter} {style.words}" for style, *_ in bands)
     lines = [text.rstrip() for text in drawn.splitlines()]
     return "\n".join([*filter(None, lines), f"requested bytes: {legend}"]) + "\n"
+
+
+def facts_text(facts: Sequence[Fact], width: int) -> str:
+    """One entry a fact: a mark for what is amiss, and what to do under it."""
+    lines: list[str] = []
+    for fact in facts:
+        mark = " " if fact.well else "!"
+        lines += fold(untrusted_text.line(f"{mark} {fact.name:13} {fact.value}"), width, 16)
+        if fact.advice:
+            lines += fold(untrusted_text.line(f"{'':16}-> {fact.advice}"), width, 19)
+    return untrusted_text.lines("\n".join(lines) + "\n")

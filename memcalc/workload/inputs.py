@@ -14,7 +14,7 @@ import torch
 
 from memcalc.catalog.positions import lengths
 from memcalc.errors import SettingError, UsageError
-from memcalc.records.compact_options import input_of
+from memcalc.records.values import input_of
 from memcalc.workload import audio
 from memcalc.workload.audio import Recordings
 from memcalc.workload.tasks import Task

@@ -19,9 +19,9 @@ from memcalc.catalog.models import ModelSource
 from memcalc.errors import EstimateError, MeasureError, MemcalcError, UsageError
 from memcalc.files.offline import is_offline
 from memcalc.imports import is_named, line, load
-from memcalc.records.compact_options import adapter
 from memcalc.records.names import FLASH_ATTN
 from memcalc.records.plan import Plan
+from memcalc.records.values import adapter
 from memcalc.workload import tasks
 from memcalc.workload.job import PRECISIONS
 from memcalc.workload.tasks import Head, Task

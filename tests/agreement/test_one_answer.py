@@ -3,7 +3,7 @@
 import pytest
 
 from memcalc.accuracy.compare import compare, peak
-from memcalc.advice.explain.explain import Wish, explain_plan
+from memcalc.advice.explain.explain import explain_plan
 from memcalc.advice.explain.timeline import timeline
 from memcalc.advice.fit.fit import answer
 from memcalc.budgets.judge import judged
@@ -83,7 +83,7 @@ def test_a_budget_is_judged_by_the_bytes_and_the_verdict_of_the_estimate(traced)
 
 def test_an_explanation_has_the_bytes_and_the_verdict_of_the_estimate(traced):
     prediction = traced.prediction
-    found = explain_plan(prediction.plan, Wish(remedies=False))
+    found = explain_plan(prediction.plan, remedies=False)
     assert (found.prediction, found.figures.peak) == (prediction, prediction.peak)
     assert found.figures.fit == prediction.fit
     assert found.peak.requested == prediction.peak.requested

@@ -6,8 +6,6 @@ settings with ``max_split`` and one count of divisions, but no expandable segmen
 collection and no shared blocks; written from the rules, not from the fast code.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

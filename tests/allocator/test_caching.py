@@ -1,7 +1,5 @@
 """Single rules of the caching allocator, each with figures worked out by hand or measured."""
 
-from __future__ import annotations
-
 import pytest
 
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError

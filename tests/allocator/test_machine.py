@@ -1,7 +1,5 @@
 """Random lives of storages: what must hold after every step, and a naive allocator beside it."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Recordings of PyTorch's real allocator, replayed: every rung, block and segment is equal."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

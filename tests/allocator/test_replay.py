@@ -1,7 +1,5 @@
 """Events in, levels and peaks out: the one-pass replay."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The syntax of PYTORCH_ALLOC_CONF: what the real parser takes, and what it refuses."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Memory snapshots: real ones replayed, predicted ones opened by PyTorch's own viewer."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import os

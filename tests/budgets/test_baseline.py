@@ -20,7 +20,7 @@ def checked(write, small, effort):
 
     def run(text=None, **more):
         path = write(text or small('max_growth = "0 B"'))
-        return check([read(path)], Question(effort=effort, **more)).report
+        return check([read(path)], Question(effort=effort, **more))[0]
 
     return run
 

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from msgspec.structs import replace
 
 from memcalc import untrusted_text
-from memcalc.budgets.formats import github, junit, markdown, sarif, text, writers
+from memcalc.budgets.formats import forges, programs, text, writers
 from memcalc.budgets.formats.text import change, writer
 from memcalc.budgets.records import Amount, Budget, Report, Rule, Status, Verdict, Where
 from memcalc.report.blocks import terminal
@@ -68,7 +68,7 @@ def reports(draw):
 
 @given(reports())
 def test_junit_is_valid_and_counts_what_it_holds(found):
-    text = junit.render(found)
+    text = programs.as_junit(found)
     JUNIT.validate(io.StringIO(text))
     assert text.count("<failure ") == found.count(Status.OVER)
     assert text.count("<error ") == found.count(Status.UNKNOWN)
@@ -77,7 +77,7 @@ def test_junit_is_valid_and_counts_what_it_holds(found):
 
 @given(reports(), st.sampled_from([0, 1, 3]))
 def test_sarif_is_valid_and_names_the_line_of_every_failure(found, code):
-    data = json.loads(sarif.render(found, code=code))
+    data = json.loads(programs.as_sarif(found, code=code))
     SARIF.validate(data)
     (run,) = data["runs"]
     assert len(run["results"]) == len(found.failures)
@@ -92,7 +92,9 @@ def test_one_alert_is_the_same_when_its_line_moves():
     where = Where(file="conf/memcalc.toml", line=99)
     moved = replace(first, budget=replace(first.budget, where=where))
     prints = [
-        json.loads(sarif.render(report(v), code=1))["runs"][0]["results"][0]["partialFingerprints"]
+        json.loads(programs.as_sarif(report(v), code=1))["runs"][0]["results"][0][
+            "partialFingerprints"
+        ]
         for v in (first, moved)
     ]
     assert prints[0] == prints[1]
@@ -108,7 +110,7 @@ def unescape(text):
 @given(LINE, LINE)
 def test_a_github_annotation_is_one_line_that_reads_back_as_it_was(run, reason):
     found = verdict(run=run, reason=reason)
-    line, _ = github.render(report(found)).rsplit("\n", 2)[:2]
+    line, _ = forges.as_annotations(report(found)).rsplit("\n", 2)[:2]
     match = re.fullmatch(r"::error file=([^,:]*),line=(\d+),title=([^,:]*)::(.*)", line, re.DOTALL)
     assert match is not None
     assert "\n" not in line
@@ -119,7 +121,7 @@ def test_a_github_annotation_is_one_line_that_reads_back_as_it_was(run, reason):
 
 
 def test_github_shows_ten_errors_and_one_notice_for_the_rest():
-    lines = github.render(report(*[verdict(run=f"r{n}") for n in range(14)])).splitlines()
+    lines = forges.as_annotations(report(*[verdict(run=f"r{n}") for n in range(14)])).splitlines()
     assert [line.startswith("::error") for line in lines].count(True) == 10
     (notice,) = [line for line in lines if line.startswith("::notice")]
     assert "4 more budgets" in notice
@@ -130,11 +132,11 @@ def test_github_paths_begin_at_the_root_of_the_checkout(monkeypatch, tmp_path):
     monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub")
-    assert "file=sub/conf/memcalc.toml," in github.render(report(verdict()))
+    assert "file=sub/conf/memcalc.toml," in forges.as_annotations(report(verdict()))
 
 
 def test_markdown_begins_with_its_marker_and_has_failures_first():
-    lines = markdown.render(MIXED).splitlines()
+    lines = forges.as_markdown(MIXED).splitlines()
     assert lines[0] == "<!-- memcalc:check -->"
     rows = [line for line in lines if line.startswith("| ") and "verdict" not in line][1:]
     assert ["over" in rows[0], "could not tell" in rows[1], "no baseline" in rows[2]] == [True] * 3
@@ -146,7 +148,7 @@ def test_markdown_begins_with_its_marker_and_has_failures_first():
 @example(run="-", reason="0")
 @example(run="1.", reason="+ 2)")
 def test_markdown_renders_as_a_table_whose_cells_read_as_written(run, reason):
-    rendered = markdown.render(report(verdict(run=run, reason=reason)))
+    rendered = forges.as_markdown(report(verdict(run=run, reason=reason)))
     tokens = MarkdownIt("gfm-like", {"linkify": False}).disable("linkify").parse(rendered)
     assert [t.type for t in tokens].count("table_open") == 1
     cells = [
@@ -171,16 +173,16 @@ def test_markdown_renders_as_a_table_whose_cells_read_as_written(run, reason):
 
 def test_markdown_folds_what_is_more_than_ten_rows_but_no_failure():
     held = [verdict(Status.HOLDS, value=1, run=f"h{n}") for n in range(12)]
-    text = markdown.render(report(*held))
+    text = forges.as_markdown(report(*held))
     shown, folded = text.split("<details>")
     assert (shown.count("| h"), folded.count("| h")) == (10, 2)
     failing = [verdict(run=f"f{n}") for n in range(12)]
-    shown, folded = markdown.render(report(*failing, *held)).split("<details>")
+    shown, folded = forges.as_markdown(report(*failing, *held)).split("<details>")
     assert (shown.count("| f"), folded.count("| f"), folded.count("| h")) == (12, 0, 12)
 
 
 def test_markdown_of_a_thousand_budgets_fits_a_comment():
-    text = markdown.render(report(*[verdict(run=f"r{n}", reason="x" * 90) for n in range(1000)]))
+    text = forges.as_markdown(report(*[verdict(run=f"r{n}", reason="x" * 90) for n in range(1000)]))
     assert len(text) < 65_536
     assert "more than fits a comment" in text
     assert text.count("<details>") == text.count("</details>")

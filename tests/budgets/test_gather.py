@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from memcalc.budgets import collect
 from memcalc.budgets.check import Question, check, exit_code
+from memcalc.budgets.judge import judge
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Evidence, Status
 from memcalc.catalog import models
@@ -17,7 +18,7 @@ from memcalc.estimation.estimate import answers
 from memcalc.files import artifact
 from memcalc.files.results import Run, save
 from memcalc.records.prediction import Prediction
-from memcalc.report import json
+from memcalc.report import predictions
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_a_run_is_found_in_what_estimate_wrote(runs, effort, tmp_path):
     (run,) = runs()
     (known,) = collect.estimate([run], effort)
     path = tmp_path / "answer.json"
-    artifact.write(path, json.render([known.prediction]))
+    artifact.write(path, predictions.as_json([known.prediction]))
     assert collect.saved([run], [path]) == [known]
 
 
@@ -97,8 +98,8 @@ def test_a_model_that_is_not_found_fails_its_own_budgets_only(write, small, effo
     text = small() + small(name="gone").replace("distilbert-base-cased", "./gone")
     text += small(name="long").replace("seq = 32", "seq = 4096")
     file = read(write(text))
-    result = check([file], Question(effort=effort))
-    found = {verdict.budget.run: verdict for verdict in result.report.verdicts}
+    report, _ = check([file], Question(effort=effort))
+    found = {verdict.budget.run: verdict for verdict in report.verdicts}
     assert {name: verdict.status for name, verdict in found.items()} == {
         "small": Status.HOLDS,
         "gone": Status.UNKNOWN,
@@ -107,7 +108,7 @@ def test_a_model_that_is_not_found_fails_its_own_budgets_only(write, small, effo
     assert found["gone"].reason.startswith("memcalc.toml:10: Cannot read")
     assert found["long"].reason.startswith("memcalc.toml:21: ")
     assert "at most 512 tokens" in found["long"].reason
-    assert exit_code(result.report) == 3
+    assert exit_code(report) == 3
 
 
 @pytest.fixture
@@ -180,3 +181,50 @@ def test_two_workers_answer_in_the_order_of_the_plans():
     together = list(answers(plans, use_cache=False, workers=2))
     assert all(isinstance(answer, Prediction) for answer in together)
     assert [answer.plan for answer in together] == plans
+
+
+EFFORT = collect.Effort(use_cache=False, workers=1)
+
+
+def runs_of(tmp_path, lines, limits='peak = { reserved = "100 GiB" }'):
+    path = tmp_path / "memcalc.toml"
+    path.write_text(f"[runs.a]\n{lines}\n[runs.a.limits]\n{limits}\n")
+    return read(path).runs
+
+
+@pytest.mark.nightly
+def test_peaks_and_fit_are_those_of_all_batches(tmp_path, small_model):
+    (tmp_path / "lengths.txt").write_text("9\n40\n64\n")
+    lines = f'model = "{small_model}"\nbatch = 2\nseq = 64\ngpu = "t4"\n'
+    limits = 'peak = { reserved = "1 MiB" }\nfits = "t4"'
+    plain = runs_of(tmp_path, lines, limits)
+    varying = runs_of(tmp_path, f'{lines}lengths = "lengths.txt"\n', limits)
+    (alone,), (over,) = (collect.estimate(runs, EFFORT) for runs in (plain, varying))
+    drawn = over.prediction.varied.ways[0]
+    assert alone.prediction.varied is None
+    assert over.prediction.peak.reserved == drawn.reserved >= alone.prediction.peak.reserved
+    statuses = {v.budget.metric: v.status for v in judge(varying[0], over, None)}
+    assert statuses == {"peak.reserved": Status.OVER, "fits": Status.HOLDS}
+    (saved,) = collect.keep(varying, [over])
+    assert saved.prediction.varied == over.prediction.varied
+    assert "lengths" in collect._evidence(saved.prediction, plain[0]).error
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ('model = "gpt2"\nlengths = 3\n', "normal:MEAN,STD"),
+        ('model = "gpt2"\nlengths = ""\n', "normal:MEAN,STD"),
+        ('model = "gpt2"\nmethod = "analytic"\nlengths = "uniform:1,2"\n', "one length"),
+        ('command = "python x.py"\nlengths = "uniform:1,2"\n', "its own batches"),
+    ],
+)
+def test_lengths_that_cannot_be_replayed_are_refused_with_their_line(tmp_path, lines, said):
+    with pytest.raises(UsageError, match=rf"memcalc.toml:\d+: .*{said}"):
+        runs_of(tmp_path, lines)
+
+
+def test_lengths_are_not_measured(tmp_path):
+    runs = runs_of(tmp_path, 'model = "gpt2"\nlengths = "uniform:1,2"\n')
+    with pytest.raises(UsageError, match="replayed, not measured"):
+        collect.measure(runs, EFFORT)

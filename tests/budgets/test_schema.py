@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.budgets.read import read
-from memcalc.budgets.sizes import share_or_size, size
+from memcalc.budgets.records import share_or_size, size
 from memcalc.errors import UsageError
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

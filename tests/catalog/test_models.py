@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.catalog import architectures, inventory, models
-from memcalc.catalog.validate import validate
+from memcalc.catalog.architectures import validate
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.workload import tasks
 from memcalc.workload.inventory import take

@@ -3,18 +3,23 @@
 import shlex
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from memcalc.catalog import gpus
+from memcalc.cli import completion
 from memcalc.cli.app import VERBS, app
+from memcalc.cli.progress import progress
 from memcalc.records.fields import FIELDS
+from memcalc.records.progress import Progress, tell
 
 
 @pytest.mark.parametrize("name", VERBS)
 def test_the_table_says_of_a_verb_what_its_own_help_begins_with(name):
     command = app.get_command(None, name)
     first = " ".join(command.help.split("\n\n")[0].split())
-    assert VERBS[name].help == first
+    assert VERBS[name] == first
 
 
 def test_help_shows_every_verb_and_imports_none():
@@ -105,3 +110,44 @@ def test_a_shell_is_offered_verbs_models_gpus_and_optimizers(memcalc, typed, off
     asked = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
     done = memcalc(_MEMCALC_COMPLETE="complete_bash", **asked)
     assert offered in done.stdout.splitlines()
+
+
+def test_in_a_log_the_size_of_what_is_fetched_is_one_line_before_it_comes(capsys):
+    def fetch():
+        tell(Progress("PyTorch 2.6.0 with CUDA: 767 MB to fetch, once"))
+        tell(Progress("PyTorch 2.6.0: fetching (102 MB)", 0.1))
+        tell(Progress("", 1.0))
+
+    with progress("estimating gpt2"):
+        # Questions are asked by threads too.
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        thread.join()
+    tell(Progress("nobody listens"))
+    captured = capsys.readouterr()
+    assert captured.err == "memcalc: PyTorch 2.6.0 with CUDA: 767 MB to fetch, once\n"
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("begun", ["", "rtx", "40", "2", "h1", "A1"])
+def test_every_gpu_that_is_offered_is_one(begun):
+    offered = completion.gpus(begun)
+    assert offered
+    for name in offered:
+        assert begun.lower() in name
+        assert gpus.find(name)
+
+
+def test_of_a_list_of_optimizers_the_last_is_completed():
+    assert "sgd,adamw" in completion.optimizers("sgd,adam")
+
+
+def test_a_name_is_found_by_what_is_inside_it():
+    assert "meta-llama/Llama-3.1-8B" in completion.models("llama-3.1")
+    assert completion.models("distil")
+
+
+def test_zsh_is_told_to_match_inside_names_in_either_case(memcalc):
+    shown = memcalc("completion", "zsh").stdout
+    assert "compdef _memcalc_completion memcalc" in shown
+    assert "'m:{a-zA-Z}={A-Za-z} l:|=* r:|=*'" in shown

@@ -1,20 +1,42 @@
 """Fitting is decided by a replay at the device's real size."""
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from memcalc import estimate
+from memcalc.allocator.outside import eager_span, outside
 from memcalc.allocator.replay import replay
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
-from memcalc.estimation.fits import Device, judge, margin, with_spare
-from memcalc.records.prediction import FitVerdict, Span
+from memcalc.catalog import contexts, gpus
+from memcalc.catalog.plan import make
+from memcalc.errors import UsageError
+from memcalc.estimation import predict
+from memcalc.estimation.estimate import Tracer, answers
+from memcalc.estimation.fits import (
+    CODE,
+    CONTEXT,
+    NCCL,
+    OLD_DRIVER,
+    Device,
+    judge,
+    margin,
+    outside_span,
+    with_spare,
+)
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import FitVerdict, Prediction, Span
+from memcalc.report.blocks import terminal
+from memcalc.report.predictions import blocks
 from memcalc.report.rows import fit_words
 
 MIB = 1 << 20
-CONTEXT = Span(low=100 * MIB, likely=150 * MIB, high=200 * MIB, source="test")
+SPAN = Span(low=100 * MIB, likely=150 * MIB, high=200 * MIB, source="test")
 
 
 def device(capacity):
-    return Device(name="x", capacity=capacity, context=CONTEXT)
+    return Device(name="x", capacity=capacity, context=SPAN)
 
 
 def judged(events, capacity, settings=None):
@@ -67,7 +89,7 @@ def test_what_shall_stay_free_is_taken_off_the_device_and_the_verdict_follows(
 ):
     settings = parse_alloc_conf(fraction and f"per_process_memory_fraction{fraction}")
     fit = judged([(0, 300 * MIB)], capacity * MIB, settings)
-    found = with_spare(fit, CONTEXT, spare * MIB)
+    found = with_spare(fit, SPAN, spare * MIB)
     if fit.verdict is FitVerdict.DOES_NOT_FIT or 400 + spare > capacity:
         assert found is FitVerdict.DOES_NOT_FIT
     else:
@@ -92,7 +114,7 @@ def test_shortcuts_say_what_two_replays_say(events, capacity):
     settings = AllocatorSettings()
     failed = [
         replay(iter(events), settings, capacity, available=max(capacity - context, 0)).out_of_memory
-        for context in (CONTEXT.high, CONTEXT.low)
+        for context in (SPAN.high, SPAN.low)
     ]
     found = judged(events, capacity)
     roomy = found.needed_high <= capacity - margin(capacity) and not found.retries
@@ -100,3 +122,110 @@ def test_shortcuts_say_what_two_replays_say(events, capacity):
     if failed[0] is not None:
         wanted = FitVerdict.TIGHT if failed[1] is None else FitVerdict.DOES_NOT_FIT
     assert found.verdict is wanted
+
+
+A100 = gpus.find("A100-40GB")
+
+
+def test_every_part_has_a_name_a_source_and_a_likely_figure_between_its_ends():
+    for gpu in gpus.table():
+        span = outside_span(gpu, Plan(model="gpt2"))
+        assert [part.name for part in span.parts] == [CONTEXT, CODE]
+        for part in span.parts:
+            assert part.source
+            assert part.low <= part.high
+            if part.likely is not None:
+                assert part.low <= part.likely <= part.high
+        assert sum(part.low for part in span.parts) <= span.low <= span.likely <= span.high
+
+
+def test_several_gpus_add_a_part_for_nccl():
+    span = outside_span(A100, Plan(model="gpt2", devices=4, parallel="ddp"))
+    alone = outside_span(A100, Plan(model="gpt2"))
+    (part,) = (part for part in span.parts if part.name == NCCL)
+    assert (span.low - alone.low, span.high - alone.high) == (part.low, part.high)
+
+
+@pytest.mark.parametrize("name", ["A100-40GB", "V100-16GB", "RTX 3090", "RTX 2080 Ti"])
+def test_all_kernels_at_the_start_take_more_than_those_that_are_used(name):
+    gpu = gpus.find(name)
+    span = eager_span(gpu)
+    assert span.low > outside(gpu).total.high
+    held = [r for r in contexts.table() if r.gpu == gpu.name and not r.lazy and not r.aside]
+    assert held
+    assert all(span.low <= r.low and r.high <= span.high for r in held)
+
+
+def test_an_old_driver_may_load_all_kernels_where_an_old_pytorch_runs_on_it():
+    lazy = outside_span(A100, Plan(model="gpt2", torch="2.1"))
+    eager = outside_span(A100, Plan(model="gpt2", torch="2.0", module_loading="eager"))
+    either = outside_span(A100, Plan(model="gpt2", torch="2.0"))
+    assert (either.low, either.likely, either.high) == (lazy.low, lazy.likely, eager.high)
+    assert [part.name for part in either.parts] == [CONTEXT, CODE, OLD_DRIVER]
+    said = outside_span(A100, Plan(model="gpt2", torch="2.0", module_loading="lazy"))
+    assert said == lazy
+
+
+def test_a_full_gpu_gets_cached_blocks_back():
+    span = predict.given_back(reserved=70, unlimited=90)
+    assert (span.low, span.likely, span.high) == (70, 70, 90)
+    assert [part.name for part in span.parts] == [predict.GIVEN_BACK]
+
+
+def shown(*predictions):
+    return terminal(blocks(predictions), width=120)
+
+
+def analytic(**settings):
+    return estimate(method="analytic", **settings)
+
+
+def test_closed_forms_say_that_a_model_larger_than_the_gpu_does_not_fit():
+    answer = analytic(model="meta-llama/Llama-3.1-8B", gpu="t4")
+    assert answer.fit.verdict is FitVerdict.DOES_NOT_FIT
+    assert "does not fit on T4: needs" in shown(answer)
+
+
+def test_closed_forms_say_why_they_cannot_say_more():
+    answer = analytic(model="gpt2", gpu="t4")
+    assert answer.fit is None
+    assert "unknown whether it fits t4: the analytic method" in shown(answer)
+
+
+def test_several_optimizers_side_by_side_have_a_column_of_verdicts():
+    plans = [make({"model": "gpt2", "optim": optim, "gpu": "t4"}) for optim in ("sgd", "adamw")]
+    table = shown(*answers(plans, method="analytic"))
+    assert table.splitlines()[2].endswith("on t4")
+    assert all(line.endswith("n/a") for line in table.splitlines()[3:5])
+
+
+def test_a_gpu_for_a_run_on_the_cpu_is_refused():
+    with pytest.raises(UsageError, match="leave out gpu t4, or target cpu"):
+        analytic(model="gpt2", gpu="t4", target="cpu")
+
+
+def test_a_run_on_the_cpu_is_not_said_to_have_the_kernels_of_a_gpu():
+    from memcalc.estimation.question import asked
+
+    assert not any("A100" in note for note in asked(make({"model": "gpt2", "target": "cpu"})).notes)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])
+def test_an_optimizer_for_bf16_alone_says_which_option_is_missing(precision):
+    plans = [
+        make({"model": "gpt2", "optim": optim, "precision": precision})
+        for optim in ("adamw", "memcalc.adamw_bf16")
+    ]
+    first, second = answers(plans, method="analytic")
+    assert first.components
+    assert str(second).endswith("add --precision bf16, or name another optimizer.")
+
+
+def test_settings_of_the_allocator_that_do_not_exist_fail_their_plan_alone():
+    plan = make({"model": "distilbert-base-cased", "batch": 1, "seq": 8})
+    with Tracer() as tracer:
+        tracer.trace(plan)
+        wrong = replace(plan, alloc_conf="garbage_collection_threshold:7")
+        first, second = tracer.answers([wrong, plan])
+    assert "between 0 and 1" in str(first)
+    assert isinstance(second, Prediction)

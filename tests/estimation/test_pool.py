@@ -1,8 +1,12 @@
 """Plans are traced side by side; each once, in order, and what one thread meets others hear of."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,3 +96,39 @@ def test_other_settings_of_the_allocator_are_pytorchs_own_and_the_models(traced)
     modelled = replay(as_it_ran(traced.trace), asked(plan).settings, UNLIMITED).peaks
     assert (found.peak.allocated, found.peak.reserved) == (modelled.allocated, modelled.reserved)
     assert found.peak.allocated > traced.prediction.peak.allocated
+
+
+PROGRAM = """
+import memcalc, os, psutil
+def parents():
+    return {one.pid for one in psutil.Process().children()}
+if __name__ == "__main__":
+    first = memcalc.estimate("distilbert-base-cased", use_cache=False)
+    warm = parents()
+    second = memcalc.estimate("distilbert-base-cased", use_cache=False, batch=9)
+    assert parents() == warm and len(warm) == 1
+    assert second.peak.allocated > first.peak.allocated
+    os.environ["SOMETHING_ELSE"] = "1"
+    memcalc.estimate("distilbert-base-cased", use_cache=False, batch=9)
+    assert len(parents()) == 1 and parents() != warm, "other variables need another process"
+    if os.fork() == 0:
+        own = memcalc.estimate("distilbert-base-cased", use_cache=False, batch=9)
+        os._exit(0 if own.peak == second.peak else 1)
+    assert os.wait()[1] == 0
+    print(*parents())
+"""
+
+
+def test_one_process_answers_all_questions_and_ends_with_who_asked(tmp_path):
+    (tmp_path / "asks.py").write_text(PROGRAM)
+    environment = {name: value for name, value in os.environ.items() if name != "MEMCALC_WARM"}
+    ran = subprocess.run(
+        [sys.executable, "asks.py"],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert not psutil.pid_exists(int(ran.stdout))

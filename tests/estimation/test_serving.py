@@ -10,8 +10,7 @@ from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.estimate import Tracer, answers, estimate
 from memcalc.estimation.serving import sglang, vllm
-from memcalc.records.prediction import Prediction
-from memcalc.records.serving import Kind
+from memcalc.records.prediction import Layers, Prediction
 from memcalc.records.trace import Component
 from memcalc.units import GIB
 from tests.estimation.test_inference import A_TOKEN, BF16, LLAMA
@@ -19,7 +18,7 @@ from tests.estimation.test_inference import A_TOKEN, BF16, LLAMA
 pytestmark = pytest.mark.usefixtures("same_children")
 
 READINGS = json.loads(pathlib.Path("evidence/serving/readings.json").read_text())
-LLAMA_8B = (Kind(layers=32, bytes=2 * 8 * 128 * 2),)
+LLAMA_8B = (Layers(layers=32, bytes=2 * 8 * 128 * 2),)
 FOUND = pytest.mark.parametrize(
     "reading",
     [r for r in READINGS if r["engine"] == "vllm"],
@@ -52,7 +51,7 @@ def test_sequences_of_a_published_log_follow_from_its_blocks():
 
 def test_cells_of_a_published_log_of_sglang_follow_from_the_shapes():
     (reading,) = (r for r in READINGS if r["engine"] == "sglang")
-    kinds = (Kind(layers=48, bytes=2 * 4 * 128 * 2),)
+    kinds = (Layers(layers=48, bytes=2 * 4 * 128 * 2),)
     held = sglang.capacity(
         sglang.pools(kinds, {}), int(reading["log"]["kv_gib"] * GIB), 1, 40960, None
     )
@@ -61,18 +60,22 @@ def test_cells_of_a_published_log_of_sglang_follow_from_the_shapes():
 
 def test_layers_are_grouped_as_vllm_documents_it():
     # Its own example: 10 full and 20 with a window make three groups of 10.
-    full, window = Kind(layers=10, bytes=64), Kind(layers=20, bytes=64, window=128)
+    full, window = Layers(layers=10, bytes=64), Layers(layers=20, bytes=64, window=128)
     groups = vllm.groups((full, window), 16, 32)
     assert (groups.size, [count for _, count in groups.each]) == (10, [1, 2])
     # 100 blocks for the full layers; 127 + 2 x 32 tokens, and a block, for each of the others.
     assert groups.blocks(1600) == 100 + 2 * (12 + 1)
     # 12 and 13 are padded to 13 each, and make two groups.
-    uneven = vllm.groups((Kind(layers=13, bytes=64), Kind(layers=12, bytes=64, window=8)), 16, 32)
+    uneven = vllm.groups(
+        (Layers(layers=13, bytes=64), Layers(layers=12, bytes=64, window=8)), 16, 32
+    )
     assert (uneven.size, sum(count for _, count in uneven.each)) == (13, 2)
 
 
 def test_the_longest_sequence_fits_and_one_more_does_not():
-    groups = vllm.groups((Kind(layers=2, bytes=64), Kind(layers=4, bytes=64, window=40)), 16, 32)
+    groups = vllm.groups(
+        (Layers(layers=2, bytes=64), Layers(layers=4, bytes=64, window=40)), 16, 32
+    )
     held = vllm.capacity(groups, 100 * groups.block_bytes, 64, 1 << 20, 256)
     assert groups.blocks(held.longest) <= 100 < groups.blocks(held.longest + 1)
 
@@ -155,7 +158,7 @@ def test_what_an_engine_cannot_do_is_refused_in_a_sentence(llama, settings, word
 
 def test_layers_of_several_sizes_are_refused():
     with pytest.raises(EstimateError, match="different sizes"):
-        vllm.groups((Kind(layers=1, bytes=64), Kind(layers=1, bytes=128)), 16, 32)
+        vllm.groups((Layers(layers=1, bytes=64), Layers(layers=1, bytes=128)), 16, 32)
 
 
 def test_only_estimate_answers_for_an_engine(llama):

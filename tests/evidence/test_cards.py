@@ -6,10 +6,10 @@ import pytest
 
 from memcalc.accuracy.compare import peak
 from memcalc.catalog import models, plan
+from memcalc.catalog.plan import disagreement
 from memcalc.files.results import load
-from memcalc.records.disagreement import disagreement
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 CARDS = sorted((ROOT / "evidence" / "cards").glob("*.json"))
 ALLOWED = {"requested": 0.001, "allocated": 0.01}
 

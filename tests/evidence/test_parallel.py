@@ -1,34 +1,72 @@
 """Recorded single ranks of runs over several GPUs, against runs over the stub driver.
 
-Some of the smallest models by default, all of them at night.
+Some of the smallest models by default, all of them at night: of the plain loop, of the Trainer and
+of accelerate, and of kinds that were recorded before their estimates were looked at.
 """
 
 import pytest
 
+import memcalc
+from memcalc.errors import UsageError
 from memcalc.files.artifact import decode
 from memcalc.records.plan import Plan
 from memcalc.workload import layouts
 from tests.evidence.judged import STANDIN, all_of, runs, sample
 
-(RECORDING,) = STANDIN.glob("parallel-*.json")
-PLANS = [decode(Plan, run["plan"]) for run in runs(RECORDING)]
+(PLAIN,) = STANDIN.glob("parallel-*.json")
+(LOOPS,) = STANDIN.glob("ranks-of-loops-*.json")
+(THIRD,) = STANDIN.glob("unseen-ranks-third-*.json")
+ALL = [PLAIN, LOOPS, *sorted(STANDIN.glob("unseen-ranks-*.json"))]
 
 
-def smallest():
-    """Of each layout a run of the smallest models."""
-    found, seen = [], set()
-    for index, plan in enumerate(PLANS):
-        name = layouts.spread(plan).layout
-        if plan.model in ("distilbert-base-cased", "t5-small") and name not in seen:
-            seen.add(name)
-            found.append(index)
-    return found
+def plans_of(recording):
+    return [decode(Plan, run["plan"]) for run in runs(recording)]
 
 
-def test_ranks_of_small_models_are_met(forked):
-    sample(forked, RECORDING, smallest())
+def test_ranks_of_small_models_are_met_in_each_layout(forked):
+    found = {}
+    for index, plan in enumerate(plans_of(PLAIN)):
+        if plan.model in ("distilbert-base-cased", "t5-small"):
+            found.setdefault(layouts.spread(plan).layout, index)
+    sample(forked, PLAIN, found.values())
+
+
+def test_a_rank_is_met_as_accelerate_wraps_it(forked):
+    named = [(plan.loop, plan.parallel) for plan in plans_of(LOOPS)]
+    sample(forked, LOOPS, [named.index(("trainer", "fsdp2"))])
+
+
+def test_layers_of_odd_sizes_are_met(forked):
+    plans = plans_of(THIRD)
+    odd = [i for i, p in enumerate(plans) if "odd-llama" in p.model and p.parallel == "fsdp2"]
+    sample(forked, THIRD, odd[:1])
 
 
 @pytest.mark.nightly
-def test_all_ranks_are_equal_in_every_phase_on_every_rung():
-    all_of(RECORDING)
+@pytest.mark.parametrize("recording", ALL, ids=lambda path: path.stem)
+def test_all_ranks_are_equal_in_every_phase_on_every_rung(recording):
+    all_of(recording)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"loop": "trainer", "parallel": "zero1"}, "works with ddp, deepspeed_zero1, fsdp1"),
+        ({"loop": "accelerate", "parallel": "tp=2"}, "works with ddp, deepspeed_zero1, fsdp1"),
+        ({"loop": "accelerate", "parallel": "fsdp1", "parallel_args": {
+            "sharding_strategy": "HYBRID_SHARD", "device_mesh": "1x2"}}, "in the plain loop"),
+        ({"loop": "trainer", "parallel": "fsdp1", "parallel_args": {
+            "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 5_000_000}}, "Tied weights"),
+        ({"loop": "trainer", "eval": 2}, "--eval works in the plain loop"),
+        ({"resume": True, "parallel": "fsdp2"}, "--resume works in the plain loop with ddp"),
+        ({"loop": "trainer", "parallel": "fsdp2", "parallel_args": {"param_dtype": "bfloat16"}},
+         "param_dtype from its mixed precision"),
+        ({"loop": "trainer", "parallel_args": {"gradient_as_bucket_view": True}}, "leave it out"),
+        ({"optim": "adamw_8bit", "parallel": "fsdp2"}, "its kernels take no DTensors"),
+        ({"optim": "lion_32bit", "parallel": "hsdp=2x1"}, "its kernels take no DTensors"),
+        ({"optim": "galore_adamw", "parallel": "fsdp2"}, "how fsdp2 divides its state is unknown"),
+    ],
+)  # fmt: skip
+def test_what_a_loop_or_a_layout_is_not_answered_with_is_refused(settings, words):
+    with pytest.raises(UsageError, match=words):
+        memcalc.estimate("gpt2", devices=2, **settings)

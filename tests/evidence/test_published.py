@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memcalc.catalog import gpus
-from memcalc.records.disagreement import disagreement
+from memcalc.catalog.plan import disagreement
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = sorted((ROOT / "evidence" / "published").glob("*.json"))

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from memcalc.accuracy.compare import compare
 from memcalc.advice.explain import recorded
 from memcalc.advice.explain.difference import difference
-from memcalc.advice.explain.explain import explain
-from memcalc.advice.explain.sections import Chapter
+from memcalc.advice.explain.explain import Chapter, explain
 from memcalc.allocator import outside
 from memcalc.budgets import baseline, detect
 from memcalc.budgets.read import read as read_budgets
@@ -30,18 +29,7 @@ from memcalc.files import artifact, cache, results, shipped, untrusted_values
 from memcalc.files.trace_file import MAGIC, DamagedTraceError, pack, unpack
 from memcalc.records.measurement import GpuReading, Measurement, Moment, OutOfMemory, PhaseReading
 from memcalc.records.prediction import Prediction
-from memcalc.report import (
-    accuracy,
-    csv,
-    differences,
-    explained,
-    measured,
-    page,
-    predictions,
-    saved,
-)
-from memcalc.report import json as as_json
-from memcalc.report import recorded as shown
+from memcalc.report import accuracy, explained, measured, page, predictions, saved
 from memcalc.report.blocks import markdown, terminal
 from memcalc.workload import tasks
 from tests.mutations import mutations, value_of
@@ -58,8 +46,8 @@ def _show(blocks):
 def _predictions(path):
     found = results.predictions(artifact.read(path), path)
     _show(predictions.blocks(found))
-    as_json.render(found)
-    csv.render(found)
+    predictions.as_json(found)
+    predictions.as_csv(found)
     for one in found:
         page.notebook(one)
 
@@ -82,7 +70,7 @@ def _measured(path):
 
 
 def _snapshot(path):
-    _show(shown.blocks(recorded.read(path, [""]), 3))
+    _show(saved.snapshot_blocks(recorded.read(path, [""]), 3))
 
 
 def _plan(path):
@@ -104,7 +92,7 @@ def _launched(setting):
 def _differ(path):
     found = results.predictions(artifact.read(path), path)
     first, last = (Chapter(prediction=found[at]) for at in (0, -1))
-    _show(list(differences.blocks(difference(first, last), 3)))
+    _show(list(explained.difference_blocks(difference(first, last), 3)))
 
 
 def _lengths(path):
@@ -215,7 +203,7 @@ def whole(small_model, settings, cached, traced, tmp_path_factory):
     small = json.loads(Path(small_model).read_bytes())
     suite_text = (ROOT / "configs" / "suites").glob("*.toml")
     cache.store("kept", traced.prediction)
-    two = as_json.render([few, traced.prediction]).encode()
+    two = predictions.as_json([few, traced.prediction]).encode()
     quantised_config = json.dumps({**small, "quantization_config": BITS}).encode()
     return {
         "predictions": ("p.json", two, _predictions),

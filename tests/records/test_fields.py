@@ -22,9 +22,9 @@ from memcalc.cli.options import plans_of, with_plan
 from memcalc.errors import UsageError
 from memcalc.files import shipped
 from memcalc.records import fields
-from memcalc.records.compact_options import about, adapter, input_of
 from memcalc.records.fields import FIELDS, options
 from memcalc.records.plan import Plan
+from memcalc.records.values import about, adapter, input_of
 
 LIMITS = "\n[runs.a.limits]\npeak = '1 GiB'\n"
 

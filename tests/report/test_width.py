@@ -5,20 +5,26 @@
 
 import os
 import pathlib
+import re
 import runpy
 
 import pytest
 import typer
+from hypothesis import example, given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-import memcalc  # noqa: F401 (installs how records show themselves)
+import memcalc
+from memcalc.advice.fit.records import FitAnswer, GpuFit
 from memcalc.cli.app import VERBS, app
 from memcalc.files import artifact
 from memcalc.files.results import predictions
+from memcalc.records.plan import Plan
 from memcalc.records.prediction import Growth, Refusal
 from memcalc.records.trace import Component, Phase
-from memcalc.report import answer, saved
-from memcalc.report.blocks import command, terminal
+from memcalc.report import answer, fitted, saved
+from memcalc.report.blocks import Kind, Line, Size, Table, command, markdown, terminal
+from memcalc.units import GIB, MIB, Unit
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "make_goldens.py"))
@@ -99,3 +105,73 @@ def test_a_long_command_is_one_command_to_a_shell(tmp_path):
             said.read()
             == "estimate|gpt2|--lora|r=16, target=all|--alloc-conf|a:b|--precision|bf16|"
         )
+
+
+UNIT = Unit("MiB", MIB)
+
+
+def tenths(text):
+    return 0 if text == "<0.1" else round(10 * float(text.replace(",", "")))
+
+
+@given(st.lists(st.integers(0, GIB), min_size=1, max_size=20))
+@example([32882, 32882, 510953])
+def test_rounded_parts_add_up_and_none_is_off_by_more_than_a_step(parts):
+    shown = UNIT.numbers(parts)
+    assert sum(map(tenths, shown)) == tenths(UNIT.number(sum(parts)))
+    assert all(abs(tenths(s) - 10 * p / MIB) <= 1 for s, p in zip(shown, parts, strict=True))
+
+
+def test_parts_that_are_equal_are_written_alike_where_another_can_give_way():
+    third = MIB * 103 // 300
+    assert UNIT.numbers([third, third, MIB - 2 * third]) == ["0.3", "0.3", "0.4"]
+
+
+def test_a_gap_is_the_difference_of_the_figures_beside_it():
+    before, after = int(13.84 * MIB), int(15.96 * MIB)
+    assert (UNIT.number(before), UNIT.number(after)) == ("13.8", "16.0")
+    assert UNIT.rest(after, before) == "2.2"
+    assert UNIT.rest(before + 1, before) == "<0.1"
+
+
+def test_state_of_adapters_is_told_by_what_trains_as_its_rule_is(small_model):
+    found = memcalc.estimate(small_model, lora="r=512,target=all-linear", batch=1, seq=16)
+    text = terminal(list(answer.blocks(found)), width=120)
+    assert "8.00 B/param that trains (rule: 8)" in text
+
+
+def test_a_large_model_in_fp32_with_adamw_is_told_on_line_2_that_few_train_so():
+    whole = memcalc.estimate("qwen2.5-7b", method="analytic")
+    assert "--preset full, lora or qlora" in terminal(list(answer.blocks(whole))).splitlines()[1]
+    for usual in ({"precision": "bf16"}, {"optim": "sgd"}):
+        found = memcalc.estimate("qwen2.5-7b", method="analytic", **usual)
+        assert "--preset" not in terminal(list(answer.blocks(found))).splitlines()[1]
+
+
+def test_gpus_that_fail_for_one_reason_share_a_sentence_below_the_table():
+    plan = Plan(model="gpt2")
+    failed = [GpuFit(name=name, capacity=1 << 33, fit=None, reason="no kernels") for name in "AB"]
+    answer = FitAnswer(
+        plan=plan, device=None, capacity=None, context=None, here=None, gpus=tuple(failed)
+    )
+    table, line = fitted.tables(answer)
+    assert not table.rows
+    assert line.text == "A, B: no kernels"
+
+
+SIZES = (0, 1, 561_152, 20 * MIB, 3 * GIB + 7)
+
+
+@pytest.mark.parametrize("unit", [None, Unit("MiB", MIB), Unit("GiB", GIB)])
+def test_a_size_in_markdown_is_in_the_unit_of_its_column(unit):
+    head = ("what", unit.name if unit else "size")
+    rows = [(f"row {number}", Size(size, unit)) for number, size in enumerate(SIZES)]
+    shown = terminal([Table(head=head, rows=rows)])
+    written = re.findall(r"row \d \| (.*?) \|", markdown([Table(head=head, rows=rows)]))
+    assert written == re.findall(r"row \d +(.*)", shown)
+
+
+def test_a_card_that_a_model_fits_is_marked_so():
+    for words in ("fits 4 GB (T4): LoRA", "fits on T4", "fits on a GPU of 4 GiB"):
+        assert terminal([Line(words, Kind.VERDICT)]).startswith("✓ ")
+    assert terminal([Line("does not fit on T4", Kind.VERDICT)]).startswith("✗ ")

@@ -1,14 +1,12 @@
 """The difference of two answers: by component, phase and module."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
 
+from memcalc.advice.explain.explain import Chapter
 from memcalc.advice.explain.records import PeakContents
-from memcalc.advice.explain.sections import Chapter
 from memcalc.records.display import Answer
 from memcalc.records.fields import changed_settings, plan_changes, version_changes
 from memcalc.records.prediction import RUNGS, Prediction

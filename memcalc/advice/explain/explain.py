@@ -1,8 +1,11 @@
-"""Explains a plan: one run of it, and one of each change that is tried."""
+"""Explains a plan: one run of it, and one of each change that is tried; its part of a report."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+import linecache
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,27 +13,82 @@ from msgspec.structs import replace
 
 from memcalc.advice.explain.layers import layers
 from memcalc.advice.explain.peak import at_end, moments
-from memcalc.advice.explain.records import Explanation
-from memcalc.advice.remedies.goals import fitting, under
-from memcalc.advice.remedies.records import figures
+from memcalc.advice.explain.records import Explanation, PeakContents
+from memcalc.advice.explain.timeline import Timeline, timeline
+from memcalc.advice.remedies.records import Option, Trial, figures, fitting, within
+from memcalc.advice.remedies.rows import same_result
 from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
-from memcalc.catalog.plan import make
-from memcalc.errors import UsageError
+from memcalc.allocator.replay import replay
+from memcalc.catalog.plan import make, to_simulate
+from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.estimation.question import asked, code_in
+from memcalc.estimation.replays import UNLIMITED, as_it_ran, judged, of_replay, room_of
+from memcalc.records.fields import version_changes
 from memcalc.records.plan import Plan
-from memcalc.units import parse_bytes
+from memcalc.records.prediction import Prediction
+from memcalc.units import format_bytes, parse_bytes
+
+_FIGURES = ("peak", "phases", "components")
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What an explanation shall hold."""
+class Chapter(msgspec.Struct, frozen=True, kw_only=True):
+    """One plan in a report."""
 
-    depth: int | None = None
-    """Names of a module's path to keep; ``None``: all."""
-    remedies: bool = True
-    under: int | None = None
-    """Find a plan that needs no more bytes; ``None``: as much as the plan's GPU has."""
-    use_cache: bool = True
+    prediction: Prediction
+    peak: PeakContents | None = None
+    line: Timeline | None = None
+    notes: tuple[str, ...] = ()
+    """What a reader must know, such as that the trace is newer than the figures."""
+
+
+def chapter(traced: Traced, *, depth: int | None = None) -> Chapter:
+    """What there is to show of a plan that was just traced."""
+    prediction, plan = traced.prediction, traced.prediction.plan
+    found = moments(traced.trace, plan, depth=depth)
+    return Chapter(
+        prediction=prediction,
+        peak=found[prediction.peak.phase],
+        line=timeline(traced.trace, plan),
+    )
+
+
+def again(saved: Prediction, tracer: Tracer, *, depth: int | None = None) -> Chapter:
+    """A saved prediction with the trace it lacks: from the cache, or traced again.
+
+    The figures stay those that were saved; where the trace says something else, a note says so,
+    and the parts that need the trace are left out.
+    """
+    found: Chapter | str
+    # Of a command the trace is kept; it is never run again.
+    code = code_in(saved.plan) if not saved.plan.command else None
+    if saved.method != "trace":
+        found = "closed forms answered: there is no timeline"
+    elif code is not None:
+        found = f"no timeline: {code} is Python code, and a file does not run code"
+    else:
+        found = _anew(saved, tracer, depth)
+    return Chapter(prediction=saved, notes=(found,)) if isinstance(found, str) else found
+
+
+def _anew(saved: Prediction, tracer: Tracer, depth: int | None) -> Chapter | str:
+    """A saved prediction with the trace of a new run, or why there is none."""
+    try:
+        answer = tracer.trace(saved.plan)
+    except MemcalcError as error:
+        return f"no timeline: {error}"
+    fresh, differing = (
+        answer.prediction,
+        version_changes(saved.versions, answer.prediction.versions),
+    )
+    versions = "; ".join(differing)
+    if any(getattr(fresh, name) != getattr(saved, name) for name in _FIGURES):
+        why = f" ({versions})" if differing else ""
+        return f"no timeline: a new run of this plan gives other figures than the saved ones{why}"
+    others = f", with other versions ({versions})" if differing else ""
+    note = f"the timeline is from a new run{others}; its figures equal the saved ones"
+    return replace(chapter(answer, depth=depth), prediction=saved, notes=(note,))
 
 
 def explain(
@@ -58,58 +116,146 @@ def explain(
         EstimateError: the plan cannot be traced.
     """
     limit = parse_bytes(under) if isinstance(under, str) else under
-    wish = Wish(depth=depth, remedies=remedies, under=limit, use_cache=use_cache)
-    return explain_plan(make({"model": model, **settings}), wish)
+    plan = make({"model": model, **settings})
+    return explain_plan(plan, depth=depth, remedies=remedies, under=limit, use_cache=use_cache)
 
 
 def explain_plan(
-    plan: Plan, wish: Wish, seen: Callable[[Explanation], None] = lambda so_far: None
+    plan: Plan,
+    *,
+    depth: int | None = None,
+    remedies: bool = True,
+    under: int | None = None,
+    use_cache: bool = True,
+    seen: Callable[[Explanation], None] = lambda so_far: None,
 ) -> Explanation:
-    """Explain one plan.
-
-    Args:
-        plan: what is trained.
-        wish: what the explanation shall hold.
-        seen: told what is known so far, each time that there is more.
+    """Explain one plan, as ``explain`` does; ``seen`` is told whenever there is more.
 
     Raises:
         UsageError: the question cannot be understood.
         EstimateError: the plan cannot be traced.
     """
-    for name, least in (("depth", wish.depth), ("under", wish.under)):
+    for name, least in (("depth", depth), ("under", under)):
         if least is not None and least < 1:
             raise UsageError(f"{name} = {least} leaves nothing: type 1 or more.")
-    with Tracer(use_cache=wish.use_cache, workers=None, counted=True) as tracer:
+    with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
         traced = tracer.trace(plan)
-        found = _explained(traced, wish)
+        found = _explained(traced, depth)
         seen(found)
         if plan.command:
-            from memcalc.advice.explain import scripts
-
-            if not wish.remedies:
+            if not remedies:
                 return found
-            told = tuple(scripts.in_the_code(found.peak, found.prediction.plan))
-            return replace(found, options=tuple(scripts.remedies(traced)), in_the_code=told)
-        goal = under(wish.under, found.figures) if wish.under is not None else None
-        if goal is None and wish.remedies:
+            told = tuple(in_the_code(found.peak, found.prediction.plan))
+            return replace(found, options=tuple(script_remedies(traced)), in_the_code=told)
+        goal = within(under, found.figures) if under is not None else None
+        if goal is None and remedies:
             goal = fitting(found.figures)
-        advice = advise(
+        options, search = advise(
             Trials(traced, tracer),
             goal,
-            by_itself=wish.remedies,
+            by_itself=remedies,
             seen=lambda options: seen(replace(found, options=options)),
         )
-    return replace(found, options=advice.options, search=advice.search)
+    return replace(found, options=options, search=search)
 
 
-def _explained(traced: Traced, wish: Wish) -> Explanation:
-    by_phase = moments(traced.trace, traced.prediction.plan, depth=wish.depth)
+def _explained(traced: Traced, depth: int | None) -> Explanation:
+    by_phase = moments(traced.trace, traced.prediction.plan, depth=depth)
     peak = by_phase.pop(traced.prediction.peak.phase)
     return Explanation(
         prediction=traced.prediction,
         figures=figures(traced.prediction),
         peak=peak,
         others=tuple(sorted(by_phase.values(), key=lambda moment: -moment.requested)),
-        end=at_end(traced.trace, traced.prediction.plan, depth=wish.depth),
+        end=at_end(traced.trace, traced.prediction.plan, depth=depth),
         layers=layers(traced.trace.inventory),
     )
+
+
+def script_remedies(traced: Traced) -> Iterator[Option]:
+    """The allocator's settings, by replaying what the script asked for."""
+    before, trace = traced.prediction, traced.trace
+    for remedy in same_result.expandable(before.plan):
+        question = asked(replace(before.plan, **dict(remedy.changes)))
+        found = of_replay(replay(as_it_ran(trace), question.settings, UNLIMITED), trace)
+        saved = (before.peak.reserved or 0) - found.peaks.reserved
+        used = before.peak.process_used
+        peak = replace(
+            before.peak,
+            reserved=found.peaks.reserved,
+            process_used=used - saved if used is not None else None,
+        )
+        room = room_of(question)
+        # The readings of the run are those of its own settings.
+        fit = judged(question, replace(trace, readings=()), room) if room is not None else None
+        told = replace(figures(before), plan=question.plan, peak=peak, fit=fit)
+        yield Option(remedy=remedy, trial=Trial(remedies=(remedy.key,), figures=told))
+
+
+_BATCH = re.compile(
+    r"(?!.*(?:eval|val|test))(?:[\w.-]*batch[_-]?size|--?bs|-b|--batch)(=|$)", re.IGNORECASE
+)
+"""An argument of a training script that holds the samples of a step."""
+_SAID = (
+    (
+        re.compile("softmax"),
+        "if this is attention, scaled_dot_product_attention of torch.nn.functional keeps no scores",
+    ),
+    (
+        re.compile("cross_entropy|CrossEntropy|nll_loss"),
+        "the loss keeps logits of all tokens: compute it in pieces, each under torch.utils."
+        "checkpoint, or with a fused kernel such as Liger's",
+    ),
+    (
+        re.compile(r"\.float\(\)|torch\.float32"),
+        "a copy in fp32: leave it out, or convert a part of the tokens at a time",
+    ),
+)
+"""What a line of code holds, and what would need less."""
+_WORTH = 0.05
+"""Share of the peak from which a change of code is named."""
+
+
+def in_the_code(peak: PeakContents, plan: Plan) -> Iterator[str]:
+    """What the script's own code could do without, the largest first; read from its lines."""
+    words = shlex.split(plan.command or "")
+    held, lines = Counter[str](), Counter[str]()
+    for group in peak.groups:
+        if group.kept.startswith("held by") and group.line:
+            held[group.line] += group.bytes
+        elif group.line:
+            lines[group.line] += group.bytes
+    for line, size in held.most_common():
+        if size > _WORTH * peak.requested:
+            yield (
+                f"{format_bytes(size)} from {line} outlive backward: a variable holds them, so "
+                "del it once the loss is known"
+            )
+    beside = next((Path(word).parent for word in words if word.endswith(".py")), Path())
+    for line, size in lines.most_common():
+        if size <= _WORTH * peak.requested:
+            break
+        # Of the script, or of a file beside it; empty: it is not there any more.
+        file, _, number = line.rpartition(":")
+        code = linecache.getline(str(beside / file), int(number)) if number.isdecimal() else ""
+        said = next((less for pattern, less in _SAID if pattern.search(code)), None)
+        if said is not None:
+            yield f"{format_bytes(size)} from {line}: {said}"
+    smaller = _half(words)
+    if smaller:
+        yield f"half the batch: {to_simulate(plan, command=shlex.join(smaller))}"
+
+
+def _half(words: list[str]) -> list[str]:
+    """The command with half the batch; none: it is no argument, or one sample."""
+    for at, word in enumerate(words):
+        found = _BATCH.match(word)
+        if found is None:
+            continue
+        value = word[found.end() :] if found[1] else "".join(words[at + 1 : at + 2])
+        if value.isdecimal() and int(value) > 1:
+            less = str(int(value) // 2)
+            if found[1]:
+                return [*words[:at], word[: found.end()] + less, *words[at + 1 :]]
+            return [*words[: at + 1], less, *words[at + 2 :]]
+    return []

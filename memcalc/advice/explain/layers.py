@@ -1,13 +1,55 @@
-"""Layers of a quantized base model: bytes of weights and scales by kind of layer."""
+"""Module paths for display, and the layers of a quantized base model by kind."""
 
-from __future__ import annotations
-
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 import msgspec
 
-from memcalc.advice.explain.module_names import Pattern, cut, write
 from memcalc.records.model import Inventory, Parameter
+
+Pattern = tuple[str, ...]
+"""A path's parts, with ``*`` for each index of a list."""
+
+
+def cut(path: str, depth: int | None) -> tuple[Pattern, tuple[int, ...]]:
+    """Split a path into its pattern and the indices that fill it.
+
+    Args:
+        path: such as ``transformer.h.3.mlp``.
+        depth: how many names to keep, indices not counted; ``None``: all.
+    """
+    pattern: list[str] = []
+    indices: list[int] = []
+    names = 0
+    for part in path.split(".") if path else ():
+        if part.isdigit():
+            pattern.append("*")
+            indices.append(int(part))
+            continue
+        if depth is not None and names == depth:
+            break
+        names += 1
+        pattern.append(part)
+    return tuple(pattern), tuple(indices)
+
+
+def write(pattern: Pattern, filled: Iterable[tuple[int, ...]]) -> str:
+    """Write a pattern with the indices that fill each of its places."""
+    columns = iter(list(zip(*filled, strict=True)))
+    return ".".join(_spans(next(columns)) if part == "*" else part for part in pattern)
+
+
+def _spans(numbers: Iterable[int]) -> str:
+    """``[0-3,7]``, or the number itself where there is only one."""
+    ordered = sorted(set(numbers))
+    if len(ordered) == 1:
+        return str(ordered[0])
+    spans: list[list[int]] = []
+    for number in ordered:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return "[" + ",".join(f"{a}-{b}" if a != b else str(a) for a, b in spans) + "]"
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,8 +93,8 @@ def layers(inventory: Inventory) -> tuple[LayerKind, ...]:
     """
     if not any(tensor.original is not None for tensor in inventory.tensors):
         return ()
-    found: dict[Hashable, list[tuple[int, ...]]] = {}
-    kinds: dict[Hashable, tuple[Pattern, tuple[Held, ...], Parameter]] = {}
+    kinds: dict[tuple[Pattern, tuple[int, ...], tuple[Held, ...]], list[tuple[int, ...]]] = {}
+    weights: dict[Hashable, Parameter] = {}
     for weight, constants in _weights(inventory):
         # peft's own names around the model's are left out.
         path = weight.name.removeprefix("base_model.model.").removesuffix(".weight")
@@ -65,18 +107,18 @@ def layers(inventory: Inventory) -> tuple[LayerKind, ...]:
             ),
         )
         key = (pattern, weight.original or weight.shape, tensors)
-        found.setdefault(key, []).append(indices)
-        kinds[key] = (pattern, tensors, weight)
+        kinds.setdefault(key, []).append(indices)
+        weights[key] = weight
     listed = [
         LayerKind(
-            name=write(pattern, found[key]),
-            shape=weight.original or weight.shape,
-            count=len(found[key]),
-            tensors=tensors,
-            quantised=weight.original is not None,
-            numel=weight.numel,
+            name=write(key[0], filled),
+            shape=key[1],
+            count=len(filled),
+            tensors=key[2],
+            quantised=weights[key].original is not None,
+            numel=weights[key].numel,
         )
-        for key, (pattern, tensors, weight) in kinds.items()
+        for key, filled in kinds.items()
     ]
     return tuple(sorted(listed, key=lambda kind: not kind.quantised))
 

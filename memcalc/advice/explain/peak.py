@@ -1,17 +1,15 @@
 """The peak of each phase: everything alive, grouped, with the reason it is kept."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from memcalc.advice.explain import module_names
+from memcalc.advice.explain import layers
 from memcalc.advice.explain.records import Group, PeakContents
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Component, Phase, Storage, Trace
+from memcalc.records.trace import Component, Phase, Trace
 from memcalc.records.walk import alive, highest, walk
 
 
@@ -43,7 +41,8 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
     component = storage.component
     if component is Component.WEIGHTS and storage.module.startswith("copy of "):
         return "weight of a copy of the model", ""
-    if component is Component.INPUTS and _lasts(trace, storage, death):
+    last_step = trace.steps if death is None else death.step
+    if component is Component.INPUTS and trace.whole and last_step > storage.step + 2:
         by = f"held by the variable {storage.op}" if storage.op else "kept by the script"
         return f"data on the GPU, {by}", ""
     if component in _ALWAYS:
@@ -80,11 +79,6 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
     return f"temporary of backward until {node} in {{}}", death.module
 
 
-def _lasts(trace: Trace, storage: Storage, death: Death | None) -> bool:
-    """It outlives the step after its own, in a script."""
-    return trace.whole and (trace.steps if death is None else death.step) > storage.step + 2
-
-
 _ALWAYS = {
     Component.WEIGHTS: "weight of the model",
     Component.QUANTISED_WEIGHTS: "quantized weight of the model",
@@ -100,13 +94,7 @@ _ALWAYS = {
 
 
 def moments(trace: Trace, plan: Plan, *, depth: int | None = None) -> dict[Phase, PeakContents]:
-    """The highest moment of each phase of the steady step.
-
-    Args:
-        trace: what happened.
-        plan: what was traced.
-        depth: names of a module's path to keep, so that what is inside is one group.
-    """
+    """The highest moment of each phase of the steady step, modules cut to so many names."""
     ends = deaths(trace)
     return {
         phase: _moment(trace, plan, phase, event, ends, depth)
@@ -137,8 +125,8 @@ def _moment(
         storage = trace.storages[number]
         components[storage.component] += storage.bytes
         why, where = kept(trace, number, deaths.get(number), set_to_none=plan.set_to_none)
-        module, indices = module_names.cut(storage.module, depth)
-        other, others = module_names.cut(where, depth)
+        module, indices = layers.cut(storage.module, depth)
+        other, others = layers.cut(where, depth)
         variable = trace.whole and storage.component is not Component.OPTIMIZER_STATE
         op = "" if variable or storage.phase is Phase.LOAD else storage.op
         key = storage.component, module, op, storage.dtype, why, other, storage.line
@@ -155,12 +143,12 @@ def _moment(
 
 def _group(key: Any, sizes: Sequence[int], indices: Sequence[Any], others: Sequence[Any]) -> Group:
     component, module, op, dtype, why, other, line = key
-    where = module_names.write(other, set(others)) or "the loss"
+    where = layers.write(other, set(others)) or "the loss"
     if other and (other, set(others)) == (module, set(indices)):
         where = "the same module"
     return Group(
         component=component,
-        module=module_names.write(module, set(indices)),
+        module=layers.write(module, set(indices)),
         op=op,
         dtype=dtype,
         count=len(sizes),

@@ -1,7 +1,5 @@
 """Reads a recorded memory snapshot and replays it under other allocator settings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

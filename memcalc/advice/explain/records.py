@@ -3,8 +3,6 @@
 The peak's groups sum to the peak's requested bytes.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from memcalc.advice.explain.layers import LayerKind

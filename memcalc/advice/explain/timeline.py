@@ -1,10 +1,10 @@
-"""The timeline of the steady step: bytes by component, and the allocator's levels."""
-
-from __future__ import annotations
+"""The timeline of the steady step by component, and the run as a memory snapshot."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -13,7 +13,10 @@ from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.levels import Levels
 from memcalc.allocator.replay import Op, Player
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
+from memcalc.allocator.snapshot_writer import Frame, predicted_snapshot, save_snapshot
 from memcalc.allocator.state import DeviceMemory
+from memcalc.errors import UsageError
+from memcalc.estimation.estimate import Traced
 from memcalc.estimation.question import version_of
 from memcalc.estimation.replays import UNLIMITED, as_it_ran
 from memcalc.records.plan import Plan
@@ -50,7 +53,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         """The moment with the most requested bytes."""
         return max(range(len(self.requested)), key=self.requested.__getitem__)
 
-    def at(self, moments: Sequence[int], phases: Iterable[Stretch]) -> Timeline:
+    def at(self, moments: Sequence[int], phases: Iterable[Stretch]) -> Self:
         """These moments alone, in their phases."""
 
         def of(levels: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -140,3 +143,46 @@ def settings_of(plan: Plan, trace: Trace) -> AllocatorSettings:
     """The allocator's settings of a traced plan."""
     version = version_of(plan.torch or trace.versions.get("torch", "2.13"))
     return parse_alloc_conf(plan.alloc_conf, torch=version)
+
+
+def predicted(traced: Traced, path: Path) -> None:
+    """Write what ``torch.cuda.memory._dump_snapshot`` would have, for pytorch.org/memory_viz.
+
+    Frames show the module and the operator, and under it the component and the phase.
+
+    Raises:
+        UsageError: a CPU run has no CUDA memory, or the file cannot be written.
+    """
+    plan, trace = traced.prediction.plan, traced.trace
+    if plan.target == "cpu":
+        raise UsageError("A CPU run has no CUDA memory snapshot: leave --target cpu out.")
+    shown: dict[Storage, tuple[Frame, ...]] = {}
+
+    def frames(key: Hashable) -> Sequence[Frame]:
+        assert isinstance(key, int)
+        storage = trace.storages[key % len(trace.storages)]
+        if storage not in shown:
+            made, dtype = f"made in {storage.phase.value} of step {storage.step}", storage.dtype
+            shown[storage] = (
+                (storage.module or f"({storage.phase.value})", 0, f"{storage.op} {dtype}".rstrip()),
+                (storage.component.value, 0, made),
+            )
+        return shown[storage]
+
+    snapshot = predicted_snapshot(
+        _events(traced), settings_of(plan, trace), UNLIMITED, frames=frames
+    )
+    save_snapshot(snapshot, path)
+
+
+def _events(traced: Traced) -> Iterator[tuple[Any, ...]]:
+    """As replayed for the prediction, with the marks in words."""
+    trace = traced.trace
+    # As if dumped after the last step, with the model and the optimizer still there.
+    alive = replace(trace, events=trace.events[: program_end(trace)])
+    for event in as_it_ran(alive):
+        if event[0] is Op.MARK:
+            step, phase = event[1]
+            yield Op.MARK, f"step {step} {phase.value}"
+        else:
+            yield event

@@ -1,14 +1,12 @@
 """How many of a GPU a plan needs: the fewest over which a layout fits, and what each one sends."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from memcalc.advice.fit.oracle import Oracle
 from memcalc.advice.fit.records import DevicesFit, GpuFit
+from memcalc.advice.fit.search import Oracle
 from memcalc.catalog import gpus as catalog
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Tracer
@@ -58,25 +56,20 @@ def _too_large_whole(plan: Plan, tracer: Tracer) -> str:
     return f"does not fit: weights and buckets alone are {format_bytes(least)}"
 
 
-def _layouts(count: int) -> tuple[str, ...]:
-    """What a model may be spread by over so many GPUs."""
-    # DDP holds the same on any number of GPUs: where two are too few, more are.
-    whole = _WHOLE if count == 2 else _WHOLE[1:]
-    copies = (f"hsdp=2x{count // 2}",) if count > 2 else ()
-    divided = (f"tp={count}",) if count <= _WITHIN_MACHINE else ()
-    return (*whole, *copies, *divided, "fsdp2")
-
-
 def _over(plan: Plan, count: int, tracer: Tracer, excluded: str) -> Iterator[DevicesFit]:
-    names = _layouts(count)
-    if count > 1 and excluded:
-        whole = [name for name in names if name in _WHOLE]
-        yield from (DevicesFit(devices=count, parallel=name, reason=excluded) for name in whole)
-        names = tuple(name for name in names if name not in whole)
-    spreads = [(name, count) for name in names] if count > 1 else [(None, 1)]
+    names: tuple[str | None, ...] = (None,)
+    if count > 1:
+        # DDP holds the same on any number of GPUs: where two are too few, more are.
+        whole = _WHOLE if count == 2 else _WHOLE[1:]
+        copies = (f"hsdp=2x{count // 2}",) if count > 2 else ()
+        divided = (f"tp={count}",) if count <= _WITHIN_MACHINE else ()
+        names = (*whole, *copies, *divided, "fsdp2")
+    too_large = [name for name in names if excluded and name in _WHOLE]
+    yield from (DevicesFit(devices=count, parallel=name, reason=excluded) for name in too_large)
     plans = [
         replace(plan, devices=count, parallel=name, parallel_args=(), rank=None)
-        for name, count in spreads
+        for name in names
+        if name not in too_large
     ]
     for there, answer in zip(plans, tracer.answers(plans), strict=True):
         if isinstance(answer, UsageError) and layouts.spread(there).layout == "tp":

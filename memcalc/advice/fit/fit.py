@@ -1,24 +1,22 @@
 """``memcalc.fit``: finds what fits a plan's GPU."""
 
-from __future__ import annotations
-
 import functools
 import itertools
+import math
 from collections.abc import Collection
 from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.advice.fit import alignment, search
+from memcalc.advice.fit import search
 from memcalc.advice.fit.devices import devices_that_fit, gpus_that_fit
-from memcalc.advice.fit.oracle import Oracle
 from memcalc.advice.fit.records import FitAnswer, Grid, Limit, Probe
-from memcalc.advice.remedies.goals import fitting
-from memcalc.advice.remedies.records import Option
+from memcalc.advice.fit.search import Oracle
+from memcalc.advice.remedies.records import Option, fitting
 from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
 from memcalc.catalog import gpus as catalog
-from memcalc.catalog.capabilities import ARCHITECTURES
+from memcalc.catalog.gpus import ARCHITECTURES, Architecture
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
@@ -76,15 +74,25 @@ def answer(
     checked = check(plan)
     _refuse(plan, find, memory)
     with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
-        found = FitAnswer(plan=plan, device=None, capacity=None, context=None, here=None)
+        found = FitAnswer(plan=plan)
         if "devices" in find:
             found = replace(found, devices=devices_that_fit(plan, tracer))
         if "settings" in find:
             found = with_settings(found, memory, tracer)
         # A client's process starts when it is first asked.
-        told = _answer(found, find, memory, Oracle(tracer.pool(), checked.source.config))
-    longest = max((one.best.seq or 0 for one in told.limits if one.best is not None), default=0)
-    return replace(told, assumptions=(*told.assumptions, *checked.notes_at(longest)))
+        oracle = Oracle(tracer.pool(), checked.source.config)
+        if plan.gpu is not None or memory is not None:
+            found = _on_device(found, find, memory, oracle)
+        if "gpus" in find:
+            found = replace(found, gpus=gpus_that_fit(plan, oracle))
+    longest = max((one.best.seq or 0 for one in found.limits if one.best is not None), default=0)
+    assumed = oracle.assumptions or found.assumptions
+    return replace(
+        found,
+        traces=found.traces + oracle.traces,
+        assumptions=(*assumed, *checked.notes_at(longest)),
+        uncounted=(*(oracle.uncounted or found.uncounted), *plan.unread, *UNCOUNTED),
+    )
 
 
 def _refuse(plan: Plan, find: Collection[str], memory: int | None) -> None:
@@ -101,22 +109,6 @@ def _refuse(plan: Plan, find: Collection[str], memory: int | None) -> None:
         raise UsageError(f"memory = {memory} is not a positive size.")
     if plan.gpu is None and memory is None and ("settings" in find or "gpus" not in find):
         raise UsageError("Fit what? Name a GPU with --gpu, or a size with --memory '10 GiB'.")
-
-
-def _answer(
-    found: FitAnswer, find: Collection[str], memory: int | None, oracle: Oracle
-) -> FitAnswer:
-    plan = found.plan
-    if plan.gpu is not None or memory is not None:
-        found = _on_device(found, find, memory, oracle)
-    if "gpus" in find:
-        found = replace(found, gpus=gpus_that_fit(plan, oracle))
-    return replace(
-        found,
-        traces=found.traces + oracle.traces,
-        assumptions=oracle.assumptions or found.assumptions,
-        uncounted=(*(oracle.uncounted or found.uncounted), *plan.unread, *UNCOUNTED),
-    )
 
 
 def _on_device(
@@ -160,7 +152,7 @@ def with_settings(answer: FitAnswer, memory: int | None, tracer: Tracer) -> FitA
     trials = Trials(traced, tracer, memory)
     before = trials.before
     assert before.fit is not None
-    advice = advise(trials, fitting(before))
+    options, found = advise(trials, fitting(before))
 
     def order(option: Option) -> tuple[int, int, int]:
         """What fits first, then what costs least, then what needs least."""
@@ -169,14 +161,14 @@ def with_settings(answer: FitAnswer, memory: int | None, tracer: Tracer) -> FitA
             return 2, option.remedy.rank, 0
         return int(not fit.fits), option.remedy.rank, fit.needed
 
-    made = sum(option.trial.figures is not None for option in advice.options) + 1
+    made = sum(option.trial.figures is not None for option in options) + 1
     return replace(
         answer,
         here=Probe(batch=before.plan.batch, seq=traced.trace.seq, fit=before.fit),
         before=before,
-        settings=tuple(sorted(advice.options, key=order)),
-        search=advice.search,
-        traces=made + (len(advice.search.trials) if advice.search is not None else 0),
+        settings=tuple(sorted(options, key=order)),
+        search=found,
+        traces=made + (len(found.trials) if found is not None else 0),
         assumptions=traced.trace.assumptions,
         uncounted=traced.trace.uncounted,
     )
@@ -234,7 +226,7 @@ def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -
         gap=gap if best > plain else None,
     )
     capability = catalog.find(plan.gpu).capability if plan.gpu else ASSUMED.capability
-    return alignment.advised(limit, plan, here.seq, ARCHITECTURES[capability])
+    return advised(limit, plan, here.seq, ARCHITECTURES[capability])
 
 
 def _grid(plan: Plan, seq: int | None, device: Device, oracle: Oracle) -> Grid:
@@ -247,3 +239,40 @@ def _grid(plan: Plan, seq: int | None, device: Device, oracle: Oracle) -> Grid:
     probes = iter(oracle.table(plans, device))
     cells = tuple(tuple(itertools.islice(probes, len(batches))) for _ in seqs)
     return Grid(batches=batches, seqs=seqs, cells=cells)
+
+
+_GUIDE = "NVIDIA, Matrix Multiplication Background User's Guide"
+
+
+def multiple(precision: str, architecture: Architecture) -> int:
+    """What the tokens of a batch should be a multiple of; 1 where no Tensor Cores run.
+
+    Source: NVIDIA, Matrix Multiplication Background User's Guide, "Requirements to use Tensor
+    Cores": dimensions that are multiples of 16 bytes are most efficient, of 128 bytes on an A100.
+    In a transformer the dimension that batch and sequence decide is their product.
+    """
+    element = 2 if "16" in precision else 4
+    if precision == "fp32" or (precision == "tf32" and not architecture.tf32):
+        return 1
+    return architecture.tile_bytes // element or 1
+
+
+def advised(limit: Limit, plan: Plan, seq: int | None, architecture: Architecture) -> Limit:
+    """The limit with the largest size up to it that makes whole tiles, and why."""
+    most = limit.value(limit.best)
+    if most is None:
+        return limit
+    wanted = multiple(plan.precision, architecture)
+    guide = f"Tensor Cores like multiples of {wanted} in {plan.precision} ({_GUIDE})"
+    size, step = most, wanted // math.gcd(wanted, seq or 1)
+    if wanted == 1:
+        guide = "matrix products here do not use Tensor Cores, so any size is fine"
+    elif limit.axis == "seq":
+        size = most - most % wanted or most
+    elif step == 1:
+        guide = f"any batch of {seq} tokens makes multiples of {wanted}; {guide}"
+    elif most < step:
+        guide = f"too few for multiples of {wanted} tokens; {guide}"
+    else:
+        size = most - most % step
+    return replace(limit, suggested=size, advice=guide)

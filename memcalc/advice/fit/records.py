@@ -1,7 +1,5 @@
 """The records of ``memcalc fit``."""
 
-from __future__ import annotations
-
 import msgspec
 
 from memcalc.advice.remedies.records import Figures, Option, Search
@@ -81,11 +79,11 @@ class FitAnswer(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """What fits, for one plan and one device."""
 
     plan: Plan
-    device: str | None
+    device: str | None = None
     """Name of the GPU; ``None``: only ``gpus`` was asked."""
-    capacity: int | None
-    context: Span | None
-    here: Probe | None
+    capacity: int | None = None
+    context: Span | None = None
+    here: Probe | None = None
     """The plan itself."""
     limits: tuple[Limit, ...] = ()
     grid: Grid | None = None

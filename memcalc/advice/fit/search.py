@@ -1,12 +1,121 @@
-"""Finds the largest size that fits with few questions: memory grows almost evenly with size."""
+"""Finds the largest size that fits with few questions, each one a run over the stub driver."""
 
-from __future__ import annotations
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from collections.abc import Callable
+from msgspec.structs import replace
 
 from memcalc.advice.fit.records import Probe
-from memcalc.estimation.fits import margin
+from memcalc.catalog import positions
+from memcalc.errors import MemcalcError
+from memcalc.estimation.client import Judged
+from memcalc.estimation.fits import Device, margin
+from memcalc.estimation.pool import Pool
+from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict
+
+T = TypeVar("T")
+
+
+class Oracle:
+    """Answers for one program on any device; what it learns is kept for the next question.
+
+    Threads may share it.
+
+    Args:
+        pool: of child processes.
+        config: the model's, where it has one.
+    """
+
+    def __init__(self, pool: Pool, config: dict[str, Any] | None) -> None:
+        self._pool = pool
+        self._config = config
+        self._lock = threading.Lock()
+        self._known: dict[tuple[Plan, tuple[Device, ...]], Judged] = {}
+        self.traces = 0
+        self.assumptions: tuple[str, ...] = ()
+        """Of the last run that answered."""
+        self.uncounted: tuple[str, ...] = ()
+        """The same: what it did not count."""
+
+    def probe(self, plan: Plan, device: Device) -> Probe:
+        """Does this plan fit this device?
+
+        Raises:
+            MemcalcError: it could not be estimated.
+        """
+        found = self.judged(plan, (device,))
+        return Probe(batch=plan.batch, seq=found.seq, fit=found.fits[0])
+
+    def each(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+        """Answer several questions at once.
+
+        Raises:
+            MemcalcError: one could not be answered.
+        """
+        with self._pool.threads() as threads:
+            return [one.result() for one in [threads.submit(job) for job in jobs]]
+
+    def table(self, plans: Sequence[Plan], device: Device) -> list[Probe]:
+        """Probe plans that differ in batch and sequence only, small ones first.
+
+        What is at least as large as one that does not fit is not run: its ``fit`` is that one's,
+        and its ``fit.metric`` is then ``allocated``, for the least that it needs.
+
+        Raises:
+            MemcalcError: one could not be estimated.
+        """
+        found: dict[int, Probe] = {}
+        too_large: list[tuple[Plan, Probe]] = []
+
+        def one(index: int) -> None:
+            plan = plans[index]
+            for other, probe in list(too_large):
+                if plan.batch >= other.batch and (plan.seq or 0) >= (other.seq or 0):
+                    found[index] = Probe(
+                        batch=plan.batch,
+                        seq=plan.seq,
+                        fit=replace(probe.fit, metric="allocated", needed_high=None, retries=0),
+                    )
+                    return
+            found[index] = self.probe(plan, device)
+            if found[index].fit.verdict is FitVerdict.DOES_NOT_FIT:
+                too_large.append((plan, found[index]))
+
+        order = sorted(range(len(plans)), key=lambda n: plans[n].batch * (plans[n].seq or 1))
+        with self._pool.threads() as threads:
+            for done in [threads.submit(one, index) for index in order]:
+                done.result()
+        return [found[index] for index in range(len(plans))]
+
+    def longest(self, plan: Plan) -> int | None:
+        """The longest sequence the model takes; ``None``: no limit is known."""
+        if self._config is None:
+            return None
+        named = positions.lengths(self._config).longest
+        return named - (plan.generate or 1) + 1 if named is not None else None
+
+    def judged(self, plan: Plan, devices: tuple[Device, ...]) -> Judged:
+        """Does this plan fit each of these devices, whose kernels are those of the plan's GPU?
+
+        Raises:
+            MemcalcError: it could not be estimated.
+        """
+        with self._lock:
+            known = self._known.get((plan, devices))
+        if known is not None:
+            return known
+        with self._pool.client() as client:
+            answer = client.judged(plan, devices)
+        if isinstance(answer, MemcalcError):
+            raise answer
+        with self._lock:
+            self.traces += 1
+            self.assumptions, self.uncounted = answer.assumptions, answer.uncounted
+            self._known[plan, devices] = answer
+        return answer
+
 
 Ask = Callable[[int], Probe | None]
 """Answers for a size; ``None``: the model takes no such size."""
@@ -31,17 +140,11 @@ def may_fit(probe: Probe | None) -> bool:
 def largest(ask: Ask, accept: Accept, *, start: int, limit: int) -> int:
     """The size that is accepted while the next one is not; 0 where the first is not.
 
-    Sizes are counted 1, 2, 3 and so on. The next guess lies where a straight line through the
-    two sizes that enclose the answer meets the capacity, and as far from the size it was held
-    against last as that has moved, twice as far each time: a straight line is off by little, and a
-    crooked one costs little. Where the size that fits fills the device, there is no such line, and
-    the middle is tried.
-
-    Args:
-        ask: about one size; asked twice about the same one it should remember.
-        accept: what counts.
-        start: a first guess.
-        limit: the largest size there is.
+    Sizes are counted 1, 2, 3 and so on; ``ask`` is asked twice about some, and should remember.
+    The next guess lies where a straight line through the two sizes that enclose the answer
+    meets the capacity, and as far from the size it was held against last as that has moved,
+    twice as far each time: a straight line is off by little, and a crooked one costs little.
+    Where the size that fits fills the device, there is no such line, and the middle is tried.
     """
     low, high = _enclose(ask, accept, min(start, limit), limit)
     gap, accepted = 1, None

@@ -1,9 +1,9 @@
-"""The records of remedies and of their trials. Sizes are unrounded bytes.
+"""The records of remedies and their trials, and goals for changed plans. Sizes are unrounded bytes.
 
-A remedy's saving is the difference of two full estimates.
+A remedy saves the difference of two full estimates.
 """
 
-from __future__ import annotations
+from collections.abc import Callable
 
 import msgspec
 
@@ -98,3 +98,70 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     """Those of ``best``, cheapest first."""
     ruled_out: int = 0
     """Plans whose weights, gradients and optimizer state alone are too large."""
+
+
+class Goal(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan has to come to."""
+
+    limit: int
+    """Bytes, as they are told."""
+    rung: str
+    """What is held against them."""
+    holds: Callable[[Figures], bool]
+    outside: int | None
+    """Bytes that count beside what lives in the allocator, at least; ``None``: what lives there
+    decides nothing."""
+
+
+def rung_of(figures: Figures) -> str:
+    """The highest rung that is known, which is what decides whether a plan fits."""
+    for rung in ("process_used", "reserved"):
+        if getattr(figures.peak, rung) is not None:
+            return rung
+    return "requested"
+
+
+def needed(figures: Figures) -> int:
+    """Bytes on the deciding rung; a process' with the high end of its context."""
+    rung = rung_of(figures)
+    size: int = getattr(figures.peak, rung)
+    context = figures.context
+    if rung == "process_used" and context is not None and context.likely is not None:
+        size += context.high - context.likely
+    return size
+
+
+def needed_within(figures: Figures, limit: int) -> int:
+    """Bytes that a plan needs under a limit; on its GPU as it runs there, its cache given back."""
+    fit = figures.fit
+    if fit is None or fit.limit != limit or not fit.fits:
+        return needed(figures)
+    return fit.most
+
+
+def within(limit: int, before: Figures) -> Goal:
+    """To need no more than so many bytes on the deciding rung."""
+    rung = rung_of(before)
+    context = before.context if rung == "process_used" else None
+    return Goal(
+        limit=limit,
+        rung=rung,
+        holds=lambda figures: needed(figures) <= limit,
+        outside=context.low if context is not None else 0,
+    )
+
+
+def fitting(before: Figures) -> Goal | None:
+    """To fit the plan's GPU for sure; ``None``: the plan does, or names none."""
+    if before.fit is None or _fits(before):
+        return None
+    return Goal(
+        limit=before.fit.limit,
+        rung=before.fit.metric,
+        holds=_fits,
+        outside=before.context.low if before.context is not None else 0,
+    )
+
+
+def _fits(figures: Figures) -> bool:
+    return figures.fit is not None and figures.fit.fits

@@ -7,22 +7,20 @@ that is left was itself estimated in full, and holds. What cannot hold, because 
 and optimizer state alone are too large, is not estimated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
-import msgspec
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.goals import Goal, needed
-from memcalc.advice.remedies.records import Figures, Option, Remedy, Search, Trial
-from memcalc.advice.remedies.rows.slower import accumulate, pieces_of, two_of
-from memcalc.advice.remedies.table import candidates
+from memcalc.advice.remedies.records import Figures, Goal, Option, Remedy, Search, Trial, needed
+from memcalc.advice.remedies.rows import lower_precision, same_result
+from memcalc.advice.remedies.rows.same_result import accumulate, pieces_of, two_of
 from memcalc.advice.remedies.trials import Trials, apply
+from memcalc.catalog import models
 from memcalc.errors import MemcalcError
 from memcalc.estimation.analytic import least
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
+from memcalc.workload import tasks
 
 Found = tuple[Trial, Sequence[Remedy]]
 """What holds, and the remedies that it is made of."""
@@ -35,15 +33,7 @@ def search(
     goal: Goal,
     inventory: Inventory | None = None,
 ) -> Search:
-    """Find the cheapest plan that reaches a goal.
-
-    Args:
-        trials: estimates changed plans.
-        before: figures of the plan as it is.
-        remedies: what may be changed, cheapest first.
-        goal: what to reach.
-        inventory: of the plan as it is, to rule plans out by; ``None``: none is.
-    """
+    """Find the cheapest plan that reaches a goal; the inventory rules plans out without a run."""
     finder = _Finder(trials, goal, inventory)
     if goal.holds(before):
         best: Trial | None = Trial(remedies=(), figures=before)
@@ -131,7 +121,10 @@ class _Finder:
                 after = found[number + 1 :] or [_without(way, one) for one in _dearest(way)]
                 self._prepare([whole, *(self._cut(one, pieces) for one in after)])
                 if self._known[whole].figures is None:
-                    self._blame(whole)
+                    # What fails by itself is left out; where nothing does, what was added last.
+                    self._estimate([(remedy,) for remedy in whole])
+                    alone = {one.key for one in whole if self._known[(one,)].figures is None}
+                    self._broken |= alone or {max(whole, key=lambda one: one.rank).key}
                     return None
                 if self._holds(whole):
                     settled = self._settled(way, pieces)
@@ -153,12 +146,6 @@ class _Finder:
                 return self._known[whole], whole
         self._part = two_of
         return None
-
-    def _blame(self, stage: Sequence[Remedy]) -> None:
-        """Leave out what fails by itself; where nothing does, what was added last."""
-        self._estimate([(remedy,) for remedy in stage])
-        alone = {one.key for one in stage if self._known[(one,)].figures is None}
-        self._broken |= alone or {max(stage, key=lambda one: one.rank).key}
 
     def _fewest(self, stage: Sequence[Remedy]) -> int:
         """The fewest pieces that hold, where all pieces hold and one does not."""
@@ -254,29 +241,16 @@ Seen = Callable[[tuple[Option, ...]], None]
 """Told of all options that are known so far, each time that there is one more."""
 
 
-class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """What would need less memory."""
-
-    options: tuple[Option, ...] = ()
-    """The largest saving first; what could not be tried is last, with its reason."""
-    search: Search | None = None
-    """``None``: there was no goal."""
-
-
 def advise(
     trials: Trials,
     goal: Goal | None,
     *,
     by_itself: bool = True,
     seen: Seen = lambda options: None,
-) -> Advice:
-    """Try what there is.
+) -> tuple[tuple[Option, ...], Search | None]:
+    """Try each remedy of a plan alone (``by_itself``), then what reaches the goal, if any.
 
-    Args:
-        trials: of the plan that is to need less.
-        goal: what a combination shall reach; ``None``: none is looked for.
-        by_itself: try every remedy by itself as well.
-        seen: told as soon as something is known.
+    The largest saving comes first; what could not be tried is last, with its reason.
     """
     before = trials.before
     rows = candidates(before.plan)
@@ -289,4 +263,29 @@ def advise(
     if goal is not None:
         usable = [remedy for remedy in rows if remedy.key not in failed]
         found = search(trials, before, usable, goal, trials.inventory)
-    return Advice(options=options, search=found)
+    return options, found
+
+
+def candidates(plan: Plan) -> list[Remedy]:
+    """The remedies of a plan, cheapest first; what it does already is left out.
+
+    Raises:
+        UsageError: the plan names a model or task that is not known.
+    """
+    if plan.command:
+        return []
+    task = tasks.choose(models.find(plan.model), plan.task).task
+    if plan.infers:
+        found = [*same_result.of_kernels(plan), *lower_precision.of_inference(plan)]
+    else:
+        found = [
+            *same_result.of_training(plan),
+            *same_result.of_kernels(plan),
+            *same_result.of_pieces(plan, task),
+            *same_result.of_layouts(plan),
+            *same_result.of_losses(plan, task),
+            *same_result.of_backward(plan),
+            *lower_precision.of_training(plan),
+            *lower_precision.of_adapters(plan),
+        ]
+    return sorted(found, key=lambda remedy: remedy.rank)

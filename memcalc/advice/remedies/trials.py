@@ -1,7 +1,5 @@
 """Changed plans, each estimated in full and only once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -24,13 +22,7 @@ class Trials:
     def __init__(
         self, base: Traced | Prediction, tracer: Tracer, memory: int | None = None
     ) -> None:
-        """Try nothing yet.
-
-        Args:
-            base: the plan as it is; traced, where ``memory`` is given.
-            tracer: estimates, as many plans side by side as it has workers.
-            memory: bytes of the device to fit, in place of the GPU's own.
-        """
+        """Try nothing yet; ``memory`` is in bytes, in place of the GPU's own, for a traced plan."""
         known = base if isinstance(base, Prediction) else base.prediction
         self.plan = known.plan
         self.inventory = base.trace.inventory if isinstance(base, Traced) else None

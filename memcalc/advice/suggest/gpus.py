@@ -6,23 +6,19 @@ has any. A plan is run on the card it is said to fit, and on the next smaller on
 not. Where one card is too few, 2, 4 and 8 of them share the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.goals import needed
-from memcalc.advice.remedies.records import Change, figures
-from memcalc.advice.remedies.rows.slower import SHARDED
+from memcalc.advice.remedies.records import Change, figures, needed
+from memcalc.advice.remedies.rows.same_result import SHARDED
 from memcalc.advice.remedies.trials import changed
 from memcalc.advice.suggest.records import Card, Cards, Way
-from memcalc.advice.suggest.speed import speed
+from memcalc.advice.suggest.speed_and_price import speed
 from memcalc.advice.suggest.strategies import way_of, ways
 from memcalc.advice.suggest.suggest import COUNTS, Floor, check_trains
 from memcalc.catalog import gpus
-from memcalc.catalog.capabilities import ARCHITECTURES
-from memcalc.catalog.gpus import Gpu
+from memcalc.catalog.gpus import ARCHITECTURES, Gpu
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import device_of, hopeless
@@ -42,13 +38,7 @@ def cards(
     use_cache: bool = True,
     seen: Callable[[Card, int], None] = lambda one, count: None,
 ) -> Cards:
-    """Find the smallest card for each way to train a plan's model.
-
-    Args:
-        plan: what is trained; it names no GPU.
-        among: cards to choose from; ``None``: those that clouds rent.
-        use_cache: keep and reuse traces on disk.
-        seen: told each answer as soon as it is known, and how many there will be.
+    """Find the smallest card, among these or those that clouds rent, for each way to train.
 
     Raises:
         UsageError: the plan cannot be understood, or there is no card that PyTorch runs on.
@@ -132,7 +122,7 @@ def _on_one_of(
         answer = (yield asked) if isinstance(asked, Plan) else asked
         known[at] = answer if isinstance(answer, Prediction) else None
         at = _following(known, at, sizes)
-    fitting = {number: one for number, one in known.items() if one is not None and _fits(one)}
+    fitting = {number: one for number, one in known.items() if one is not None and one.fits}
     if fitting:
         smallest = min(fitting)
         gpu, found = sizes[smallest], fitting[smallest]
@@ -177,7 +167,7 @@ def _holding(sizes: Sequence[Gpu], size: int, first: int = 0) -> int:
 
 def _following(known: dict[int, Prediction | None], at: int, sizes: Sequence[Gpu]) -> int | None:
     """The next card to try after one; ``None``: nothing is left to learn."""
-    fitting = [number for number, one in known.items() if one is not None and _fits(one)]
+    fitting = [number for number, one in known.items() if one is not None and one.fits]
     too_small = max((number for number in known if number not in fitting), default=-1)
     now = known[at]
     size = needed(figures(now)) if now is not None else 0
@@ -204,10 +194,6 @@ def _lean(plan: Plan, count: int) -> tuple[Change, ...]:
         ("batch", share // pieces),
         ("grad_accum", accumulated * pieces),
     )
-
-
-def _fits(known: Prediction) -> bool:
-    return known.fit is not None and known.fit.fits
 
 
 def _one_of_each_size(among: Iterable[Gpu]) -> Iterator[Gpu]:

@@ -1,7 +1,5 @@
 """The records of suggestions. Sizes are unrounded bytes."""
 
-from __future__ import annotations
-
 import msgspec
 
 from memcalc.advice.remedies.records import Change, Figures, Remedy

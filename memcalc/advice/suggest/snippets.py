@@ -3,17 +3,15 @@
 What that program has no word for is a comment, so that nothing of the plan is dropped unsaid.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from memcalc import registry
 from memcalc.catalog import models
 from memcalc.catalog.quantised import BITSANDBYTES, TORCHAO, settings_in
 from memcalc.errors import UsageError, unknown
-from memcalc.records.compact_options import adapter
 from memcalc.records.names import ZERO_STAGES
 from memcalc.records.plan import Plan
+from memcalc.records.values import adapter
 from memcalc.workload import layouts
 
 Lines = list[str]
@@ -299,11 +297,7 @@ PROGRAMS: dict[str, Callable[[Plan], Lines]] = {
 
 
 def snippet(plan: Plan, program: str) -> str:
-    """The plan as the settings of a program.
-
-    Args:
-        plan: what to train.
-        program: one of ``PROGRAMS``.
+    """The plan as the settings of a program, which is one of ``PROGRAMS``.
 
     Raises:
         UsageError: there is no such program.

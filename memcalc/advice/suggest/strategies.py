@@ -3,8 +3,6 @@
 What a way says of the optimizer and of the precision stands; everything else of the plan stays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from memcalc import registry
@@ -15,8 +13,8 @@ from memcalc.advice.suggest.records import Way
 from memcalc.catalog import models
 from memcalc.catalog.quantised import scheme_in
 from memcalc.errors import UsageError
-from memcalc.records.compact_options import USUAL_LORA
 from memcalc.records.plan import Plan
+from memcalc.records.values import USUAL_LORA
 
 _FREE: tuple[Change, ...] = (("keep_outputs", False), ("kv_cache", False))
 _PLAIN: tuple[Change, ...] = (*_FREE, ("quant", None), ("kbit_prepare", None))

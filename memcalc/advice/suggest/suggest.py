@@ -1,28 +1,23 @@
 """Suggests ways to train that fit a plan's GPU."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.goals import fitting, needed
-from memcalc.advice.remedies.records import Change, Figures, Remedy, figures
-from memcalc.advice.remedies.rows.slower import SHARDED, SHARDS
-from memcalc.advice.remedies.search import search
-from memcalc.advice.remedies.table import candidates
+from memcalc.advice.remedies.records import Change, Figures, Remedy, figures, fitting, needed
+from memcalc.advice.remedies.rows.same_result import SHARDED, SHARDS
+from memcalc.advice.remedies.search import candidates, search
 from memcalc.advice.remedies.trials import Trials, apply, changed
 from memcalc.advice.suggest.records import Suggestion, Suggestions, Way
-from memcalc.advice.suggest.speed import speed
+from memcalc.advice.suggest.speed_and_price import speed
 from memcalc.advice.suggest.strategies import ways
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.analytic import least
-from memcalc.estimation.analytic_answer import Inventories
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.estimate import Inventories, Tracer
 from memcalc.estimation.fits import device_of, hopeless
 from memcalc.estimation.validate import check
 from memcalc.records.model import Inventory
@@ -74,12 +69,7 @@ def suggest_plan(
     use_cache: bool = True,
     seen: Callable[[Suggestion, int], None] = lambda one, count: None,
 ) -> Suggestions:
-    """Find the ways that fit a plan's GPU.
-
-    Args:
-        plan: what is trained, and on which GPU.
-        use_cache: keep and reuse traces on disk.
-        seen: told each suggestion as soon as it is known, and how many there will be.
+    """Find the ways that fit a plan's GPU; ``seen`` is told each, and how many there will be.
 
     Raises:
         UsageError: the plan names no GPU, or cannot be understood.
@@ -151,9 +141,9 @@ def _bases(plan: Plan, tried: list[Way], tracer: Tracer, floor: Floor) -> Iterat
             plans.append(size or there)
         except UsageError as error:
             plans.append(error)
-    answers = tracer.answers([one for one in plans if isinstance(one, Plan)])
+    analytic_answers = tracer.answers([one for one in plans if isinstance(one, Plan)])
     for one in plans:
-        yield next(answers) if isinstance(one, Plan) else one
+        yield next(analytic_answers) if isinstance(one, Plan) else one
 
 
 def _over_several(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Iterator[Suggestion]:

@@ -1,7 +1,5 @@
 """Finds a training configuration and reads what it says of memory; nothing in it is run."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Mapping
@@ -10,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.budgets.detect import axolotl, script, trainer
+from memcalc.budgets.detect import script, trainer
 from memcalc.budgets.records import Detected
 from memcalc.catalog.launch_files import accelerate
 from memcalc.errors import SettingError, UsageError
@@ -133,8 +131,8 @@ def _read(path: Path) -> Detected | None:
 
 
 def _from_mapping(data: Mapping[str, Any], path: Path) -> Detected | None:
-    if axolotl.is_one(data):
-        kind, (settings, unread) = "axolotl", axolotl.settings(data, path.parent)
+    if trainer.is_axolotl(data):
+        kind, (settings, unread) = "axolotl", trainer.axolotl_settings(data, path.parent)
     elif accelerate.is_one(data):
         kind, settings, unread = "accelerate", {}, ()
         try:

@@ -1,7 +1,5 @@
 """Reads ``TrainingArguments(...)`` and the model out of a Python script, without running it."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import Any
@@ -15,13 +13,7 @@ _CALLS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "Trainin
 
 
 def read(text: str, file: str, folder: Path) -> Detected | None:
-    """Read a script; ``None`` where it is not Python or trains nothing with the Trainer.
-
-    Args:
-        text: the script.
-        file: its name.
-        folder: where files that it names are looked for.
-    """
+    """Read a script; ``None`` where it is not Python or trains nothing with the Trainer."""
     tree = _parsed(text)
     if tree is None:
         return None

@@ -1,7 +1,5 @@
 """The words all formats share: one sentence for a budget, one for a report."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A file is data: nothing in it is run, and none of its launcher's code. What it s
 becomes settings, what changes memory and has no place in a plan is named, and the rest is left.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -17,9 +15,8 @@ from memcalc.catalog.launch_files import accelerate, deepspeed
 from memcalc.catalog.launch_files.records import Said, mapping
 from memcalc.catalog.quantised import scheme_in
 from memcalc.errors import MemcalcError, SettingError, UsageError
-from memcalc.records.compact_options import USUAL_LORA
 from memcalc.records.fields import FIELDS
-from memcalc.records.values import Scalar
+from memcalc.records.values import USUAL_LORA, Scalar
 
 __all__ = ["FILES", "Said", "many", "mapping", "read", "spelled_out"]
 _SEVERAL = re.compile(r"([0-9]{1,6}) ?x ?(\S.*)")
@@ -33,12 +30,7 @@ FILES = tuple(_READERS)
 
 
 def read(setting: str, path: str, given: Mapping[str, Any]) -> Said:
-    """What a file says.
-
-    Args:
-        setting: which of ``FILES`` names it.
-        path: as it was written.
-        given: settings beside it, under the names of a plan's fields.
+    """What the file of a setting in ``FILES`` says, beside other settings of a plan.
 
     Raises:
         SettingError: it cannot be read, or asks for what memcalc does not answer.

@@ -4,8 +4,6 @@ Source: accelerate 1.15.0, ``commands/config/config_args.py`` (``ClusterConfig``
 ``commands/launch.py`` (defaults of what a file leaves out) and ``utils/dataclasses.py``.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,12 +64,7 @@ def is_one(data: Mapping[str, Any]) -> bool:
 
 
 def said(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Said:
-    """What the file says.
-
-    Args:
-        data: the file.
-        file: as people named it.
-        given: settings beside it.
+    """What the file says, beside other settings.
 
     Raises:
         UsageError: accelerate would not take it, or it asks for what memcalc does not answer.

@@ -4,8 +4,6 @@ Source: DeepSpeed 0.19.8, ``runtime/config.py``, ``runtime/zero/config.py`` and
 ``runtime/precision_config.py``; transformers 5.23, ``integrations/deepspeed.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -83,12 +81,7 @@ _SCALING = frozenset(
 
 
 def said(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Said:
-    """What the file says.
-
-    Args:
-        data: the file.
-        file: as people named it.
-        given: settings beside it; of them, devices and an optimizer.
+    """What the file says, beside the devices and the optimizer that are given.
 
     Raises:
         UsageError: DeepSpeed would not take it, or it asks for what memcalc does not answer.

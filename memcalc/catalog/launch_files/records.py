@@ -1,7 +1,5 @@
 """The records of a launcher's configuration file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,22 +1,30 @@
 """Applies a serving engine's memory rules to a simulated forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.catalog.capabilities import ARCHITECTURES
-from memcalc.catalog.gpus import Gpu
+from memcalc.catalog.gpus import ARCHITECTURES, Gpu
 from memcalc.errors import SettingError, UsageError
-from memcalc.estimation.process_share import CODE, CONTEXT, NCCL, outside_span
-from memcalc.estimation.serving import arguments, probe, sglang, vllm
+from memcalc.estimation.fits import CODE, CONTEXT, NCCL, outside_span
+from memcalc.estimation.serving import probe, sglang, vllm
 from memcalc.estimation.serving.probe import Read, Size
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, FitVerdict, Part, Peak, PhasePeak, Prediction
-from memcalc.records.serving import TITLES, Capacity, Item, Kind, Serving
+from memcalc.records.prediction import (
+    TITLES,
+    Capacity,
+    Fit,
+    FitVerdict,
+    Layers,
+    Part,
+    Peak,
+    PhasePeak,
+    Prediction,
+    Serving,
+    Taken,
+)
 from memcalc.records.trace import Component, Phase
 from memcalc.units import format_bytes
 
@@ -53,7 +61,7 @@ class Engine:
         self._gpu = gpu
         self._model = model
         self._rules = _ENGINES[plan.engine]
-        self._given = arguments.read(plan, self._rules.ARGUMENTS)
+        self._given = probe.arguments(plan, self._rules.ARGUMENTS)
         self._longest = self._given.get(self._rules.LONGEST, model.positions)
         self.size: Size = self._rules.largest(self._given, gpu, self._longest)
 
@@ -75,7 +83,8 @@ class Engine:
             UsageError: nothing is left for the KV cache.
         """
         longest = self.check(length)
-        share = self._share()
+        latent = {"latent": self._model.latent is not None} if self._rules is sglang else {}
+        share = float(self._rules.share(self._given, self._gpu, **latent))
         budget = vllm.budget(share, self._gpu)
         taken = tuple(self._taken(read, share))
         ends = [budget - sum(one.high for one in taken), budget - sum(one.low for one in taken)]
@@ -122,18 +131,14 @@ class Engine:
             )
         return int(longest)
 
-    def _share(self) -> float:
-        latent = {"latent": self._model.latent is not None} if self._rules is sglang else {}
-        return float(self._rules.share(self._given, self._gpu, **latent))
-
-    def _taken(self, read: Read, share: float) -> Sequence[Item]:
+    def _taken(self, read: Read, share: float) -> Sequence[Taken]:
         several = (self._plan.devices,) if self._plan.devices > 1 else ()
         parts = {part.name: part for part in outside_span(self._gpu, groups=several).parts}
-        found = [Item(name="weights", low=read.weights, high=read.weights, source="traced")]
+        found = [Taken(name="weights", low=read.weights, high=read.weights, source="traced")]
         if self._rules is vllm:
             sampler = "traced; high end: transformers' sampler"
             found.append(
-                Item(name="activations", low=read.model, high=read.activations, source=sampler)
+                Taken(name="activations", low=read.model, high=read.activations, source=sampler)
             )
             graphs = vllm.graphs(self._given)
             found += [graphs] if graphs is not None else []
@@ -143,7 +148,7 @@ class Engine:
         outside = {CODE: "kernels, libraries", NCCL: NCCL}
         return [*found, *(_item(parts[p], 1, name) for p, name in outside.items() if p in parts)]
 
-    def _refusal(self, taken: Sequence[Item], share: float, budget: int) -> str:
+    def _refusal(self, taken: Sequence[Taken], share: float, budget: int) -> str:
         said = ", ".join(f"{one.name} {format_bytes(one.low)}" for one in taken if one.low)
         hint = f"raise --engine-arg {self._rules.SETTING}, or name a larger --gpu."
         if sum(one.low for one in taken) >= self._gpu.memory:
@@ -156,8 +161,8 @@ class Engine:
             f"KV cache after {said}: {hint}"
         )
 
-    def _kinds(self, read: Read) -> tuple[Kind, ...]:
-        size = arguments.element(self._given.get(self._rules.CACHE_TYPE, "auto"), read.element)
+    def _kinds(self, read: Read) -> tuple[Layers, ...]:
+        size = probe.element(self._given.get(self._rules.CACHE_TYPE, "auto"), read.element)
         latent = self._model.latent * read.element if self._model.latent is not None else None
         windows = self._model.windows
         if not self._rules.windowed(self._model.name):
@@ -165,7 +170,7 @@ class Engine:
         return probe.kinds(read.kept, windows, latent, size / read.element)
 
     def _capacities(
-        self, kinds: tuple[Kind, ...], ends: Sequence[int], length: int, longest: int
+        self, kinds: tuple[Layers, ...], ends: Sequence[int], length: int, longest: int
     ) -> tuple[Capacity, Capacity, int, int]:
         if self._rules is vllm:
             block = vllm.block_size(self._given)
@@ -180,8 +185,8 @@ class Engine:
         return least, most, pools.page, pools.page_bytes
 
 
-def _item(part: Part, share: float, name: str = CONTEXT) -> Item:
-    return Item(
+def _item(part: Part, share: float, name: str = CONTEXT) -> Taken:
+    return Taken(
         name=name,
         low=int(part.low * share),
         high=int(part.high * share),

@@ -1,19 +1,54 @@
 """The forward pass that an engine's figures are read from."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
-from memcalc.errors import EstimateError
+from memcalc.errors import EstimateError, SettingError
 from memcalc.records.model import DTYPE_BYTES
 from memcalc.records.plan import Plan
-from memcalc.records.serving import Kind
+from memcalc.records.prediction import Layers
 from memcalc.records.trace import Component, Phase, Trace
+from memcalc.records.values import checked
 from memcalc.records.walk import walk
+
+SHARE = Annotated[float, Meta(ge=0.01, le=1, title="a share from 0.01 to 1")]
+COUNT = Annotated[int, Meta(ge=1, le=1 << 53, title="a whole number from 1")]
+SWITCH = bool
+CACHE_DTYPE = Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"]
+
+
+def arguments(plan: Plan, known: dict[str, Any]) -> dict[str, Any]:
+    """The engine's arguments of a plan, each of its known type.
+
+    Raises:
+        SettingError: one is unknown, or of the wrong type or size.
+    """
+    found = {}
+    for name, value in plan.engine_args:
+        if name not in known:
+            raise SettingError(
+                "engine_args",
+                f"--engine-arg {name} is not one that memcalc reads for {plan.engine}: those are "
+                f"{', '.join(known)}.",
+            )
+        try:
+            found[name] = checked(f"--engine-arg {name}", known[name], value)
+        except SettingError as error:
+            raise SettingError("engine_args", str(error)) from None
+    return found
+
+
+def element(cache_type: str, own: int) -> int:
+    """Bytes of an element of a cache of this type; ``auto``: those of the weights' own."""
+    if cache_type == "auto":
+        return own
+    return 1 if cache_type.startswith("fp8") else 2
+
 
 _NUMBER = re.compile(r"\.(\d+)(?:\.|$)")
 """Of a layer, in the name of a module."""
@@ -114,20 +149,13 @@ def read(trace: Trace, sequences: int) -> Read:
 
 def kinds(
     kept: Mapping[str, int], windows: Sequence[int | None], latent: int | None, scale: float
-) -> tuple[Kind, ...]:
-    """Layers by what they keep of a token, those that look back on all of them first.
-
-    Args:
-        kept: bytes of a token by the module that keeps it, in transformers.
-        windows: layer by layer; ``None``: no window.
-        latent: bytes of the compressed latent that engines keep instead; ``None``: there is none.
-        scale: bytes of an element of the engine's cache by that of transformers'.
-    """
+) -> tuple[Layers, ...]:
+    """Layers by what they keep of a token, those that look back on all of them first."""
     count: dict[tuple[int, int | None], int] = {}
     for module, size in kept.items():
         layer = _NUMBER.search(module)
         window = windows[int(layer[1])] if layer is not None else windows[0]
         key = int((size if latent is None else latent) * scale), window
         count[key] = count.get(key, 0) + 1
-    found = [Kind(layers=n, bytes=size, window=w) for (size, w), n in count.items()]
+    found = [Layers(layers=n, bytes=size, window=w) for (size, w), n in count.items()]
     return tuple(sorted(found, key=lambda kind: kind.window is not None))

@@ -8,18 +8,14 @@ Nothing is profiled: the share is chosen by rules of thumb of the engine. Read i
 ``sglang/srt/arg_groups/fields/schedule.py`` (``swa_full_tokens_ratio``).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
 
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError
-from memcalc.estimation.serving import arguments
-from memcalc.estimation.serving.arguments import COUNT, SHARE, SWITCH
-from memcalc.estimation.serving.probe import Size
-from memcalc.records.serving import Capacity, Kind
+from memcalc.estimation.serving.probe import CACHE_DTYPE, COUNT, SHARE, SWITCH, Size
+from memcalc.records.prediction import Capacity, Layers
 from memcalc.units import MIB
 
 VERSION = "0.5.23"
@@ -35,7 +31,7 @@ ARGUMENTS = {
     "cuda_graph_max_bs": COUNT,
     "disable_cuda_graph": SWITCH,
     "swa_full_tokens_ratio": SHARE,
-    CACHE_TYPE: arguments.CACHE_TYPE,
+    CACHE_TYPE: CACHE_DTYPE,
 }
 _TIERS = (
     (20 * 1024, 2048, 8),
@@ -137,7 +133,7 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True):
         return self.full + self.ratio * self.window if self.full else self.window
 
 
-def pools(kinds: tuple[Kind, ...], given: dict[str, Any]) -> Pools:
+def pools(kinds: tuple[Layers, ...], given: dict[str, Any]) -> Pools:
     """How SGLang divides its cache.
 
     Raises:
@@ -156,15 +152,7 @@ def pools(kinds: tuple[Kind, ...], given: dict[str, Any]) -> Pools:
 
 
 def capacity(found: Pools, size: int, length: int, longest: int, most: int | None) -> Capacity:
-    """What a cache of so many bytes holds.
-
-    Args:
-        found: how it is divided.
-        size: bytes for the cache.
-        length: of the sequences that are asked for.
-        longest: that the engine takes.
-        most: sequences that it shall run at once; ``None``: as many as it allows itself.
-    """
+    """What a cache of so many bytes holds of sequences; ``most``: as many as it allows itself."""
     tokens = int(max(size, 0) // found.cell) // found.page * found.page
     behind = tokens
     if found.full and found.window:

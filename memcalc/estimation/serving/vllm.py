@@ -8,8 +8,6 @@ Read in vLLM 0.33.0 (wheel): ``vllm/config/cache.py`` (share, block),
 takes), ``vllm/config/vllm.py`` ``max_in_flight_tokens``.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -17,10 +15,8 @@ import msgspec
 
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError
-from memcalc.estimation.serving import arguments
-from memcalc.estimation.serving.arguments import COUNT, SHARE, SWITCH
-from memcalc.estimation.serving.probe import Size
-from memcalc.records.serving import Capacity, Item, Kind
+from memcalc.estimation.serving.probe import CACHE_DTYPE, COUNT, SHARE, SWITCH, Size
+from memcalc.records.prediction import Capacity, Layers, Taken
 from memcalc.units import GIB
 
 VERSION = "0.33.0"
@@ -34,7 +30,7 @@ ARGUMENTS = {
     LONGEST: COUNT,
     "block_size": COUNT,
     "enforce_eager": SWITCH,
-    CACHE_TYPE: arguments.CACHE_TYPE,
+    CACHE_TYPE: CACHE_DTYPE,
 }
 _SHARE = 0.92
 _BLOCK = 16
@@ -82,11 +78,11 @@ def budget(share: float, gpu: Gpu) -> int:
     return math.ceil(gpu.memory * share)
 
 
-def graphs(given: dict[str, Any]) -> Item | None:
+def graphs(given: dict[str, Any]) -> Taken | None:
     """What capturing CUDA graphs is taken to need, which vLLM takes off before the cache."""
     if given.get("enforce_eager"):
         return None
-    return Item(
+    return Taken(
         name="CUDA graphs", low=_GRAPHS[0], high=_GRAPHS[1], source="published logs of vLLM"
     )
 
@@ -95,7 +91,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
     """Layers in groups of one size; a block holds the same tokens of a group's layers."""
 
     size: int
-    each: tuple[tuple[Kind, int], ...]
+    each: tuple[tuple[Layers, int], ...]
     """A kind of layers, and how many groups they make."""
     block: int
     in_flight: int
@@ -110,14 +106,14 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         """That a sequence takes."""
         return sum(count * self._of(kind, length) for kind, count in self.each)
 
-    def _of(self, kind: Kind, length: int) -> int:
+    def _of(self, kind: Layers, length: int) -> int:
         if kind.window is None:
             return -(-length // self.block)
         # One more: a window need not begin where a block does.
         return -(-min(kind.window - 1 + self.in_flight, length) // self.block) + 1
 
 
-def groups(kinds: tuple[Kind, ...], block: int, batched_tokens: int) -> Groups:
+def groups(kinds: tuple[Layers, ...], block: int, batched_tokens: int) -> Groups:
     """How vLLM groups layers.
 
     Raises:
@@ -140,15 +136,7 @@ def block_size(given: dict[str, Any]) -> int:
 
 
 def capacity(found: Groups, size: int, length: int, longest: int, most: int) -> Capacity:
-    """What a cache of so many bytes holds.
-
-    Args:
-        found: how layers are grouped.
-        size: bytes for the cache.
-        length: of the sequences that are asked for.
-        longest: that the engine takes.
-        most: sequences that it runs at once.
-    """
+    """What a cache of so many bytes holds of sequences, at most so many at once."""
     blocks = max(size, 0) // found.block_bytes
     low, high = 0, longest
     while low < high:

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from memcalc.catalog.hub import is_reachable
-from memcalc.catalog.models import without_hub
+from memcalc.catalog.models import is_reachable, without_hub
 from memcalc.catalog.quantised import settings_in
 from memcalc.engine.patches import Patches
 from memcalc.script.large_weights import NOT_HERE, of_hub

@@ -1,5 +1,6 @@
 """What is alive at the peak sums to the peak, whatever the trace."""
 
+import json
 from itertools import pairwise
 
 import pytest
@@ -7,15 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from memcalc.advice.explain import module_names
+import memcalc
+from memcalc.advice.explain.difference import difference
+from memcalc.advice.explain.explain import chapter
+from memcalc.advice.explain.layers import cut, layers, write
 from memcalc.advice.explain.peak import moments
 from memcalc.advice.explain.timeline import thin, timeline
 from memcalc.allocator.replay import Op
+from memcalc.catalog import models
+from memcalc.catalog.plan import make
+from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.replays import as_it_ran
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Mark, Phase, Storage, Trace
 from memcalc.records.walk import components, highest, program_end
+from memcalc.report import explained
+from memcalc.report.blocks import terminal
 
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.STEP, Phase.ZERO_GRAD)
 PLAN = Plan(model="m")
@@ -173,15 +182,89 @@ def test_what_keeps_a_storage_alive_is_said_of_every_kind(traced):
     ],
 )
 def test_a_path_is_cut_by_names_and_keeps_its_indices(path, depth, pattern):
-    assert module_names.cut(path, depth)[0] == pattern
+    assert cut(path, depth)[0] == pattern
 
 
 @given(st.sets(st.integers(0, 40), min_size=1))
 def test_folded_indices_name_exactly_the_layers_there_are(numbers):
-    text = module_names.write(("h", "*"), [(number,) for number in numbers])
+    text = write(("h", "*"), [(number,) for number in numbers])
     inside = text.removeprefix("h.").strip("[]")
     found = set()
     for span in inside.split(","):
         low, _, high = span.partition("-")
         found |= set(range(int(low), int(high or low) + 1))
     assert found == numbers
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory):
+    config = models.find("HuggingFaceTB/SmolLM2-135M").config | {"num_hidden_layers": 6}
+    path = tmp_path_factory.mktemp("model") / "config.json"
+    path.write_text(json.dumps(config))
+    with Tracer() as tracer:
+        return tracer.trace(make({"model": str(path), "quant": "nf4-dq", "batch": 1, "seq": 8}))
+
+
+def test_layers_sum_to_the_components_at_the_peak(quantised):
+    kinds = layers(quantised.trace.inventory)
+    packed = sum(kind.count * kind.tensors[0].bytes for kind in kinds if kind.quantised)
+    constants = sum(kind.count * held.bytes for kind in kinds for held in kind.tensors[1:])
+    held = quantised.prediction.components
+    assert packed == held[Component.QUANTISED_WEIGHTS]
+    assert constants == held[Component.QUANTISATION_CONSTANTS]
+
+
+def test_quantised_layers_come_first_each_kind_once(quantised):
+    kinds = layers(quantised.trace.inventory)
+    assert [kind.quantised for kind in kinds] == sorted((k.quantised for k in kinds), reverse=True)
+    assert kinds[0].name == "model.layers.[0-5].self_attn.q_proj"
+    assert (kinds[0].count, kinds[0].shape) == (6, (576, 576))
+    assert 0.5 < kinds[0].per_weight < 0.53
+    assert not any("lora" in kind.name for kind in kinds)
+
+
+def test_a_model_that_is_not_quantised_has_no_such_list(small_model):
+    assert memcalc.explain(small_model, remedies=False, batch=1, seq=8).layers == ()
+
+
+@pytest.fixture(scope="module")
+def chapters(small_model, settings, traced, once):
+    with once("checkpointed"), Tracer() as tracer:
+        other = tracer.trace(make({"model": small_model, **settings, "checkpointing": True}))
+    return chapter(traced), chapter(other)
+
+
+@pytest.fixture(scope="module")
+def found(chapters):
+    return difference(*chapters)
+
+
+def test_components_and_kinds_sum_to_the_change_of_what_tensors_ask_for(found):
+    requested = next(change for change in found.rungs if change.name == "requested")
+    assert sum(change.by for change in found.components) == requested.by != 0
+    assert sum(change.by for change in found.kinds) == requested.by
+
+
+def test_the_setting_that_changed_is_named(found):
+    assert found.settings == ("checkpointing False -> True",)
+    assert found.versions == ()
+
+
+def test_there_and_back_is_the_same_with_the_other_sign(chapters, found):
+    back = difference(*reversed(chapters))
+    there = {change.name: change.by for change in found.components}
+    assert {change.name: -change.by for change in back.components} == there
+
+
+def test_an_answer_does_not_differ_from_itself(chapters):
+    same = difference(chapters[0], chapters[0])
+    assert same.same
+    assert terminal(list(explained.difference_blocks(same, 5))).startswith("no figure changed")
+
+
+def test_the_report_says_by_how_much_and_what_most_of_it_is(found):
+    text = terminal(list(explained.difference_blocks(found, 5)), width=80)
+    first = text.splitlines()[0]
+    assert first.startswith("process used ")
+    assert "most of it activations" in first
+    assert max(map(len, text.splitlines())) <= 80

@@ -10,7 +10,6 @@ import pytest
 from memcalc.advice.explain.recorded import read
 from memcalc.allocator.levels import Levels
 from memcalc.errors import UsageError
-from memcalc.report import recorded as report
 from memcalc.report import saved
 from memcalc.report.blocks import markdown, terminal
 from memcalc.units import MIB
@@ -53,7 +52,7 @@ def test_settings_of_your_own_can_be_asked_about(snapshot):
     assert asked.peaks.reserved < plain.peaks.reserved
     small = read(path, device_bytes=plain.peaks.reserved // 2)
     assert "asked for" in small.what_ifs[0].out_of_memory
-    assert "out of memory" in terminal(report.blocks(small, 3))
+    assert "out of memory" in terminal(saved.snapshot_blocks(small, 3))
 
 
 def test_a_history_that_starts_in_the_middle_says_so(snapshot):
@@ -61,7 +60,7 @@ def test_a_history_that_starts_in_the_middle_says_so(snapshot):
     found = read(path)
     assert found.replayed is None
     assert found.older > 0
-    text = terminal(report.blocks(found, 3))
+    text = terminal(saved.snapshot_blocks(found, 3))
     assert "starts in the middle" in text
     assert "older than the recording" in text
 
@@ -73,7 +72,7 @@ def test_all_formats_say_the_same(snapshot):
     pools = body["held"]["reserved_by_pool"]
     assert sum(pool["bytes"] for pool in pools) == found.held.levels.reserved
     reserved = found.what_ifs[1].peaks.reserved
-    assert f"| {reserved / MIB:,.1f} |" in markdown(report.blocks(found, 3))
+    assert f"| {reserved / MIB:,.1f} |" in markdown(saved.snapshot_blocks(found, 3))
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ from msgspec.structs import replace
 
 import memcalc
 from memcalc.advice.explain.difference import difference
-from memcalc.advice.explain.sections import again, chapter
-from memcalc.advice.explain.snapshot import predicted
-from memcalc.advice.explain.timeline import timeline
+from memcalc.advice.explain.explain import again, chapter
+from memcalc.advice.explain.timeline import predicted, timeline
 from memcalc.allocator.snapshot_reader import breakdown, read_snapshot
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
@@ -25,9 +24,8 @@ from memcalc.files.results import Run
 from memcalc.records.measurement import Measurement, PhaseReading
 from memcalc.records.trace import Component
 from memcalc.report import drawing, page, plots, terminal
-from memcalc.report.page import Document
-from memcalc.report.palette import STYLES
-from memcalc.report.summary import hero
+from memcalc.report.page import Document, hero
+from memcalc.report.rows import STYLES
 from memcalc.units import format_bytes
 
 
@@ -80,9 +78,9 @@ def test_the_tables_of_a_page_sum_to_the_peak(html, explained):
 
 def test_the_bar_of_a_page_is_the_whole_card(traced):
     found = hero(traced.prediction)
-    assert sum(part.width for part in found.parts) == pytest.approx(100)
+    assert sum(width for width, _, _ in found.parts) == pytest.approx(100)
     assert found.kind == "fits"
-    assert found.parts[-1].text.startswith("free ")
+    assert found.parts[-1][2].startswith("free ")
 
 
 def test_a_drawing_shows_the_peak_and_says_what_happened_there(traced):

@@ -7,13 +7,21 @@ import pytest
 from msgspec.structs import replace
 
 import memcalc
+from memcalc.advice.fit.devices import _over
+from memcalc.advice.fit.fit import advised, answer, multiple
+from memcalc.advice.fit.records import Limit, Probe
+from memcalc.advice.remedies.search import candidates
 from memcalc.catalog import gpus, models
+from memcalc.catalog.gpus import ARCHITECTURES
+from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation import estimate as api
 from memcalc.estimation.client import Client
+from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import device_of
 from memcalc.estimation.replays import on_device
-from memcalc.records.prediction import FitVerdict
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Fit, FitVerdict
 from memcalc.report import fitted, saved
 from memcalc.report.blocks import markdown, terminal
 
@@ -49,12 +57,12 @@ def found(request, shared, once):
 
 
 def points(found):
-    for answer in found.values():
-        for limit in answer.limits:
+    for one in found.values():
+        for limit in one.limits:
             for probe in (limit.best, limit.above):
                 if probe is not None:
                     yield (
-                        replace(answer.plan, batch=probe.batch, seq=probe.seq),
+                        replace(one.plan, batch=probe.batch, seq=probe.seq),
                         probe,
                     )
 
@@ -170,3 +178,87 @@ def test_a_saved_answer_is_shown_in_full_in_markdown(found, cli, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout == markdown(fitted.blocks(answer, verbose=True))
     assert len(done.stdout) > len(cli("show", "fit.json").stdout)
+
+
+@pytest.mark.nightly
+def test_a_model_too_large_for_one_gpu_is_spread_over_the_fewest_that_hold_it():
+    plan = Plan(model="meta-llama/Llama-3.2-1B", gpu="t4", batch=1, seq=256)
+    found = answer(plan, ("devices",)).devices
+    assert [row.devices for row in found][:5] == [1, 2, 2, 2, 2]
+    assert found[0].fit.verdict is FitVerdict.DOES_NOT_FIT
+    assert not any(row.reason for row in found)
+    last = [row for row in found if row.devices == found[-1].devices]
+    fitting = [row.fit.verdict is FitVerdict.FITS for row in last]
+    assert fitting == sorted(fitting, reverse=True)
+    assert any(fitting)
+    # What fits is sorted by what it sends.
+    sizes = [row.sent for row in last if row.fit.verdict is FitVerdict.FITS]
+    assert sizes == sorted(sizes)
+    assert all(row.messages for row in last)
+    assert not any(row.fit.verdict is FitVerdict.FITS for row in found[: -len(last)])
+
+
+@pytest.mark.nightly
+def test_layouts_that_keep_a_model_whole_are_not_traced_where_it_alone_is_too_large():
+    plan = Plan(model="Qwen/Qwen2.5-7B", gpu="t4", batch=1, seq=64, precision="bf16")
+    found = answer(plan, ("devices",)).devices
+    whole = [row for row in found if row.parallel in ("ddp", "zero1")]
+    assert all("weights and buckets alone" in row.reason for row in whole)
+    assert found[-1].devices > 2
+
+
+def test_a_layout_that_is_refused_says_why_and_products_that_cannot_be_divided_are_left_out():
+    plan = Plan(model="gpt2", gpu="t4", batch=64, seq=1024, optim="adam8bit")
+    with Tracer(use_cache=False, workers=None) as tracer:
+        rows = {row.parallel: row for row in _over(plan, 2, tracer, "too large")}
+    assert rows.keys() == {"ddp", "zero1", "fsdp2"}
+    assert "take no DTensors" in rows["fsdp2"].reason
+
+
+def test_of_no_gpu_nothing_can_be_counted():
+    plan = Plan(model="gpt2")
+    with pytest.raises(UsageError, match="How many of which GPU"):
+        answer(plan, ("devices",))
+
+
+def test_shards_are_a_remedy_where_there_are_several_gpus():
+    one = {remedy.key for remedy in candidates(Plan(model="gpt2"))}
+    several = {remedy.key for remedy in candidates(Plan(model="gpt2", devices=4))}
+    assert several - one == {"zero1", "fsdp2"}
+
+
+def limit(batch=None, seq=None, axis="batch"):
+    fit = Fit(gpu="x", capacity=1, needed=1, metric="process_used", verdict=FitVerdict.FITS)
+    best = Probe(batch=batch or 1, seq=seq, fit=fit)
+    return Limit(axis=axis, step=1, best=best, above=None, perhaps=None)
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "wanted"),
+    [
+        ("amp-fp16", (7, 5), 8),
+        ("bf16", (8, 0), 64),
+        ("tf32", (8, 0), 32),
+        ("tf32", (7, 5), 1),
+        ("fp32", (9, 0), 1),
+        ("fp16", (6, 0), 1),
+    ],
+)
+def test_tiles_are_16_bytes_wide_and_128_from_the_a100_on(precision, capability, wanted):
+    assert multiple(precision, ARCHITECTURES[capability]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("batch", "seq", "wanted"), [(15, 500, 14), (15, 512, 15), (15, 1, 8), (7, 1, 7), (13, None, 8)]
+)
+def test_tokens_of_the_suggested_batch_are_a_multiple_where_that_is_possible(batch, seq, wanted):
+    plan = make({"model": "gpt2", "precision": "amp-fp16"})
+    found = advised(limit(batch=batch, seq=seq), plan, seq, ARCHITECTURES[7, 5])
+    assert found.suggested == wanted
+    assert "multiples of 8" in found.advice
+
+
+def test_a_sequence_is_suggested_in_whole_tiles():
+    plan = make({"model": "gpt2", "precision": "bf16"})
+    found = advised(limit(seq=1000, axis="seq"), plan, 512, ARCHITECTURES[8, 0])
+    assert found.suggested == 960

@@ -6,10 +6,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from memcalc.advice.explain.records import Explanation
-from memcalc.advice.remedies.goals import needed, under
-from memcalc.advice.remedies.records import Figures, Remedy, Search, Trial
-from memcalc.advice.remedies.search import search, stages
-from memcalc.advice.remedies.table import candidates
+from memcalc.advice.remedies.records import Figures, Remedy, Search, Trial, needed, within
+from memcalc.advice.remedies.search import candidates, search, stages
 from memcalc.advice.remedies.trials import apply
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
@@ -74,7 +72,7 @@ def test_the_typed_command_says_the_same_plan(memcalc, explained):
 
     seen = []
 
-    def catch(plan, wish, seen_so_far):
+    def catch(plan, **wishes):
         seen.append(plan)
         raise UsageError("seen")
 
@@ -240,7 +238,7 @@ BATCHES = st.sampled_from((1, 2, 6, 7, 12))
 def test_what_the_search_returns_holds_and_needs_each_of_its_remedies(shares, batch, limit, more):
     scales = Scales(Plan(model="m", batch=batch), shares, more=more)
     before = _figures(scales.plan, 1 << 20)
-    found = search(scales, before, REMEDIES, under(limit, before))
+    found = search(scales, before, REMEDIES, within(limit, before))
     if found.best is None:
         return
     assert needed(found.best.figures) <= limit
@@ -263,7 +261,7 @@ def test_what_cannot_run_does_not_keep_the_others_from_being_found(broken):
     working = {key for key in shares if key not in broken}
     # checkpointing replaces checkpointing/2
     most = len(working - ({"checkpointing/2"} if "checkpointing" in working else set()))
-    found = search(scales, before, REMEDIES, under((1 << 20) >> most, before))
+    found = search(scales, before, REMEDIES, within((1 << 20) >> most, before))
     assert found.best is not None
     assert broken.isdisjoint(found.best.remedies)
 
@@ -271,7 +269,7 @@ def test_what_cannot_run_does_not_keep_the_others_from_being_found(broken):
 def test_plans_that_weights_and_state_rule_out_are_not_estimated(traced, explained):
     before = explained.figures
     inventory = traced.trace.inventory
-    goal = under(before.context.low + inventory.numel * 4, before)
+    goal = within(before.context.low + inventory.numel * 4, before)
     asked = []
 
     class Watched(Scales):
@@ -326,7 +324,7 @@ def test_stages_grow_by_cost_and_replace_what_changes_the_same():
 
 def test_a_plan_that_holds_already_is_left_as_it_is(explained):
     before = explained.figures
-    found = search(Scales(before.plan, {}), before, REMEDIES, under(needed(before), before))
+    found = search(Scales(before.plan, {}), before, REMEDIES, within(needed(before), before))
     assert found.best.remedies == ()
     assert found.trials == ()
 

@@ -8,7 +8,7 @@ from memcalc.advice.suggest.gpus import PIECES, _one_of_each_size, cards
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.records.prediction import FitVerdict
-from memcalc.report import gpus as report
+from memcalc.report import suggested
 from memcalc.report.blocks import terminal
 from memcalc.report.suggested import Work
 
@@ -57,7 +57,7 @@ def test_cards_are_those_that_pytorch_has_builds_for():
 
 @pytest.mark.nightly
 def test_the_answer_comes_first_and_ends_with_what_to_type(found):
-    text = terminal(list(report.blocks(found, Work())), width=80)
+    text = terminal(list(suggested.card_blocks(found, Work())), width=80)
     assert text.startswith("✓ fits ")
     assert "GB (" in text.splitlines()[0]
     assert "memcalc suggest" in text

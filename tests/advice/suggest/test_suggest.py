@@ -2,17 +2,24 @@
 
 import contextlib
 import io
+import json
 
 import pytest
 import yaml
 
 import memcalc
+from memcalc.advice.remedies.trials import changed
+from memcalc.advice.suggest import speed_and_price
+from memcalc.advice.suggest.records import Speed
 from memcalc.advice.suggest.snippets import PROGRAMS, snippet
+from memcalc.advice.suggest.strategies import ways
+from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.records.prediction import FitVerdict
 from memcalc.report import suggested
 from memcalc.report.blocks import terminal
+from memcalc.report.suggested import Work
 
 WIDE = {"batch": 48, "seq": 512}
 """Logits of this batch alone are more than a small card has."""
@@ -123,3 +130,84 @@ def test_where_one_gpu_is_too_small_for_all_weights_several_are_tried():
     plan = over.figures.plan
     assert plan.devices * plan.batch * plan.grad_accum == 8
     assert over.figures.fit.verdict is FitVerdict.FITS
+
+
+@pytest.mark.parametrize("preset", ["full", "lora", "qlora"])
+def test_a_way_that_trains_the_whole_model_has_neither_adapters_nor_few_bits(preset):
+    plan = make({"model": "gpt2", "preset": preset, "gpu": "RTX 4090"})
+    found = {way.key: changed(plan, way.changes) for way in ways(plan)}
+    assert list(found) == ["full", "full-8bit", "full-bf16", "lora", "qlora"]
+    for key in ("full", "full-8bit", "full-bf16"):
+        assert (found[key].adapters, found[key].quant) == (None, None)
+    assert found["lora"].lora
+    assert found["lora"].quant is None
+    assert found["qlora"].quant == "nf4-dq"
+
+
+def test_of_a_base_that_is_not_prepared_the_other_ways_are_still_offered():
+    plan = make({"model": "gpt2", "quant": "int8", "kbit_prepare": False})
+    *others, last = ways(plan)
+    assert all(changed(plan, way.changes).kbit_prepare for way in others)
+    assert changed(plan, last.changes).kbit_prepare is False
+    assert last.title.startswith("QLoRA r=16, 8 bit")
+
+
+@pytest.fixture
+def in_4_bit(tmp_path):
+    told = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**models.find("gpt2").config, "quantization_config": told}))
+    return str(path)
+
+
+def test_a_checkpoint_that_is_quantised_takes_adapters_alone(in_4_bit):
+    plan = make({"model": in_4_bit})
+    (way,) = ways(plan)
+    assert (way.key, changed(plan, way.changes).quant) == ("qlora", "nf4")
+
+
+@pytest.mark.parametrize("program", ["trainer", "accelerate"])
+def test_such_a_checkpoint_says_itself_how_it_is_loaded(in_4_bit, program):
+    said = snippet(make({"model": in_4_bit}), program)
+    assert "BitsAndBytesConfig" not in said
+    assert 'device_map={"": 0}' in said
+    assert "BitsAndBytesConfig" in snippet(make({"model": "gpt2", "quant": "nf4"}), program)
+
+
+FAST = Speed(low=1000, high=2000, tokens=1)
+
+
+def cells(work, devices):
+    return list(work.cells(FAST, "T4", devices))
+
+
+def test_the_cost_is_that_of_all_gpus_for_the_hours():
+    work = Work(tokens=3.6e6, prices=speed_and_price.read("2"))
+    assert work.head([FAST]) == ("hours", "cost")
+    assert cells(work, 1) == ["0.5 to 1", "1 to 2"]
+    assert cells(work, 2) == ["0.5 to 1", "2 to 4"]
+    assert "your currency" in next(work.note()).text
+
+
+def test_a_file_gives_each_gpu_its_price_and_a_machine_that_of_each_of_its_gpus(tmp_path):
+    path = tmp_path / "prices.toml"
+    path.write_text('T4 = 0.5\n"p5.48xlarge" = 80\n')
+    known = speed_and_price.read(str(path))
+    assert known.of("T4") == 0.5
+    assert known.of("H100 SXM") == 10
+    with pytest.raises(UsageError, match="no price for L4, only for T4, H100 SXM"):
+        known.of("L4")
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "no/such/file"])
+def test_what_is_no_price_is_refused_in_a_sentence(text):
+    with pytest.raises(UsageError, match=r"no price|no such file"):
+        speed_and_price.read(text)
+
+
+@pytest.mark.parametrize("body", ["", "T4 = true", "T4 = -2", "'no card' = 1"])
+def test_a_file_of_no_prices_is_refused_in_a_sentence(tmp_path, body):
+    path = tmp_path / "prices.toml"
+    path.write_text(body)
+    with pytest.raises(UsageError, match=r"price|Unknown GPU"):
+        speed_and_price.read(str(path))

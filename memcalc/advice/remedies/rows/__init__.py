@@ -15,8 +15,6 @@ that; what it saves is never said here, but estimated in full. ``rank`` orders b
 ====  ===================================================================================
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from memcalc.advice.remedies.records import Remedy

@@ -1,7 +1,5 @@
 """Remedies that lower the precision of products, weights or states, or train adapters instead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +10,11 @@ from memcalc.advice.remedies import rows
 from memcalc.advice.remedies.records import Remedy
 from memcalc.advice.remedies.rows import row
 from memcalc.catalog import gpus, models
-from memcalc.catalog.capabilities import ARCHITECTURES
+from memcalc.catalog.gpus import ARCHITECTURES
 from memcalc.estimation.validate import checkpoint_refusal, quant_refusal
-from memcalc.records.compact_options import USUAL_LORA, adapter
 from memcalc.records.model import Parameter
 from memcalc.records.plan import Plan
+from memcalc.records.values import USUAL_LORA, adapter
 from memcalc.registry import Choice
 
 _HALF = "transformers documentation, Optimizing inference: weights in half precision"

@@ -1,12 +1,12 @@
-"""A report as a comment on a pull request."""
+"""A report on a pull request: a comment of Markdown, and annotations that GitHub shows on lines."""
 
-from __future__ import annotations
-
+import re
 from collections.abc import Sequence
 
 from memcalc import untrusted_text
 from memcalc.budgets.formats import text
 from memcalc.budgets.records import Report, Status, Verdict
+from memcalc.untrusted_text import github, github_property
 
 MARKER = "<!-- memcalc:check -->"
 """On the first line, so that a bot finds the comment it wrote and updates it."""
@@ -22,7 +22,7 @@ _SIGNS = {
 }
 
 
-def render(report: Report, *, only_failures: bool = False) -> str:
+def as_markdown(report: Report, *, only_failures: bool = False) -> str:
     """One table, failures first; what is more than ten rows is folded, but never a failure."""
     shown = report.failures if only_failures else report.verdicts
     failures = len(report.failures)
@@ -76,3 +76,47 @@ def _bounded(parts: list[str]) -> str:
     cut = text[:_LONGEST].rsplit("\n", 1)[0]
     ended = "\n</details>\n" if cut.count("<details>") > cut.count("</details>") else "\n"
     return f"{cut}\n{ended}\n> There is more than fits a comment: see the log of the job.\n"
+
+
+_PLACE = re.compile(r"([^:]+):(\d+): (.*)", re.DOTALL)
+_TITLE = "title=memcalc check"
+MOST = 10
+"""GitHub shows ten annotations of a kind for each step and drops the rest without a word."""
+
+
+def as_annotations(report: Report) -> str:
+    """Workflow commands, then a line for the log."""
+    failures = report.failures
+    lines = [_annotation("error", verdict) for verdict in failures[:MOST]]
+    if len(failures) > MOST:
+        left = ", ".join(f"{v.budget.run} {v.budget.name}" for v in failures[MOST : 2 * MOST])
+        more = " and others" if len(failures) > 2 * MOST else ""
+        message = f"{len(failures) - MOST} more budgets do not hold: {left}{more}"
+        lines.append(f"::notice {_TITLE}::{github(message)}")
+    warnings = [
+        *(_annotation("warning", v) for v in report.verdicts if v.status is Status.NO_BASELINE),
+        *(
+            f"::warning title={github_property('memcalc check')}::{github(w)}"
+            for w in report.warnings
+        ),
+    ]
+    # The report's own warnings come last and say in sum what the single ones say.
+    lines += warnings[-MOST:]
+    return "\n".join([*lines, text.summary(report)]) + "\n"
+
+
+def refusal(message: str) -> str:
+    """An annotation for a file that is not understood, on the line that the message names."""
+    match = _PLACE.match(message)
+    if match is None:
+        return f"::error {_TITLE}::{github(message)}\n"
+    file = github_property(text.in_repository(match[1]))
+    return f"::error file={file},line={match[2]},{_TITLE}::{github(match[3])}\n"
+
+
+def _annotation(kind: str, verdict: Verdict) -> str:
+    where = verdict.budget.where
+    title = f"memcalc: {verdict.budget.run} {verdict.budget.name}"
+    file = github_property(text.in_repository(where.file))
+    properties = f"file={file},line={where.line},title={github_property(title)}"
+    return f"::{kind} {properties}::{github(text.sentence(verdict))}"
