@@ -14,7 +14,7 @@ from memcalc import registry
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import MemcalcError
 from memcalc.records.plan import Plan
-from memcalc.workload.loop_variables import loss_of
+from memcalc.workload.job import loss_of
 from memcalc.workload.model import build, configure
 from memcalc.workload.prepare import program_of
 from memcalc.workload.tasks import choose

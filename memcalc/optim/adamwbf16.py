@@ -80,14 +80,11 @@ class AdamWBF16(BatchedOptimizer):
         )
 
     def step(self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False) -> Any:
-        """Update every parameter that has a gradient.
+        """Update as every optimizer does, and give the closure's loss, or None.
 
         Args:
             closure: Reevaluates the model, with gradients, and returns the loss.
             zero_grad: Also set all gradients to None, which frees them.
-
-        Returns:
-            The closure's loss, or None.
 
         Raises:
             RuntimeError: a gradient is sparse.

@@ -52,7 +52,7 @@ def main(asked: str, answered: str) -> None:
     stack = contextlib.ExitStack()
     stack.enter_context(as_main(request.program))
     stack.enter_context(session)
-    others = stack.enter_context(surroundings.program(request, session))
+    others = surroundings.program(request, session)
 
     def end() -> NoReturn:
         stack.close()

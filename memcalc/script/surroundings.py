@@ -6,12 +6,11 @@ sees no simulated GPU, and is named.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -33,11 +32,11 @@ from memcalc.script.packages import (
 from memcalc.script.records import Request
 
 
-@contextlib.contextmanager
-def program(request: Request, session: Session) -> Iterator[Iterable[str]]:
+def program(request: Request, session: Session) -> Iterable[str]:
     """Keep the user's files as they are, and run the first of processes that it starts here.
 
-    Gives the other Python programs that it starts.
+    Returns:
+        The other Python programs that it starts; they are added as it does.
     """
     patches, say = session.patches, session.say
     patches.environment("MEMCALC_SIMULATED", "1")
@@ -71,7 +70,7 @@ def program(request: Request, session: Session) -> Iterator[Iterable[str]]:
     if not request.weights:
         transformers.install(patches, say)
         diffusers.install(patches, say)
-    yield others
+    return others
 
 
 def _count_gpus(patches: Patches, count: int) -> None:
@@ -187,9 +186,6 @@ def follow_lightning(patches: Patches, gpus: int, started: Callable[[int], None]
     Source: fabric/strategies/launchers/subprocess_script.py and its like in pytorch/ (2.6).
     """
 
-    def counts(module: ModuleType) -> None:
-        patches.set(module, "num_cuda_devices", lambda: gpus)
-
     def launches(module: ModuleType) -> None:
         def call(original: Any, launcher: Any) -> None:
             original(launcher)
@@ -200,7 +196,8 @@ def follow_lightning(patches: Patches, gpus: int, started: Callable[[int], None]
         patches.wrap(module._SubprocessScriptLauncher, "_call_children_scripts", call)
 
     for package in _FABRIC:
-        patches.when_imported(f"{package}.accelerators.cuda", counts)
+        accelerators = f"{package}.accelerators.cuda"
+        patches.wrap_later(accelerators, "num_cuda_devices", lambda *_, **__: gpus)
     for package in (*_FABRIC, *_TRAINER):
         patches.when_imported(f"{package}.{_LAUNCHER}", launches)
 

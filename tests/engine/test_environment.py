@@ -13,7 +13,7 @@ import time
 import pytest
 
 from memcalc.engine.environment import describe, find, hide, layers
-from memcalc.engine.environment.release import Release, of_version, parse_torch
+from memcalc.engine.environment.installed import Release, of_version, parse_torch
 from memcalc.engine.stub import elf
 from memcalc.errors import EstimateError, UsageError
 from memcalc.records.progress import listening

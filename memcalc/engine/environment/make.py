@@ -16,9 +16,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from memcalc.engine.environment import installed, installer, layers
+from memcalc.engine.environment.installed import Release
 from memcalc.engine.environment.installer import Failure
 from memcalc.engine.environment.layers import AbsentError, Built, Layer
-from memcalc.engine.environment.release import Release
 from memcalc.errors import EstimateError
 from memcalc.files.offline import HOW, is_offline
 from memcalc.records.progress import Progress, tell

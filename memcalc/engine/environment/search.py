@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from memcalc.engine.environment import installed, layers, release
-from memcalc.engine.environment.release import Release
+from memcalc.engine.environment import installed, layers
+from memcalc.engine.environment.installed import Release
 from memcalc.errors import EstimateError
 from memcalc.records.measurement import Fact
 
@@ -67,8 +67,8 @@ def find(torch: str | None = None, transformers: str | None = None) -> Environme
         SettingError: a release is not understood, or is too old.
         EstimateError: there is no CUDA build for this machine, or it cannot be fetched.
     """
-    of_torch = None if torch is None else release.parse_torch(torch)
-    of_transformers = None if transformers is None else release.parse_transformers(transformers)
+    of_torch = None if torch is None else installed.parse_torch(torch)
+    of_transformers = None if transformers is None else installed.parse_transformers(transformers)
     if sys.platform != "linux":
         raise EstimateError(ELSEWHERE)
     here = installed.torch_in(sys.path)
@@ -93,7 +93,7 @@ def _release_of(here: installed.Torch | None) -> Release | None:
     Raises:
         EstimateError: it is of no release.
     """
-    found = None if here is None else release.of_version(here.version)
+    found = None if here is None else installed.of_version(here.version)
     if here is not None and found is None:
         raise EstimateError(
             f"PyTorch {here.version} is a build without CUDA, and no index has that version "
@@ -153,7 +153,7 @@ class _Search:
             if _refuses(here, "torch", self.torch.version):
                 likely = [Release(0 if ahead else major, minor + ahead - less) for less in (0, 1)]
                 self._replace(name, likely)
-            elif here.version.endswith("+cpu") and (same := release.of_version(here.version)):
+            elif here.version.endswith("+cpu") and (same := installed.of_version(here.version)):
                 # A build without CUDA has no operators for tensors there.
                 self._replace(name, [same])
 

@@ -7,7 +7,6 @@ torchvision 0.29 (models/detection/rpn.py and roi_heads.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,13 +22,7 @@ MOST = (
 
 
 def install(patches: Patches, values: Values, say: Callable[[str], None]) -> None:
-    """Act when torchvision is imported.
-
-    Args:
-        patches: what is changed.
-        values: asked whether boxes are known.
-        say: told what is assumed.
-    """
+    """Act when torchvision is imported; ``values`` are asked whether boxes are known."""
 
     def kept(original: Any, boxes: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         out: torch.Tensor = original(boxes, *args, **kwargs)
@@ -41,19 +34,12 @@ def install(patches: Patches, values: Values, say: Callable[[str], None]) -> Non
         say(MOST)
         return torch.arange(len(boxes), device=boxes.device)
 
-    def boxes(module: ModuleType) -> None:
-        for name in ("nms", "remove_small_boxes"):
-            patches.wrap(module, name, kept)
-
-    def proposals(module: ModuleType) -> None:
-        patches.wrap(module.RegionProposalNetwork, "filter_proposals", _proposed)
-
-    def heads(module: ModuleType) -> None:
-        patches.wrap(module.RoIHeads, "assign_targets_to_proposals", _matched)
-
-    patches.when_imported("torchvision.ops.boxes", boxes)
-    patches.when_imported("torchvision.models.detection.rpn", proposals)
-    patches.when_imported("torchvision.models.detection.roi_heads", heads)
+    for name in ("nms", "remove_small_boxes"):
+        patches.wrap_later("torchvision.ops.boxes", name, kept)
+    networks = "torchvision.models.detection.rpn"
+    patches.wrap_later(networks, "RegionProposalNetwork.filter_proposals", _proposed)
+    heads = "torchvision.models.detection.roi_heads"
+    patches.wrap_later(heads, "RoIHeads.assign_targets_to_proposals", _matched)
 
 
 def _proposed(original: Any, network: Any, *args: Any, **kwargs: Any) -> Any:

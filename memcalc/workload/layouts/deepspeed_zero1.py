@@ -3,16 +3,10 @@
 ``zero1`` alone is PyTorch's own way; this is what stage 1 in a file of DeepSpeed means.
 """
 
-from __future__ import annotations
+from msgspec.structs import replace
 
-from memcalc.workload.layouts import Layout, fsdp2, zero2
+from memcalc.workload.layouts import zero2
 
-LAYOUT = Layout(
-    name="deepspeed_zero1",
-    summary="DeepSpeed: optimizer state in shards",
-    place=fsdp2.on_the_host,
-    handed_over=fsdp2.on_the_host,
-    options=zero2.OPTIONS,
-    loop="deepspeed",
-    package="deepspeed",
+LAYOUT = replace(
+    zero2.LAYOUT, name="deepspeed_zero1", summary="DeepSpeed: optimizer state in shards"
 )

@@ -1,15 +1,13 @@
 """FSDP2 in several replicas: shards within a group of GPUs, copies of the whole between groups."""
 
-from __future__ import annotations
+from msgspec.structs import replace
 
-from memcalc.workload.layouts import Layout, fsdp2
+from memcalc.workload.layouts import fsdp2
 
-LAYOUT = Layout(
+LAYOUT = replace(
+    fsdp2.LAYOUT,
     name="hsdp",
     summary="replicas of FSDP2's shards, such as hsdp=2x4",
-    place=fsdp2.place,
-    options=fsdp2.LAYOUT.options,
-    quiet=fsdp2.quiet,
-    even=fsdp2.even,
+    handed_over=None,
     dimensions=2,
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memcalc.workload.layouts import Layout, ddp
+from msgspec.structs import replace
+
+from memcalc.workload.layouts import ddp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,12 +26,11 @@ def optimizer(
     return made
 
 
-LAYOUT = Layout(
+LAYOUT = replace(
+    ddp.LAYOUT,
     name="zero1",
     summary="DDP with the optimizer's state in shards",
-    place=ddp.place,
-    options=ddp.LAYOUT.options,
+    handed_over=None,
     optimizer=optimizer,
-    quiet=ddp.quiet,
     even=lambda model, sizes: False,
 )

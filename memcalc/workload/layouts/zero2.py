@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from memcalc.workload.layouts import Layout, fsdp2
 
-OPTIONS = (
-    *("allgather_bucket_size", "allgather_partitions", "communication_data_type"),
-    *("contiguous_gradients", "grad_accum_dtype", "offload", "overlap_comm"),
-    *("reduce_bucket_size", "reduce_scatter", "round_robin_gradients", "sub_group_size"),
-)
-"""Names that DeepSpeed's file has; ``offload=cpu`` keeps the optimizer's state on the host."""
-
-
 LAYOUT = Layout(
     name="zero2",
     summary="DeepSpeed: state and gradients in shards",
     place=fsdp2.on_the_host,
     handed_over=fsdp2.on_the_host,
-    options=OPTIONS,
+    # Names that DeepSpeed's file has; ``offload=cpu`` keeps the optimizer's state on the host.
+    options=(
+        *("allgather_bucket_size", "allgather_partitions", "communication_data_type"),
+        *("contiguous_gradients", "grad_accum_dtype", "offload", "overlap_comm"),
+        *("reduce_bucket_size", "reduce_scatter", "round_robin_gradients", "sub_group_size"),
+    ),
     loop="deepspeed",
     package="deepspeed",
 )

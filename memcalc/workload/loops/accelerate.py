@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 def run(job: Job, watch: Watch, steps: int) -> None:
     """Train for some optimizer steps, then evaluate."""
     from memcalc.workload import library_settings
-    from memcalc.workload.job import Turns, as_found
-    from memcalc.workload.loop_variables import Script
+    from memcalc.workload.job import Script, Turns, as_found
 
     plan, norm = job.plan, job.max_grad_norm
     with library_settings.state(), as_found(job.model):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def run(job: Job, watch: Watch, steps: int) -> None:
     """Train for some optimizer steps."""
-    from memcalc.workload.loop_variables import Script
+    from memcalc.workload.job import Script
 
     engine = job.kept.get("engine")
     if engine is None:

@@ -15,7 +15,7 @@ def run(job: Job, watch: Watch, steps: int) -> None:
     """Train for some optimizer steps, then evaluate."""
     import torch
 
-    from memcalc.workload.loop_variables import Script
+    from memcalc.workload.job import Script
 
     plan, model, norm = job.plan, job.model, job.max_grad_norm
     if plan.compile is not None:

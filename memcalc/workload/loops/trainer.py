@@ -244,7 +244,7 @@ class _Followed:
             # The loss itself is dropped as soon as it is repeated for each sample.
             self._predicted = loss is not None and _such(loss), *rest
             return loss, *rest
-        from memcalc.workload.loop_variables import remembered
+        from memcalc.workload.job import remembered
 
         such, logits, labels = self._predicted
         self._predicted = such, remembered(logits), labels
