@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memcalc.engine import decisions, flops, ranks
 from memcalc.engine import program as programs
+from memcalc.engine import torch_internals as internals
 from memcalc.engine.compiling import Compiling
 from memcalc.engine.history import Timeline
 from memcalc.engine.patches import Patches
@@ -232,7 +233,10 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
         return program, optimizer
     if plan.infers and plan.adapters is None:
         return finished(program, program.model), None
-    with recorder.phase(Phase.PREPARE, 0):
+    with recorder.phase(Phase.PREPARE, 0), Patches() as patches:
+        for name in internals.DRAWS if simulated else ():
+            # Adapters are made on the host, where drawing them takes seconds.
+            patches.wrap(torch.nn.init, name, lambda _, tensor, *__, **___: tensor)
         program = finished(program, program.model)
         if not plan.infers:
             recorder.know(program.model)

@@ -24,6 +24,11 @@ _memory: Any = torch.cuda.memory
 _C: Any = torch._C
 _record_history, _snapshot = _memory._record_memory_history, _memory._snapshot
 """PyTorch's own: a program that is followed does not switch the history off."""
+DRAWS = (
+    *("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_"),
+    *("kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_"),
+)
+"""Functions of ``torch.nn.init`` that draw weights."""
 EVERYTHING = 10**8
 """Entries that the allocator's history may hold: more than any run of a few steps makes."""
 

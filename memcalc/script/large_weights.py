@@ -8,15 +8,12 @@ from typing import Any
 import torch
 
 from memcalc.engine.patches import Patches
+from memcalc.engine.torch_internals import DRAWS
 
 _DRAWN = 200_000_000
 """Numbers of weights that are drawn as on any machine; all further ones stay zeros."""
 _LARGE = 1 << 20
 """Elements of a weight that is worth leaving out."""
-_NAMES = (
-    *("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_"),
-    *("kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_"),
-)
 NOT_HERE = (
     "weights of {} are not on this machine: their shapes are those of its config (--weights "
     "downloads them)"
@@ -44,5 +41,5 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
         say(_SAID)
         return tensor
 
-    for name in _NAMES:
+    for name in DRAWS:
         patches.wrap(torch.nn.init, name, draw)
