@@ -6,8 +6,6 @@ backend. A private pool (CUDA graphs, ``MemPool``) is a stream of its own here: 
 one to the other, and its segments are kept as long as the pool is (``release_cached_blocks``).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 
 import msgspec

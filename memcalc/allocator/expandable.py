@@ -4,8 +4,6 @@ Source: ``find_expandable_block``, ``try_allocate_expandable_block``, ``map_bloc
 and ``ExpandableSegment`` in ``c10/cuda/CUDACachingAllocator.cpp``.
 """
 
-from __future__ import annotations
-
 from memcalc.allocator.settings import SMALL_SEGMENT
 from memcalc.allocator.state import AllocatorState, Block, ExpandableSegment, Pool
 

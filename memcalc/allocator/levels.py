@@ -3,8 +3,6 @@
 Source: ``DeviceStats`` in ``c10/core/CachingDeviceAllocator.h`` of torch 2.13.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 

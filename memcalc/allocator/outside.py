@@ -13,8 +13,6 @@ NCCL allocates the buffers of its channels by itself, for each group of processe
 range is the likely one.
 """
 
-from __future__ import annotations
-
 import functools
 import statistics
 from collections.abc import Sequence

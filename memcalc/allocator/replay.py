@@ -15,8 +15,6 @@ An event is a plain tuple, so that a million of them cost little:
 =====================================  ==========================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from enum import Enum
 from typing import Any

@@ -3,8 +3,6 @@
 Source: ``DeviceCachingAllocator::snapshot`` in ``c10/cuda/CUDACachingAllocator.cpp``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any

@@ -6,8 +6,6 @@ Source: ``c10/core/AllocatorConfig.h``, whose constants stand here too (``kSmall
 the real parser of those versions.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping

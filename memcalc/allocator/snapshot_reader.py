@@ -3,8 +3,6 @@
 Source: ``torch.cuda.memory._dump_snapshot`` of torch 2.11 and 2.13.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

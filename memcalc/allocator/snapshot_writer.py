@@ -7,8 +7,6 @@ shows what the prediction knows of a storage; the name of the phase stands in ``
 Source: ``torch/cuda/memory.py`` (``_snapshot``, ``_dump_snapshot``) and snapshots of torch 2.13.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ how large the device is. Memory given back is therefore followed in the proof, a
 of ``empty_cache`` in the question what other settings would have done.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 

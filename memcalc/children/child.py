@@ -1,7 +1,5 @@
 """The main loop of a child: it answers JSON lines in order and turns errors into sentences."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import mmap

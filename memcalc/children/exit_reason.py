@@ -1,7 +1,5 @@
 """Describes in one sentence how a process failed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

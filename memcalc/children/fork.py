@@ -1,7 +1,5 @@
 """Runs code in a forked copy of this process, which the code cannot change."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -5,8 +5,6 @@ milliseconds. It runs no code of a user's and never touches CUDA, so that each c
 context of its own. Whoever asks holds one end of a control socket: closed, its children end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

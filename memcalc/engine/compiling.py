@@ -4,8 +4,6 @@ Kernels are not timed, since all take the same time over the stub driver: the fi
 is taken. Hooks of ours are not seen by Dynamo, which would trace them.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import os

@@ -1,7 +1,5 @@
 """Checks in libraries that zeros would fail: they are answered as in a good run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ modules, which takes longer than the step. Only products, convolutions and atten
 multiplication and an addition are two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

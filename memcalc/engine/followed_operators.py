@@ -1,7 +1,5 @@
 """PyTorch operators whose small results are computed on the host, and their inputs."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Which code of a program is followed for the values that it reads back: each thread by itself."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """CPU tensors over the bytes of small tensors of the simulated GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

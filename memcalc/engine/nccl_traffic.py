@@ -5,8 +5,6 @@ NCCL says how many bytes a process gives to a collective. What it sends for them
 that is quicker.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 from memcalc.engine.stub import load as stub

@@ -5,8 +5,6 @@ what is noted here can be laid beside the allocator's history afterwards, withou
 module is at work is noted too: in forward, in a forward that is made again, in backward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

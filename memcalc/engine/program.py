@@ -1,7 +1,5 @@
 """From a plan to a program, an optimizer and a job on this process's device."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Records phases and module names while a plan's program trains, on a GPU or on the CPU."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from bisect import bisect_left

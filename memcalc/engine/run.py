@@ -1,7 +1,5 @@
 """Runs a program for a few steps in this process and reads the allocator's history."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The simulated GPU: the properties that the stub driver reports."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

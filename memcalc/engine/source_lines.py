@@ -1,7 +1,5 @@
 """Finds the line of the user's code that is running."""
 
-from __future__ import annotations
-
 import functools
 import re
 import sys

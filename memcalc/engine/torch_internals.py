@@ -5,8 +5,6 @@ Among them is the event tree of PyTorch's profiler, which tells the operator of 
 Read in PyTorch 2.4 to 2.14.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import inspect

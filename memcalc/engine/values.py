@@ -10,8 +10,6 @@ dispatch mode is needed. In backward only those are that ask the GPU how large t
 but for Python code that runs there: a function's own backward, and a forward that is run again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterator, Sequence

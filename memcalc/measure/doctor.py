@@ -1,7 +1,5 @@
 """Checks what this machine can measure, and how to fix what it cannot."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

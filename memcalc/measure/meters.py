@@ -1,7 +1,5 @@
 """Reads the memory of a phase: on CUDA from PyTorch's allocator, on the CPU from its profiler."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 

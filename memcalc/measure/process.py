@@ -1,7 +1,5 @@
 """Settings, versions and counters of the training process, and how its memory ran out."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

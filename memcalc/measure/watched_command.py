@@ -1,7 +1,5 @@
 """Runs any command and watches its memory from outside: NVML, and main memory of its processes."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 import shlex

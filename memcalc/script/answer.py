@@ -3,8 +3,6 @@
 Memory that grows every step is seen in live bytes at equal points of steps.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Usage: child.py REQUEST ANSWER, both files; the stub driver is loaded before this begins.
 """
 
-from __future__ import annotations
-
 import atexit
 import base64
 import contextlib

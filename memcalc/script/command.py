@@ -1,7 +1,5 @@
 """Finds the program of a command line, a script, a module or a console script; and runs it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Leaves weights of large models uninitialized on the host: untouched pages take no memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ What a process finds in its environment is what torchrun sets (torch/distributed
 server/local_elastic_agent.py, 2.13); accelerate's and DeepSpeed's launchers set no less.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

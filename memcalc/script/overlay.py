@@ -5,8 +5,6 @@ under the same path, and so does every checkpoint; new files lie where the scrip
 the script removes is remembered until the run ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

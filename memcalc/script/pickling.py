@@ -1,7 +1,5 @@
 """Sends live objects to the engine's process: code by value, large tensors by shape."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools

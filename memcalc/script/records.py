@@ -1,7 +1,5 @@
 """The request to a simulated program's process, and its result."""
 
-from __future__ import annotations
-
 import msgspec
 
 from memcalc.records.prediction import Refusal

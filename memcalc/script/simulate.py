@@ -1,7 +1,5 @@
 """Runs a user's program over the stub driver in a fresh process and reads its memory."""
 
-from __future__ import annotations
-
 import base64
 import os
 import pickle

@@ -4,8 +4,6 @@ Of processes that train together the first runs in the script's own. What it sta
 sees no simulated GPU, and is named.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

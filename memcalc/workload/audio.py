@@ -4,8 +4,6 @@ What each extractor makes is recorded (``catalog.sound``); sizes that a config n
 Shapes: B batch, S tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The parts of a model that wrappers treat as one: the layers of its encoder and decoder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

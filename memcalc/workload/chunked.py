@@ -7,8 +7,6 @@ piece's logits are alive. Same loss and gradients, up to rounding; the head's pr
 Shapes: B batch, S tokens, H hidden, N = B S rows, V vocabulary.
 """
 
-from __future__ import annotations
-
 import functools
 import types
 from typing import Any

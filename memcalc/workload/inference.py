@@ -4,8 +4,6 @@ The same code runs for real and on the simulated GPU. Of N tokens that are gener
 pass (prefill) gives the first, and N - 1 passes of one token each (decode) the others.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Reads every parameter and buffer off a model, each storage once."""
 
-from __future__ import annotations
-
 import fnmatch
 
 import torch

@@ -6,8 +6,6 @@ transformers 5.23, ``encoder_layerdrop``, ``decoder_layerdrop`` and ``layerdrop`
 models read there or copy to attributes of their modules.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Read in accelerate 1.15 (``Accelerator.__init__``, ``PartialState``) and DeepSpeed 0.19.8.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

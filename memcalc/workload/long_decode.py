@@ -7,8 +7,6 @@ would make in between dies in its pass, and is of one size in all passes but for
 the cache.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable

@@ -4,8 +4,6 @@ It has the weights it was published with only where those are asked for, and onl
 read, never pickles.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator

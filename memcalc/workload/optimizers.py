@@ -1,7 +1,5 @@
 """The real optimizer of a program, made as its loop makes it, and the state of a resumed run."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Builds everything that a plan names."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any

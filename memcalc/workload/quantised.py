@@ -5,8 +5,6 @@ that is built already and on weights that are made when they are read. Read in t
 peft 0.21, bitsandbytes 0.50 and torchao 0.18.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import importlib

@@ -5,8 +5,6 @@ architecture has for a task is in configs/architectures.json, which
 ``scripts/make_architectures.py`` writes from these rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

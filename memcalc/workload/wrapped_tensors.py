@@ -1,7 +1,5 @@
 """The parts of wrapper tensors, such as torchao's and DTensor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

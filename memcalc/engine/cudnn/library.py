@@ -15,8 +15,6 @@ cache, once, and prints the folder of the library. The shim runs this when a pro
 cuDNN, so that other programs never wait for it.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 import re

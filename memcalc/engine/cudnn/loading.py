@@ -4,8 +4,6 @@ The shim's symbols must be found before the stub driver's: it is opened first, o
 ``LD_PRELOAD``. It loads the real library when the program first needs it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

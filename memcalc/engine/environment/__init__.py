@@ -6,8 +6,6 @@ without NVIDIA's libraries, into a folder that comes first on the ``PYTHONPATH``
 process; everything else comes from the running Python, less what does not go with that release.
 """
 
-from __future__ import annotations
-
 from memcalc.engine.environment.search import Environment, describe, find, hide
 
 __all__ = ["Environment", "describe", "find", "hide"]

@@ -1,7 +1,5 @@
 """uv or pip, asked to install packages into a folder."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

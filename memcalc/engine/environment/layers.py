@@ -5,8 +5,6 @@ folder under its final name is complete. One process makes folders at a time; an
 memcalc was killed fills a folder that nobody uses.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

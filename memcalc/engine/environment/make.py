@@ -3,8 +3,6 @@
 Whoever listens is told how far it is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -4,8 +4,6 @@ As it is imported it gives its kernels for CPUs to ``torch.compile``, which impo
 of them runs on a GPU. Read in bitsandbytes 0.50 (backends/default/ops.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from typing import Any

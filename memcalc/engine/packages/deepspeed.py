@@ -3,8 +3,6 @@
 Read in DeepSpeed 0.19.8.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

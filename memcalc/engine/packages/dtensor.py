@@ -6,8 +6,6 @@ of many layers. Nothing of the plan itself is changed. Read in PyTorch 2.13 and 
 (torch/distributed/tensor); a release that has other functions there plans as it does.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from typing import Any
 

@@ -4,8 +4,6 @@ Stages tell each other the shapes of what they pass on. Here the next stage retu
 the outputs it was given, and a stage before a later one of this rank passes on what the first does.
 """
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import Any
 

@@ -4,8 +4,6 @@ A phase's peak is read by resetting the peaks as it begins. A program that asks 
 the highest since it last reset it itself.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ What ranks would tell each other through a store is there already, and objects t
 send are what this process sends.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import time

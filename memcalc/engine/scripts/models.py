@@ -1,7 +1,5 @@
 """The models, optimizers and gradients of a program, held by weak references."""
 
-from __future__ import annotations
-
 import copy
 import sys
 import weakref

@@ -6,8 +6,6 @@ their own; a trained model that is called without gradients, and not in training
 all the rest is forward.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Counts optimizer steps and ends the program after the requested number."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -3,8 +3,6 @@
 It imports no package but memcalc, for the build of the wheel uses it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import sys

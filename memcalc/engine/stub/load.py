@@ -5,8 +5,6 @@ loaded under a soname for that soname. So the stub driver's library and one shel
 that PyTorch is linked to come first, whether or not NVIDIA's wheels are installed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

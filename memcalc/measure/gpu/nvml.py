@@ -3,8 +3,6 @@
 Every call of the driver passes through ``query``, which turns its errors into one sentence each.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any

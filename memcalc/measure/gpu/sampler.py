@@ -5,8 +5,6 @@ numbers of the host (containers), the one that appeared with the context; else, 
 growth since before the context, less what others grew.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -4,8 +4,6 @@ It is a child like any other (``memcalc.children``), but its socket is one that 
 its environment is torchrun's. Its exit code tells torchrun whether the others can go on.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

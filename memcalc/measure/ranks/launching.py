@@ -5,8 +5,6 @@ A request is ``{"processes": n, "address": name}``, answered when all ranks are 
 ended because of them are not among them. An exit code below zero is a signal's number.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """A rank: joins the process group, then trains like a run on one device."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from datetime import timedelta

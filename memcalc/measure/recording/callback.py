@@ -1,7 +1,5 @@
 """Records a run of transformers' Trainer: ``Trainer(callbacks=[memcalc.MemoryCallback()])``."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

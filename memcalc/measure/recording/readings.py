@@ -6,8 +6,6 @@ somebody's ``record_function``, as ``Optimizer.step`` is one, leaves memory corr
 PyTorch 2.13).
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -5,8 +5,6 @@ the process that they are called in has a simulated GPU.
 Source: accelerate/commands/launch.py (1.15).
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

@@ -4,8 +4,6 @@ Its engine drives the optimizer that it was given, perhaps once a group of param
 the engine's. Read in 0.19.8.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from memcalc.engine.patches import Patches

@@ -1,7 +1,5 @@
 """diffusers: checkpoints that are not on this machine are not fetched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType

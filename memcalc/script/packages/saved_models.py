@@ -4,8 +4,6 @@ They save by Python's functions and safetensors', and load so. Only tokenizers a
 by code that is not Python, so their folder in the mirror is made whole before.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

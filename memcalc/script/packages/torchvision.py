@@ -4,8 +4,6 @@ A trained network proposes as many as it may, and enough of these match an objec
 torchvision 0.29 (models/detection/rpn.py and roi_heads.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """transformers: checkpoints that are not on this machine are not fetched; bundled configs are."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The model waits on the host; ``deepspeed.initialize`` casts it, moves it and takes it over.
 """
 
-from __future__ import annotations
-
 from memcalc.workload.layouts import Layout, fsdp2
 
 LAYOUT = Layout(
