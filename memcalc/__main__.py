@@ -137,8 +137,7 @@ def _fill_closed_streams() -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             # Writing an answer there fails, saying nothing succeeds.
-            mode = os.O_WRONLY if name == "stderr" else os.O_RDONLY
-            descriptor = os.open(os.devnull, mode)
+            descriptor = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
             if descriptor != number:
                 os.dup2(descriptor, number)
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))

@@ -32,8 +32,7 @@ def load(text: str) -> Any:
     match = _FORM.fullmatch(text)
     assert match is not None
     place, name = match["place"], match["name"]
-    module = _of_file(place) if place.endswith(".py") else _of_module(place)
-    found: Any = module
+    found: Any = _of_file(place) if place.endswith(".py") else _of_module(place)
     for part in name.split("."):
         if not hasattr(found, part):
             raise UsageError(f"{place} has no {name}.")

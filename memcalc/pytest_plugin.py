@@ -108,8 +108,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     budget = pyfuncitem.stash.get(_BUDGET, None)
     if budget is None or budget.gpu is None:
         return None
-    names = pyfuncitem._fixtureinfo.argnames
-    given = {name: pyfuncitem.funcargs[name] for name in names}
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     peak = _simulated(functools.partial(_body, pyfuncitem.obj, given), budget)
     pyfuncitem.user_properties.append(("memcalc_peak_bytes", peak))
     failure = verdict(budget, peak)

@@ -48,8 +48,7 @@ def history(snapshot: Snapshot, *, device: int = 0) -> History:
     Frees that were completed late come back as late: replay them with ``streams_lag=True``.
     """
     reader = _Reader()
-    trace = snapshot.device_traces[device]
-    for entry, following in pairwise([*trace, Entry(action="end")]):
+    for entry, following in pairwise([*snapshot.device_traces[device], Entry(action="end")]):
         reader.read(entry, following)
     for segment in snapshot.segments:
         if segment.device == device:
@@ -70,8 +69,7 @@ def what_if(
     If the history starts in the middle, older storages are born anew, packed in order of address:
     the result is then an estimate, and ``history(snapshot).older`` says of how many.
     """
-    events = history(snapshot, device=device).events
-    return replay(events, settings, device_bytes, streams_lag=True)
+    return replay(history(snapshot, device=device).events, settings, device_bytes, streams_lag=True)
 
 
 def follow(snapshot: Snapshot, settings: AllocatorSettings, *, device: int = 0) -> Iterator[Levels]:
@@ -130,8 +128,7 @@ class _Reader:
         for block in segment.blocks:
             if block.state == "active_allocated" and address not in self._live:
                 self._key += 1
-                birth = (self._key, block.requested_size, segment.stream)
-                self.older[address] = birth
+                self.older[address] = (self._key, block.requested_size, segment.stream)
             address += block.size
 
     def _from_before(self, entry: Entry) -> int:

@@ -136,12 +136,11 @@ def _understood(runs: Sequence[BudgetedRun]) -> list[str]:
 
 
 def _measured(evidence: Sequence[Evidence]) -> list[str]:
-    devices = {e.measurement.device: None for e in evidence if e.measurement is not None}
     return [
         "measured on the CPU: the figures are of PyTorch's CPU allocator"
         if device == "cpu"
         else f"measured on {device}"
-        for device in devices
+        for device in {e.measurement.device: None for e in evidence if e.measurement is not None}
     ]
 
 

@@ -64,8 +64,7 @@ def estimate(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
     # Estimates are made side by side, before the machine belongs to one command after the other.
     for at, run in sorted(enumerate(runs), key=lambda one: one[1].plan.command is not None):
         folder = Path(run.where.file).resolve().parent
-        command = run.plan.command
-        found[at] = of_command(run.plan, folder, run.name) if command else next(estimated)
+        found[at] = of_command(run.plan, folder, run.name) if run.plan.command else next(estimated)
         effort.seen(run.name, found[at])
     return [found[at] for at in range(len(runs))]
 
@@ -236,5 +235,4 @@ def of_command(plan: Plan, folder: Path, name: str) -> Evidence:
         where = ending.refusal
         at = f" in {where.phase.value} at {where.line}" if where is not None else ""
         doubt = f"{name}: GPU memory ran out{at}"
-    prediction = replace(found.traced.prediction, plan=plan)
-    return Evidence(prediction=prediction, doubt=doubt)
+    return Evidence(prediction=replace(found.traced.prediction, plan=plan), doubt=doubt)

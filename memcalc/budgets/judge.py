@@ -137,13 +137,12 @@ def _max(budget: Budget, evidence: Evidence, figure: Figure, before: Known | Non
     limit = _less_margin(budget, limit)
     name = budget.metric.removeprefix(f"{PER_PARAMETER}.")
     counted = "peak.requested" if name == PER_PARAMETER else name
-    known = before.figures.get(counted) if before is not None else None
     return Verdict(
         budget=budget,
         status=Status.OVER if figure.bytes > limit else Status.HOLDS,
         value=figure.bytes,
         limit=limit,
-        before=known,
+        before=before.figures.get(counted) if before is not None else None,
         parameters=count,
         source=figure.source,
         reason=why(budget, evidence, None),

@@ -18,8 +18,7 @@ def default_peak(target: str, method: str) -> str:
 
     A CPU run and the closed forms know no allocator: there it is requested.
     """
-    plain = target == "cpu" or method == "analytic"
-    return "peak.requested" if plain else "peak.allocated"
+    return "peak.requested" if target == "cpu" or method == "analytic" else "peak.allocated"
 
 
 def figure(evidence: Evidence, metric: str) -> Figure:

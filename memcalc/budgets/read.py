@@ -248,8 +248,7 @@ def _budget(run: str, path: Key, value: Any, default: str) -> Budget:
         amount, rule = records.share_or_size(value), Rule.GROWTH
     else:
         metric, rule = _metric(path, default), Rule.MAX
-        per_parameter = path[0] == PER_PARAMETER
-        amount = records.per_parameter(value) if per_parameter else records.size(value)
+        amount = records.per_parameter(value) if path[0] == PER_PARAMETER else records.size(value)
     return Budget(run=run, rule=rule, metric=metric, amount=amount, where=nowhere)
 
 

@@ -50,8 +50,7 @@ class Adviser:
             return ""
 
         def verdict(figures: Figures) -> Verdict:
-            changed = Evidence(prediction=trials.prediction(figures.plan))
-            return judged(budget, changed, before)
+            return judged(budget, Evidence(prediction=trials.prediction(figures.plan)), before)
 
         now = verdict(trials.before)
         goal = Goal(

@@ -101,8 +101,7 @@ def _key(name: str) -> str:
 
 
 def _limits(prediction: Prediction, margin: Fraction) -> list[str]:
-    metric = default_peak(prediction.plan.target, prediction.method)
-    rung = metric.removeprefix("peak.")
+    rung = default_peak(prediction.plan.target, prediction.method).removeprefix("peak.")
     today = getattr(prediction.peak, rung)
     state = prediction.optimizer_state.total(Place.DEVICE)
     lines = [

@@ -278,8 +278,7 @@ def _by_name() -> dict[str, dict[int | None, Gpu]]:
     for gpu in table():
         for name in (gpu.name, *gpu.aliases):
             plain, size = _parts(name)
-            together = _EMPTY.sub("", name.lower())
-            spelled = [(plain, size), (together, None)]
+            spelled = [(plain, size), (_EMPTY.sub("", name.lower()), None)]
             # A number is enough where one card bears it.
             spelled += [
                 (re.sub(r"^[rg]tx(?=\d)", "", key), gigabytes) for key, gigabytes in spelled

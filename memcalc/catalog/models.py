@@ -53,8 +53,7 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
         """Tells whether the config is still the one an answer was made from."""
         if self.config is None:
             return None
-        text = json.dumps(self.config, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def model_type(self) -> str:

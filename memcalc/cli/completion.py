@@ -31,8 +31,7 @@ def gpus(incomplete: str) -> list[str]:
     """Names offers all GPUs, as they are typed without quotes."""
     from memcalc.catalog import gpus as catalog
 
-    names = [gpu.name.replace(" ", "").lower() for gpu in catalog.table()]
-    return _matching(names, incomplete)
+    return _matching([gpu.name.replace(" ", "").lower() for gpu in catalog.table()], incomplete)
 
 
 def optimizers(incomplete: str) -> list[str]:

@@ -70,8 +70,7 @@ def command(
         (answer,) = found
         with progress(f"replaying batches of {lengths}"):
             told = tuple(one for one in answer.assumptions if not one.startswith(EQUAL_LENGTHS))
-            different = varied(answer.plan, lengths)
-            found = [replace(answer, varied=different, assumptions=told)]
+            found = [replace(answer, varied=varied(answer.plan, lengths), assumptions=told)]
     deliver_predictions(found, name, output, verbose=verbose)
     if settings.get("optim") == "all":
         # An optimizer that does not take this model is no failure.

@@ -73,8 +73,7 @@ def command(
 
         with Tracer(use_cache=not no_cache) as tracer:
             answer = tracer.trace(plans[0])
-        line = timeline(answer.trace, plans[0])
-        put(terminal.timeline(line, width=width()))
+        put(terminal.timeline(timeline(answer.trace, plans[0]), width=width()))
     best = found.search.best if found.search is not None else None
     if under is not None and best is None:
         raise typer.Exit(1)

@@ -183,6 +183,5 @@ def deliver_answer(
     """Print or write an answer of one of ``report.saved.KINDS``."""
     from memcalc.report import saved
 
-    full = in_full(verbose, output, name)
-    blocks = saved.blocks(found, verbose=full, top=top, work=work)
+    blocks = saved.blocks(found, verbose=in_full(verbose, output, name), top=top, work=work)
     deliver(name, output, blocks, json=lambda: saved.as_json(found))

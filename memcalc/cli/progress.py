@@ -76,8 +76,7 @@ class _Moving(Steps):
         if self._fetched is None:
             self._fetched = self._shown.add_task("", total=100)
         told = untrusted_text.line(seen.text)
-        whole = round(100 * seen.fraction)
-        self._shown.update(self._fetched, description=told, completed=whole)
+        self._shown.update(self._fetched, description=told, completed=round(100 * seen.fraction))
         if seen.fraction == 1:
             self._shown.remove_task(self._fetched)
             self._fetched = None

@@ -67,8 +67,7 @@ def command(
     with Tracer(use_cache=not no_cache, counted=counted) as tracer, progress("drawing"):
         if other is not None:
             before, now = (_one_of(file, tracer, depth) for file in (settings["model"], other))
-            changes = difference(before, now)
-            document = Document(chapters=(before, now), difference=changes)
+            document = Document(chapters=(before, now), difference=difference(before, now))
         elif name == "pickle":
             path = Path(str(settings.get("model")))
             asked = plans_of(settings) if data is None else plans_in(data, path, "report")

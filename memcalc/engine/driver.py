@@ -42,8 +42,7 @@ def open_here() -> None:
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         root, cuda = installed()
         # An environment's packages lie in folders of their own.
-        paths = sys.path if os.environ.get(ENVIRONMENT) else ()
-        opened = stub.prepare(root, cuda, paths)
+        opened = stub.prepare(root, cuda, sys.path if os.environ.get(ENVIRONMENT) else ())
         os.environ.update(loading.environment(cudnn(_ANY)))
         loading.open_here()
         stub.open_here(opened)

@@ -126,8 +126,7 @@ class Timeline:
 
     def _refuse(self, entry: dict[str, Any]) -> None:
         line = self._line_of(entry.get("frames", ()))
-        free = entry["device_free"]
-        self.refused.append(Refused(len(self.events), entry["size"], free, line))
+        self.refused.append(Refused(len(self.events), entry["size"], entry["device_free"], line))
 
     def _settle_guesses(self) -> None:
         """Name the remaining blocks by their origin (copied from the host) or lifetime."""

@@ -152,8 +152,7 @@ class Notebook:
     def guess(self, component: Component, since: Sequence[int]) -> None:
         """Living blocks that were born since then are of this component, unless they are named."""
         for number, notes in enumerate(self.notes):
-            begin = since[number] if since else 0
-            notes.born_since.append((notes.now(), component, begin))
+            notes.born_since.append((notes.now(), component, since[number] if since else 0))
 
     def makes(self, component: Component) -> Around:
         """To be put around a function: what it makes, and leaves behind, is of this component."""

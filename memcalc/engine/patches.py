@@ -123,8 +123,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             if spec is not None:
                 if spec.loader is not None:
                     # It may only be asked whether the module is there: nothing is loaded then.
-                    act = functools.partial(self._act, name)
-                    spec.loader = _Loader(spec.loader, act)
+                    spec.loader = _Loader(spec.loader, functools.partial(self._act, name))
                 return spec  # type: ignore[no-any-return]
         return None
 

@@ -71,8 +71,7 @@ class Recorder(Notes, Notebook):
     def phase(self, phase: Phase, step: int) -> Iterator[None]:
         """Everything inside belongs to this phase of this step."""
         self._follow(phase, step)
-        begin = self.begin_phase()
-        interval = Interval(phase=phase, step=step, begin=begin)
+        interval = Interval(phase=phase, step=step, begin=self.begin_phase())
         self.intervals.append(interval)
         self.marks.append((interval.begin, ""))
         yield

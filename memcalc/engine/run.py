@@ -88,8 +88,7 @@ def _may_convolve(program: Program) -> bool:
 def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> int:
     """Operations of the loop's step: its micro-batches are alike, so that one of them is run."""
     job = programs.job(program, optimizer, program.plan.target)
-    once = replace(job.plan, eval=None, compile=None, grad_accum=1)
-    job = replace(job, plan=once, restore=None)
+    job = replace(job, plan=replace(job.plan, eval=None, compile=None, grad_accum=1), restore=None)
     watch = _OfEachBatch(counter)
     with layerdrop.off(program.model):
         loops.of(program.plan).run(job, watch, 1)
@@ -125,8 +124,7 @@ class _Followed(Patches):
                 drop(path)
 
         self.also(torch.nn.modules.module.register_module_forward_pre_hook(begins).remove)
-        in_step = register_optimizer_step_pre_hook(lambda *_: drop("the optimizer's step"))
-        self.also(in_step.remove)
+        self.also(register_optimizer_step_pre_hook(lambda *_: drop("the optimizer's step")).remove)
 
     def _look_at_gradients(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         weights = [p for group in optimizer.param_groups for p in group["params"]]
@@ -191,8 +189,7 @@ def over_lengths(program: Program, lengths: Sequence[int], *, values: bool = Fal
         job = replace(job, batch=batch, plan=replace(plan, eval=None))
         with layerdrop.off(program.model):
             loops.of(plan).run(job, recorder, len(lengths))
-    traced = replace(_read(program, recorder, len(lengths)), whole=True)
-    return followed.said_of(traced)
+    return followed.said_of(replace(_read(program, recorder, len(lengths)), whole=True))
 
 
 def _read(program: Program, recorder: Recorder, steps: int) -> Trace:
@@ -306,8 +303,7 @@ def _name_quantised_shards(model: torch.nn.Module, recorder: Recorder) -> None:
         state = getattr(module, "quant_state", None)
         weight = getattr(module, "weight", None)
         if state is not None and isinstance(weight, torch.Tensor):
-            constants = quantised.constants_in(state).values()
-            recorder.name(Component.QUANTISATION_CONSTANTS, constants)
+            recorder.name(Component.QUANTISATION_CONSTANTS, quantised.constants_in(state).values())
             recorder.name(Component.QUANTISED_WEIGHTS, [weight])
 
 

@@ -123,8 +123,7 @@ def _phases(
     Gradients and activations trade places in backward: its peak is at its start, where all
     activations live beside the gradient of the loss, or at its end, where all gradients do.
     """
-    persist = plan.grad_accum > 1 or not plan.set_to_none
-    early = kept.gradients if persist else 0
+    early = kept.gradients if plan.grad_accum > 1 or not plan.set_to_none else 0
     held = live.outputs if loops.of(plan).keep_outputs(plan) else 0
     start = early + live.activations + live.loss_gradient
     backward = (early, live.activations, live.loss_gradient)

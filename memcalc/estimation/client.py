@@ -144,8 +144,7 @@ def _parent(torch: str | None, transformers: str | None) -> Parent:
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()
     told["TORCHINDUCTOR_CACHE_DIR"] = inductor
     own = {name: value for name, value in os.environ.items() if name not in OF_A_SHELL}
-    variables = {**own, **_ENVIRONMENT, **told}
-    return Parent(EstimateError, variables, kind=ENGINE, first=found.path)
+    return Parent(EstimateError, {**own, **_ENVIRONMENT, **told}, kind=ENGINE, first=found.path)
 
 
 class Client:

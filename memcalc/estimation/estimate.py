@@ -55,10 +55,9 @@ def _by_closed_forms(plan: Plan, inventories: Inventories) -> Prediction:
     tensors = as_planned(inventories.of(checked), plan)
     state = registry.state_of(choice, tensors.parameters, plan)
     answer = by_closed_forms(plan, source, tensors, state, choice, checked.gpu)
-    notes = (*models.notes(plan.model), *checked.notes)
     return replace(
         answer,
-        assumptions=(*notes, *answer.assumptions),
+        assumptions=(*models.notes(plan.model), *checked.notes, *answer.assumptions),
         uncounted=(*checked.uncounted, *answer.uncounted),
     )
 
@@ -213,8 +212,7 @@ class Tracer:
         def ask(client: Client, plan: Plan) -> Answer:
             return client.ask(plan, counted=self._counted, figures=self._figures)
 
-        found = self._each(plans, self._answered, ask)
-        for plan, answer in zip(plans, found, strict=True):
+        for plan, answer in zip(plans, self._each(plans, self._answered, ask), strict=True):
             checked = self._check(plan)
             if isinstance(answer, Prediction) and isinstance(checked, Checked):
                 # What only this spelling of the question makes worth saying.

@@ -117,8 +117,7 @@ class Pool:
 
 def room() -> int:
     """How many workers the machine has cores and free memory for; at least one."""
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores, free_memory() // WORKER_BYTES))
+    return max(1, min(len(os.sched_getaffinity(0)), free_memory() // WORKER_BYTES))
 
 
 def free_memory() -> int:

@@ -57,8 +57,7 @@ def asked(plan: Plan) -> Asked:
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     target, notes = resolve(plan, gpu)
     notes = (*models.notes(plan.model), *notes)
-    choice = registry.of(plan)
-    return Asked(plan=plan, choice=choice, gpu=gpu, target=target, notes=notes)
+    return Asked(plan=plan, choice=registry.of(plan), gpu=gpu, target=target, notes=notes)
 
 
 def code_in(plan: Plan) -> str | None:

@@ -212,8 +212,7 @@ class Worker:
         length = (generates.seq or 0) + (plan.generate or 0)
         # What no engine takes is refused before anything is run.
         engine.check(length)
-        program = self._prepared(probe)
-        traced = self._trace(probe, program, 0, keep=True)
+        traced = self._trace(probe, self._prepared(probe), 0, keep=True)
         prediction = predict(probe, traced, state_for(probe, traced))
         serving = engine.serving(read(traced, probe.plan.batch), length)
         return predicted(prediction, plan, serving, question.gpu)

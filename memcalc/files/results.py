@@ -48,8 +48,7 @@ def save(path: Path, runs: list[Run]) -> None:
     head = {"schema": artifact.SCHEMA, "kind": "measurements", "memcalc": __version__}
     # One run a line: what changed between two files can be seen, and they stay small.
     lines = ",\n".join(json.dumps(artifact.encode(run)) for run in runs)
-    text = f'{json.dumps(head)[:-1]}, "runs": [\n{lines}\n]}}\n'
-    artifact.write(path, untrusted_text.json(text))
+    artifact.write(path, untrusted_text.json(f'{json.dumps(head)[:-1]}, "runs": [\n{lines}\n]}}\n'))
 
 
 def load(path: Path) -> list[Run]:
@@ -91,8 +90,7 @@ def predictions(data: dict[str, Any], path: Path) -> list[Prediction]:
         raise UsageError(
             f"{path} holds {_OTHERS[kind]}, and no prediction: give what memcalc estimate wrote."
         )
-    bodies = data.get("predictions", [data])
-    found = artifact.part(list[_Document], bodies, path, "prediction")
+    found = artifact.part(list[_Document], data.get("predictions", [data]), path, "prediction")
     if not found:
         raise UsageError(f"{path} holds no prediction that can be read: it has none.")
     return [one.record for one in found]

@@ -94,8 +94,7 @@ def _family(root: int) -> tuple[set[int], int]:
 def _peak(pid: int) -> int:
     """The largest resident set of one process since its program was started; 0: it is gone."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
-        return int(status.partition("VmHWM:")[2].split()[0]) << 10
+        return int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
     except (OSError, ValueError, IndexError):
         return 0
 

@@ -189,10 +189,9 @@ def plan_changes(before: Mapping[str, object], now: Mapping[str, object]) -> lis
 
 def version_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Each library whose version is another one, with both versions."""
-    names = sorted(before.keys() | now.keys())
     return [
         f"{name} {before.get(name, 'not installed')} then, {now.get(name, 'not installed')} now"
-        for name in names
+        for name in sorted(before.keys() | now.keys())
         if before.get(name) != now.get(name)
     ]
 

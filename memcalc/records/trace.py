@@ -200,8 +200,7 @@ def highest(trace: Trace) -> dict[Phase, int]:
 
     What is held when a phase begins counts as its own.
     """
-    sizes = [storage.bytes for storage in trace.storages]
-    levels = [0, *accumulate(changes(trace.events, sizes))]
+    levels = [0, *accumulate(changes(trace.events, [storage.bytes for storage in trace.storages]))]
     found: dict[Phase, int] = {}
     for mark, begin, end in sections(trace.marks, len(trace.events)):
         if not counts(trace, mark.phase, mark.step):

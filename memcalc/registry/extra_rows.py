@@ -24,8 +24,7 @@ def _hf_adafactor(parameter: Parameter, args: Args) -> list[Piece]:
     if len(parameter.shape) >= 2:
         shape = parameter.shape
         pieces.append(("exp_avg_sq_row", "float32", prod(shape[:-1]), Place.DEVICE))
-        columns = prod(shape[:-2] + shape[-1:])
-        pieces.append(("exp_avg_sq_col", "float32", columns, Place.DEVICE))
+        pieces.append(("exp_avg_sq_col", "float32", prod(shape[:-2] + shape[-1:]), Place.DEVICE))
     else:
         pieces.append(("exp_avg_sq", dtype, parameter.numel, Place.DEVICE))
     pieces.append(("RMS", dtype, 1, Place.DEVICE))
@@ -41,8 +40,7 @@ def _torchao(bits: int, block: int) -> object:
 
     def layout(parameter: Parameter, args: Args) -> list[Piece]:
         n = parameter.numel
-        usual = 256 if args.get("_trainer") else block
-        size = int(number(args, "block_size", usual))
+        size = int(number(args, "block_size", 256 if args.get("_trainer") else block))
         names = ("exp_avg", "exp_avg_sq")
         pieces: list[Piece] = [("step", "float32", 1, Place.HOST)]
         if n < 4096 or n % size:

@@ -15,8 +15,7 @@ def _states(*names: str, steps: tuple[str, ...] = ("step",), **asked: str) -> La
     """State like the parameter, and what an argument asks for, behind float32 counters of steps."""
 
     def layout(parameter: Parameter, args: Args) -> list[Piece]:
-        on_device = args.get("capturable") or args.get("fused")
-        place = Place.DEVICE if on_device else Place.HOST
+        place = Place.DEVICE if args.get("capturable") or args.get("fused") else Place.HOST
         more = (name for argument, name in asked.items() if args.get(argument))
         counters: list[Piece] = [(name, "float32", 1, place) for name in steps]
         return [*counters, *like(parameter, *names, *more)]

@@ -121,8 +121,7 @@ def terminal(
     shown = untied(out.getvalue())
     if plain:
         shown = "".join(_PLAIN.get(sign, sign) for sign in shown)
-    kept = "".join(f"{text.rstrip()}\n" for text in shown.split("\n")[:-1])
-    return untrusted_text.lines(kept)
+    return untrusted_text.lines("".join(f"{text.rstrip()}\n" for text in shown.split("\n")[:-1]))
 
 
 _PLAIN = {"✓": "+", "✗": "x", "·": "|", "█": "#", "▌": "#", "░": ".", "─": "-"}

@@ -190,8 +190,7 @@ def search_lines(search: Search, before: Figures) -> list[Line]:
     size = format_bytes(needed_within(best.figures, search.limit))
     if not best.remedies:
         return [Line(f"Under {limit}: the plan fits as it is, with {size}.", Kind.SUMMARY)]
-    more = best.more_flops(before)
-    flops = f", FLOPs {_flops(more)}"
+    flops = f", FLOPs {_flops(best.more_flops(before))}"
     return [
         Line(f"Under {limit}, cheapest first: {', '.join(best.remedies)}", Kind.SUMMARY),
         Line(f"  needs {size}{flops} ({count})"),
@@ -227,8 +226,7 @@ def difference_blocks(found: Difference, top: int) -> Iterator[Block]:
             yield Line(f"  {'now' if one is found.now else 'before'}: {words}")
     if found.same:
         return
-    largest = max(c.before or c.now or 0 for c in found.rungs)
-    unit = unit_for(largest)
+    unit = unit_for(max(c.before or c.now or 0 for c in found.rungs))
     yield Line("")
     yield _changes_table("at the peak", found.components, unit)
     yield _changes_table("ladder", found.rungs, unit)

@@ -103,8 +103,7 @@ def _out_of_memory(failed: OutOfMemory, run: Run) -> str:
 
 
 def _table(title: str, what: str, named: Callable[[Plan], str], runs: Sequence[Run]) -> Table:
-    on_cpu = all(run.plan.target == "cpu" for run in runs)
-    occupied = "resident" if on_cpu else "occupied"
+    occupied = "resident" if all(run.plan.target == "cpu" for run in runs) else "occupied"
     return Table(
         title=title,
         head=(what, "time/step", "samples/s", occupied, "peak", "estimate", "error"),
@@ -215,8 +214,7 @@ def _holdings(measured: Measurement) -> Iterator[Line]:
     ]
     state = measured.state
     if state is not None:
-        held = state.device + state.host + state.managed
-        parts.append(f"optimizer state {format_mib(held)}")
+        parts.append(f"optimizer state {format_mib(state.device + state.host + state.managed)}")
     if parts:
         yield Line("  ".join(parts))
     if state is not None:

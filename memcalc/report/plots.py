@@ -160,11 +160,10 @@ def _mark_phases(axes: Any, line: Timeline) -> None:
         axes.axvline(stretch.begin, color="black", lw=0.6, ls=":")
         middle = (stretch.begin + stretch.end) / 2
         if stretch.end - stretch.begin > whole / 50:
-            wide = stretch.end - stretch.begin > whole / 12
             axes.annotate(
                 stretch.phase.value, (middle, 1.0), (0, -2), xycoords=("data", "axes fraction"),
                 textcoords="offset points", ha="center", va="top", fontsize=9,
-                rotation=0 if wide else 90,
+                rotation=0 if stretch.end - stretch.begin > whole / 12 else 90,
             )  # fmt: skip
 
 

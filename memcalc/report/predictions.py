@@ -23,9 +23,8 @@ def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[B
         brief = not verbose or found.serving is not None
         return answer.blocks(found) if brief else list(_single(found))
     first = predictions[0]
-    heading = rows.heading(first).replace(f" {first.plan.optim},", "")
     return [
-        Line(heading, Kind.HEADING),
+        Line(rows.heading(first).replace(f" {first.plan.optim},", ""), Kind.HEADING),
         comparison(predictions),
         *answer.notes(first, brief=not verbose),
     ]
@@ -125,8 +124,7 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
     """Several plans, the smallest peak first."""
     known = [rung for rung in RUNGS if any(getattr(p.peak, rung) is not None for p in predictions)]
     rungs = known[1:] or known
-    largest = max(getattr(p.peak, rung) or 0 for p in predictions for rung in rungs)
-    unit = unit_for(largest)
+    unit = unit_for(max(getattr(p.peak, rung) or 0 for p in predictions for rung in rungs))
     named = {p.fit.gpu if p.fit is not None else p.plan.gpu for p in predictions} - {None}
     column = [f"on {gpu}" for gpu in named] if len(named) == 1 else ["fits"] if named else []
     return Table(

@@ -121,8 +121,7 @@ def answered(question: Asked, traces: Mapping[int, Trace], state: OptimizerState
         OnGpu(index=gpu, peak=one.prediction.peak, fit=one.prediction.fit)
         for gpu, one in found.items()
     )
-    answer = replace(chosen.prediction, device=device, gpus=gpus)
-    return replace(chosen, prediction=answer)
+    return replace(chosen, prediction=replace(chosen.prediction, device=device, gpus=gpus))
 
 
 def _need(one: Traced) -> tuple[int, int, int]:

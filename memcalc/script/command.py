@@ -218,8 +218,7 @@ def as_main(program: Program) -> Iterator[None]:
     """Arguments and import path as Python gives them to a program."""
     before = sys.argv, list(sys.path)
     sys.argv = [program.path or program.module, *program.arguments]
-    here = str(Path(program.path).resolve().parent) if program.path else os.getcwd()
-    sys.path.insert(0, here)
+    sys.path.insert(0, str(Path(program.path).resolve().parent) if program.path else os.getcwd())
     try:
         yield
     finally:
@@ -324,8 +323,7 @@ def commands(text: str) -> list[str]:
     for line in re.split(r"\n|;|&&|\|\|", text.replace("\\\n", " ")):
         words = line.split()
         at = _start(words)
-        before = words[:at]
-        if at is not None and all(_ASSIGNED.fullmatch(word) for word in before):
+        if at is not None and all(_ASSIGNED.fullmatch(word) for word in words[:at]):
             found[" ".join(word for word in words if word not in _GIVEN_ON)] = None
     return list(found)
 

@@ -56,10 +56,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     def environment(self, rank: int) -> dict[str, str]:
         """What the process of this rank finds."""
-        local = rank % self.local
         names = {
             "RANK": rank,
-            "LOCAL_RANK": local,
+            "LOCAL_RANK": rank % self.local,
             "WORLD_SIZE": self.world,
             "LOCAL_WORLD_SIZE": self.local,
             "GROUP_RANK": rank // self.local,
@@ -185,8 +184,7 @@ def _with_deepspeed(given: Any, defaults: Any, precision_of_file: bool) -> Any:
     fields = [*defaults.deepspeed_config] if defaults else []
     fields += ["mixed_precision"] * bool(precision_of_file)
     given.deepspeed_fields_from_accelerate_config = ",".join(fields)
-    utils = importlib.import_module("accelerate.utils.launch")
-    return utils.prepare_deepspeed_cmd_env(given)[1]
+    return importlib.import_module("accelerate.utils.launch").prepare_deepspeed_cmd_env(given)[1]
 
 
 def _deepspeed(words: list[str], gpus: int | None) -> Launch:

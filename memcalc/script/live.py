@@ -86,8 +86,7 @@ def run_apart(work: Callable[[], Any], settings: Mapping[str, Any], name: str) -
         EstimateError: the process died.
         Exception: what the code raised.
     """
-    plan = plan_of([name], **settings)
-    found, error = run_work(asked(plan), pickling.sent(name, work))
+    found, error = run_work(asked(plan_of([name], **settings)), pickling.sent(name, work))
     if error is not None:
         raise error
     if found is not None:
@@ -144,8 +143,7 @@ def _train(
     stepper = _optimizer(optimizer, model)
     given, wanted = on_gpu(inputs), on_gpu(targets)
     for _ in range(steps):
-        out = _called(model, given)
-        _loss(loss, out, wanted).backward()
+        _loss(loss, _called(model, given), wanted).backward()
         if stepper is None:
             model.zero_grad()
             continue

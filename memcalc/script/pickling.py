@@ -143,8 +143,7 @@ def skip(frame: FrameType) -> Callable[[], None]:
     names = {one.offset: one.opname for one in dis.get_instructions(frame.f_code)}
 
     def trace(at: FrameType, event: str, arg: Any) -> Any:
-        name = names.get(at.f_lasti, "")
-        if event == "opcode" and not name.startswith(_STORES):
+        if event == "opcode" and not names.get(at.f_lasti, "").startswith(_STORES):
             raise Skipped
         return trace
 

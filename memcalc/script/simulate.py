@@ -115,8 +115,7 @@ def simulate(
     folder = Path.cwd() if folder is None else folder
     program, launch = launched(plan, folder)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
-    question = asked(plan)
-    run = _Run(question, program, launch, folder, weights, python or sys.executable)
+    run = _Run(asked(plan), program, launch, folder, weights, python or sys.executable)
     found = run.answer(limited=gpu is not None, quiet=quiet)
     refusal = found.ending.refusal
     if found.ending.out_of_memory and refusal is not None:
@@ -142,8 +141,7 @@ def run_work(question: Asked, work: bytes) -> tuple[Traced | None, BaseException
     """
     program = Program(module=question.plan.name)
     run = _Run(question, program, None, Path.cwd(), False, sys.executable, work)
-    found = run.answer(limited=question.gpu is not None)
-    return found.traced, run.raised
+    return run.answer(limited=question.gpu is not None).traced, run.raised
 
 
 class _Run:

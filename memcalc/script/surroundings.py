@@ -53,8 +53,7 @@ def program(request: Request, session: Session) -> Iterable[str]:
     if request.launched:
         _count_gpus(patches, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     elif request.gpus > 1:
-        told = started("processes that Lightning starts")
-        follow_lightning(patches, request.gpus, told)
+        follow_lightning(patches, request.gpus, started("processes that Lightning starts"))
     decisions.install(patches, session.values, say)
     if not request.weights:
         large_weights.install(patches, say)

@@ -42,8 +42,7 @@ class Recordings:
         weights = (p.dtype for p in self._model.parameters() if p.is_floating_point())
         dtype = next(weights, torch.float32)
         if self.follows:
-            frames = seq * int(getattr(self._config, _PER_TOKEN))
-            shape = batch, self._bins(80), frames
+            shape = batch, self._bins(80), seq * int(getattr(self._config, _PER_TOKEN))
             return {"input_features": torch.zeros(shape, dtype=dtype, device=device)}
         if self._known is None:
             return self._guessed(batch, dtype, device)
@@ -73,8 +72,7 @@ class Recordings:
         # Made on the host, as by an extractor: how long each sample is, is known on the device.
         kind = getattr(torch, one.dtype)
         heard = torch.ones(batch, shape[0] - 1, dtype=kind, device="cpu")
-        padding = torch.zeros(batch, 1, dtype=kind, device="cpu")
-        return torch.cat((heard, padding), dim=1).to(device)
+        return torch.cat((heard, torch.zeros(batch, 1, dtype=kind, device="cpu")), dim=1).to(device)
 
     def _bins(self, otherwise: int) -> int:
         named = (getattr(self._encoder, name, None) for name in _BINS[:-1])
@@ -86,8 +84,7 @@ class Recordings:
         (B, bins, frames) where positions limit them, as Whisper's do; else (B, frames, bins).
         """
         if "input_features" not in self._names:
-            samples = torch.zeros(batch, 16000 * SECONDS, dtype=dtype, device=device)
-            return {"input_values": samples}
+            return {"input_values": torch.zeros(batch, 16000 * SECONDS, dtype=dtype, device=device)}
         positions = getattr(self._encoder, "max_source_positions", None)
         if positions is not None:
             shape = batch, self._bins(80), 2 * int(positions)

@@ -153,8 +153,7 @@ class Inputs:
             end = self._end
             return self._ids(device, self.seq) if end is None else self._ended(end, device)
         # Made on the host, as by a collator: what stands where is then known on the device.
-        shape = self.batch, places
-        heard = torch.full(shape, token, dtype=torch.long, device="cpu")
+        heard = torch.full((self.batch, places), token, dtype=torch.long, device="cpu")
         return torch.cat((heard, self._ids("cpu", self.seq)), dim=1).to(device)
 
     @property
@@ -203,8 +202,7 @@ class Inputs:
 
     def _decoded(self, device: Any) -> Batch:
         """What the decoder of an encoder-decoder reads in one pass: as many tokens as labels."""
-        config = self.config
-        if self.use is Use.PROMPTS or not getattr(config, "is_encoder_decoder", False):
+        if self.use is Use.PROMPTS or not getattr(self.config, "is_encoder_decoder", False):
             return {}
         if "decoder_input_ids" not in self.names or "labels" not in self.names:
             return {}

@@ -91,8 +91,7 @@ class _Passes:
         update = cache.update
 
         def noted(key: torch.Tensor, value: torch.Tensor, *more: Any, **named: Any) -> Any:
-            told = (key.shape, value.shape, key.dtype, key.device, more, named)
-            self._updates.append(told)
+            self._updates.append((key.shape, value.shape, key.dtype, key.device, more, named))
             return update(key, value, *more, **named)
 
         cache.update = noted

@@ -95,8 +95,7 @@ def restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     Source: transformers 5.23 ``Trainer._load_optimizer_and_scheduler`` (``map_location="cpu"`` on
     one GPU), then the optimizer's own ``load_state_dict``.
     """
-    on_host = all(p.device.type == "cpu" for g in optimizer.param_groups for p in g["params"])
-    if on_host:
+    if all(p.device.type == "cpu" for g in optimizer.param_groups for p in g["params"]):
         # Reading the file is what allocates: load_state_dict takes host tensors over as they are.
         state = {owner: _copied(value, torch.clone) for owner, value in saved["state"].items()}
         saved = {**saved, "state": state}

@@ -105,8 +105,7 @@ def prepare(model: torch.nn.Module, plan: Plan) -> None:
     """What ``peft.prepare_model_for_kbit_training`` does, where the plan wants it."""
     if not plan.kbit_prepare:
         return
-    peft = importlib.import_module("peft")
-    peft.prepare_model_for_kbit_training(
+    importlib.import_module("peft").prepare_model_for_kbit_training(
         model,
         use_gradient_checkpointing=plan.checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False},
@@ -152,8 +151,7 @@ def original(parameter: torch.Tensor) -> tuple[int, ...] | None:
 
 def _of_torchao(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
     """The tensors in a weight of torchao: its values first, then their scales."""
-    ours = type(parameter).__module__.split(".")[0] == "torchao"
-    return parts(parameter) if ours else {}
+    return parts(parameter) if type(parameter).__module__.split(".")[0] == "torchao" else {}
 
 
 def described(inventory: Inventory) -> str:

@@ -46,10 +46,9 @@ class Chapter(msgspec.Struct, frozen=True, kw_only=True):
 def chapter(traced: Traced, *, depth: int | None = None) -> Chapter:
     """What there is to show of a plan that was just traced."""
     prediction, plan = traced.prediction, traced.prediction.plan
-    found = moments(traced.trace, plan, depth=depth)
     return Chapter(
         prediction=prediction,
-        peak=found[prediction.peak.phase],
+        peak=moments(traced.trace, plan, depth=depth)[prediction.peak.phase],
         line=timeline(traced.trace, plan),
     )
 

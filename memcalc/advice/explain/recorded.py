@@ -76,8 +76,7 @@ def read(
     tried = dict.fromkeys((conf, *(confs or usual)))
     replayed, parted = None, None
     try:
-        levels = follow(snapshot, parse_alloc_conf(conf), device=device)
-        replayed = highest(_NOTHING, *levels)
+        replayed = highest(_NOTHING, *follow(snapshot, parse_alloc_conf(conf), device=device))
     except HistoryError as error:
         parted = str(error)
     try:

@@ -108,8 +108,7 @@ def _played(trace: Trace, plan: Plan) -> Iterator[tuple[int, Phase, Storage, int
     """Each event as the allocator serves it: when, of what, bytes more or less, and the levels."""
     player = Player(CachingAllocator(settings_of(plan, trace), DeviceMemory(UNLIMITED)))
     step, phase = 0, Phase.LOAD
-    whole = replace(trace, events=trace.events[: program_end(trace)])
-    for event in as_it_ran(whole):
+    for event in as_it_ran(replace(trace, events=trace.events[: program_end(trace)])):
         player.play((event,))
         key, what, *_ = event
         if key is Op.MARK:
@@ -178,8 +177,7 @@ def _events(traced: Traced) -> Iterator[tuple[Any, ...]]:
     """As replayed for the prediction, with the marks in words."""
     trace = traced.trace
     # As if dumped after the last step, with the model and the optimizer still there.
-    alive = replace(trace, events=trace.events[: program_end(trace)])
-    for event in as_it_ran(alive):
+    for event in as_it_ran(replace(trace, events=trace.events[: program_end(trace)])):
         if event[0] is Op.MARK:
             step, phase = event[1]
             yield Op.MARK, f"step {step} {phase.value}"

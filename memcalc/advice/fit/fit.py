@@ -86,11 +86,10 @@ def answer(
         if "gpus" in find:
             found = replace(found, gpus=gpus_that_fit(plan, oracle))
     longest = max((one.best.seq or 0 for one in found.limits if one.best is not None), default=0)
-    assumed = oracle.assumptions or found.assumptions
     return replace(
         found,
         traces=found.traces + oracle.traces,
-        assumptions=(*assumed, *checked.notes_at(longest)),
+        assumptions=(*(oracle.assumptions or found.assumptions), *checked.notes_at(longest)),
         uncounted=(*(oracle.uncounted or found.uncounted), *plan.unread, *UNCOUNTED),
     )
 
@@ -129,7 +128,6 @@ def _on_device(
             limits.append(limit)
         else:
             unknown[axis] = limit
-    grid = _grid(plan, here.seq, device, oracle) if "grid" in find else None
     return replace(
         found,
         device=device.name,
@@ -137,7 +135,7 @@ def _on_device(
         context=device.context,
         here=here,
         limits=tuple(limits),
-        grid=grid,
+        grid=_grid(plan, here.seq, device, oracle) if "grid" in find else None,
         unknown=unknown,
     )
 

@@ -86,8 +86,7 @@ def _answer(searches: Iterable[Search], tracer: Tracer, told: Callable[[Card], N
 
     waiting = [one for search in searches for one in next_of(search, None)]
     while waiting:
-        answers = tracer.answers([plan for _, plan in waiting])
-        both = zip(waiting, answers, strict=True)
+        both = zip(waiting, tracer.answers([plan for _, plan in waiting]), strict=True)
         waiting = [one for (search, _), answer in both for one in next_of(search, answer)]
 
 

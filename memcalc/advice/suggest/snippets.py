@@ -34,8 +34,7 @@ _HALVES = {"bf16": "bfloat16", "bf16+amp": "bfloat16", "fp16": "float16"}
 def _optimizer(plan: Plan) -> str | None:
     """The Trainer's name for the plan's optimizer; ``None``: it has none."""
     if plan.optim == "adamw":
-        fused = dict(plan.optim_args).get("fused")
-        return "adamw_torch_fused" if fused else "adamw_torch"
+        return "adamw_torch_fused" if dict(plan.optim_args).get("fused") else "adamw_torch"
     return _OPTIMIZERS.get(registry.of(plan).row.name)
 
 

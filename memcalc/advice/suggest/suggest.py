@@ -106,8 +106,7 @@ class Floor:
         self.inventory: Inventory | None = None
         # Whoever traces a plan says why its model cannot be built.
         with contextlib.suppress(MemcalcError), Inventories() as inventories:
-            whole = replace(plan, lora=None, quant=None)
-            self.inventory = inventories.of(check(whole))
+            self.inventory = inventories.of(check(replace(plan, lora=None, quant=None)))
 
     def too_large(self, plan: Plan) -> int | None:
         """Bytes of weights, gradients and optimizer state that leave no room; ``None``: they do."""

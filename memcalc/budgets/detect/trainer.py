@@ -115,8 +115,7 @@ def _said(arguments: Mapping[str, Any], folder: Path) -> Said:
         for name in _DDP
         if isinstance(arguments.get(f"ddp_{name}"), int | bool)
     }
-    settings = {"parallel": "ddp", "parallel_args": told} if told else {}
-    return Said(file="", settings=settings)
+    return Said(file="", settings={"parallel": "ddp", "parallel_args": told} if told else {})
 
 
 def _table(value: Any, folder: Path) -> Mapping[str, Any]:

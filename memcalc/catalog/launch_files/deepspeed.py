@@ -234,8 +234,7 @@ def _left(data: Mapping[str, Any], zero: Mapping[str, Any]) -> Iterator[str]:
     for key in data.keys() - _READ - _OF_NO_MATTER - _REFUSED.keys():
         if data[key] not in (None, False, AUTO, {}):
             yield f"{key}, which memcalc does not read"
-    known = _ZERO_READ | _ZERO_OF_NO_MATTER | _ZERO_REFUSED.keys()
-    for key in zero.keys() - known:
+    for key in zero.keys() - (_ZERO_READ | _ZERO_OF_NO_MATTER | _ZERO_REFUSED.keys()):
         yield f"zero_optimization.{key}, which memcalc does not read"
     for half in ("bf16", "fp16"):
         part = data.get(half)

@@ -156,8 +156,7 @@ def find(
 def _refusal(version: Version, capability: Version) -> str | None:
     """Why a release cannot plan for a GPU."""
     for refusal in REFUSED:
-        concerned = refusal.capability in (None, capability)
-        if concerned and refusal.since <= version < refusal.before:
+        if refusal.capability in (None, capability) and refusal.since <= version < refusal.before:
             return refusal.reason
     return None
 
@@ -198,8 +197,7 @@ def _of_system(paths: Sequence[Path]) -> Iterator[Path]:
 
 def _required(paths: Sequence[Path]) -> _Found | None:
     """The package and version of cuDNN that PyTorch's metadata requires."""
-    where = [str(path) for path in paths]
-    for found in importlib.metadata.distributions(name="torch", path=where):
+    for found in importlib.metadata.distributions(name="torch", path=[str(path) for path in paths]):
         for line in found.requires or ():
             if named := _PACKAGE.match(line):
                 return _Found(named[1], _version(named[2]))

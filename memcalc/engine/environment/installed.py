@@ -83,8 +83,7 @@ def _holding(text: str, extra: str) -> Requirement | None:
         found = Requirement(text)
     except InvalidRequirement:
         return None
-    holds = found.marker is None or found.marker.evaluate({"extra": extra})
-    return found if holds else None
+    return found if found.marker is None or found.marker.evaluate({"extra": extra}) else None
 
 
 def torch_in(path: Sequence[str]) -> Torch | None:

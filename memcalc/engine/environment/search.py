@@ -140,8 +140,7 @@ class _Search:
     def _imported(self) -> dict[str, installed.Package]:
         """What would be imported with the folders so far."""
         layered = [*self.first, *([self.layer] if self.layer else [])]
-        own = installed.packages([str(layer.path) for layer in layered])
-        return {**self.below, **own}
+        return {**self.below, **installed.packages([str(layer.path) for layer in layered])}
 
     def _companions(self) -> None:
         """Put torchvision and torchaudio of this PyTorch in place of installed ones of another."""

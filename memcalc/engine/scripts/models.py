@@ -311,11 +311,10 @@ def _states(optimizer: Any) -> Iterator[StateTensor]:
         for name, value in flat("", state, objects=True):
             for part in plain(value):
                 if dtype_of(part) in DTYPE_BYTES:
-                    place = Place.DEVICE if part.device.type == "cuda" else Place.HOST
                     yield StateTensor(
                         parameter=str(number),
                         name=name,
                         dtype=dtype_of(part),
                         numel=part.numel(),
-                        place=place,
+                        place=Place.DEVICE if part.device.type == "cuda" else Place.HOST,
                     )

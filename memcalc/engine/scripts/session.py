@@ -202,8 +202,7 @@ def _name_held(timeline: Timeline, intervals: list[Interval]) -> None:
     def outlives(block: Any) -> bool:
         if not ends:
             return block.component is None and bool(block.op)
-        survived = bisect.bisect_left(ends, block.dies) - bisect.bisect_left(ends, block.born)
-        return survived > 1
+        return bisect.bisect_left(ends, block.dies) - bisect.bisect_left(ends, block.born) > 1
 
     guessed = [
         block

@@ -85,8 +85,7 @@ def _total(gpu: Gpu) -> float:
 def largest(given: dict[str, Any], gpu: Gpu, longest: int | None) -> Size:
     """The largest pass: a chunk of one prompt."""
     del longest
-    tokens = given.get("chunked_prefill_size", _tier(gpu)[0])
-    return Size(sequences=1, tokens=tokens, limit=1)
+    return Size(sequences=1, tokens=given.get("chunked_prefill_size", _tier(gpu)[0]), limit=1)
 
 
 def share(given: dict[str, Any], gpu: Gpu, *, latent: bool = False) -> float:

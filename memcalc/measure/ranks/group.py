@@ -260,8 +260,7 @@ def _rank(end: socket.socket) -> int | None:
     """Which rank this is, as it says when it comes in; it has said so before it is let in."""
     end.settimeout(_PATIENCE)
     with contextlib.suppress(OSError, ValueError):
-        line = end.recv(_LONGEST)
-        return int(line.removeprefix(b'{"rank": ').removesuffix(b"}\n"))
+        return int(end.recv(_LONGEST).removeprefix(b'{"rank": ').removesuffix(b"}\n"))
     return None
 
 

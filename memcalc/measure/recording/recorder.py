@@ -245,7 +245,6 @@ class Recorder:
             unknown["process_used"] = reason
         parameters = list(model.parameters()) if model is not None else None
         plan = self._plan()
-        samples = plan.batch * plan.grad_accum
         return Measurement(
             plan=plan,
             head=type(model).__name__ if model is not None else "",
@@ -257,7 +256,7 @@ class Recorder:
             state=read_state(optimizer) if optimizer is not None and failure is None else None,
             phases=tuple(self._readings.readings()),
             seconds_per_step=seconds,
-            samples_per_second=samples / seconds if seconds else None,
+            samples_per_second=plan.batch * plan.grad_accum / seconds if seconds else None,
             process_used=used,
             gpu=gpu,
             out_of_memory=failure,

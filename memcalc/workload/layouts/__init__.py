@@ -99,8 +99,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shards(self) -> int:
         """Ranks among which one copy of what is divided lies; each copy of hsdp has as many."""
-        copies = len(self.sizes) > 1 and self.layout != "tp"
-        return self.sizes[-1] if copies else self.world
+        return self.sizes[-1] if len(self.sizes) > 1 and self.layout != "tp" else self.world
 
     @property
     def groups(self) -> tuple[int, ...]:

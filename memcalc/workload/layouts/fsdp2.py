@@ -79,8 +79,7 @@ def materialize(model: torch.nn.Module, rank: Rank) -> None:
     from memcalc.workload.blocks import to_empty
 
     # Where the shards are while they are not used.
-    home = "cpu" if rank.options.get("offload") == "cpu" else rank.device
-    to_empty(model, home, rank.fill)
+    to_empty(model, "cpu" if rank.options.get("offload") == "cpu" else rank.device, rank.fill)
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:

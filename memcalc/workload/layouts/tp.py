@@ -193,8 +193,7 @@ def _kinds(model: torch.nn.Module) -> list[list[Any]]:
     kinds: dict[Any, list[Any]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
-            mesh = getattr(parameter, "device_mesh", None)
-            kinds.setdefault(mesh, []).append(parameter)
+            kinds.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     return list(kinds.values())
 
 

@@ -149,16 +149,14 @@ class _Followed:
         for callback in [*trainer.callback_handler.callbacks]:
             if type(callback).__name__ == "PrinterCallback":
                 trainer.remove_callback(callback)
-        prepares = _PREPARES if hasattr(trainer, _PREPARES) else _PREPARED
-        followed = (*_METHODS, prepares)
+        followed = (*_METHODS, _PREPARES if hasattr(trainer, _PREPARES) else _PREPARED)
         for owner, names in (
             (trainer, [name for name in followed if hasattr(trainer, name)]),
             (trainer.accelerator, ("backward",)),
             (trainer.callback_handler, ("on_optimizer_step", "on_step_end")),
         ):
             for name in names:
-                original = getattr(owner, name)
-                setattr(owner, name, functools.partial(getattr(self, name), original))
+                setattr(owner, name, functools.partial(getattr(self, name), getattr(owner, name)))
         with _no_arrays(self.job):
             yield
         self.turns.end()
