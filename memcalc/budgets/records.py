@@ -67,9 +67,7 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, whole: int) -> int:
         """Bytes, where a percentage is of this whole; rounded down."""
-        if self.percent is not None:
-            return int(whole * self.percent / 100)
-        return self.bytes or 0
+        return int(whole * self.percent / 100) if self.percent is not None else self.bytes or 0
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,9 +173,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def difference(self) -> int | None:
         """Bytes over the limit; negative when it holds."""
-        if self.value is None or self.limit is None:
-            return None
-        return self.value - self.limit
+        return None if self.value is None or self.limit is None else self.value - self.limit
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

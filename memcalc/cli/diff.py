@@ -56,9 +56,7 @@ def command(
 
 
 def _chapter(asked: Prediction | Plan, tracer: Tracer) -> Chapter:
-    if isinstance(asked, Prediction):
-        return again(asked, tracer)
-    return chapter(tracer.trace(asked))
+    return again(asked, tracer) if isinstance(asked, Prediction) else chapter(tracer.trace(asked))
 
 
 def _plan(text: str) -> Plan:

@@ -183,9 +183,7 @@ def _step_temporaries(choice: Choice, updated: Sequence[Parameter]) -> int:
         if choice.row.name == "sgd":
             return 0
         return _LIST_TEMPORARIES.get(choice.row.name, 1) * sum(sizes)
-    if choice.kind == "for-loop":
-        return sum(sorted(sizes)[-3:])
-    return 0
+    return sum(sorted(sizes)[-3:]) if choice.kind == "for-loop" else 0
 
 
 def least(plan: Plan, inventory: Inventory) -> int:

@@ -333,9 +333,7 @@ def _kept(name: str | None, plan: Plan) -> Traced | None:
     """An answer with its events, where the cache has both."""
     known = _from_cache(name, plan)
     events = cache.load(name, Trace) if name is not None and known is not None else None
-    if known is None or events is None:
-        return None
-    return Traced(prediction=known, trace=events)
+    return None if known is None or events is None else Traced(prediction=known, trace=events)
 
 
 def _from_cache(name: str | None, plan: Plan) -> Prediction | None:

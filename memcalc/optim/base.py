@@ -40,9 +40,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def flat(tensor: Tensor) -> Tensor:
     """View a dense tensor, in whatever order of dimensions, as (n,) in order of memory."""
-    if tensor.is_contiguous():
-        return tensor.view(-1)
-    return tensor.as_strided((tensor.numel(),), (1,))
+    return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
 
 def work_on(param: Tensor, grad: Tensor, state: dict[str, Tensor], ordinal: int) -> Work:

@@ -127,9 +127,7 @@ def _whole_blocks(n: int) -> Iterator[slice]:
 
 def _as_float32(values: Tensor, scratch: Tensor) -> Tensor:
     """Give float32 values as they are, others as a float32 copy in the scratch."""
-    if values.dtype == torch.float32:
-        return values
-    return scratch[: values.numel()].copy_(values)
+    return values if values.dtype == torch.float32 else scratch[: values.numel()].copy_(values)
 
 
 def _store(value: Tensor, target: Tensor) -> None:

@@ -262,9 +262,7 @@ def _bare(value: int | None) -> str:
 
 
 def _percent(found: Difference | None, places: int = 2) -> str:
-    if found is None or found.relative is None:
-        return ""
-    return percent(found.relative, places)
+    return "" if found is None or found.relative is None else percent(found.relative, places)
 
 
 def percent(share: float, places: int = 2) -> str:

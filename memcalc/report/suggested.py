@@ -273,6 +273,4 @@ def _missed_card(one: Card) -> str:
 
 def card_words(one: Card) -> str:
     """A way whose card was just found, in a line."""
-    if one.figures is None:
-        return _missed_card(one)
-    return f"{_title(one)}: {_size(one)}"
+    return _missed_card(one) if one.figures is None else f"{_title(one)}: {_size(one)}"

@@ -276,9 +276,7 @@ def refusal(words: Sequence[str], folder: Path) -> str:
         )
     if name in _SHELLS:
         return _of_shell(name, rest, folder)
-    if first.endswith(".sh"):
-        return _of_shell(name, [first], folder)
-    return ""
+    return _of_shell(name, [first], folder) if first.endswith(".sh") else ""
 
 
 def refusal_of_starter(words: Sequence[str]) -> str:

@@ -224,9 +224,7 @@ class _Functions:
         files, at = self.files, self._found(source, here)
         if at == here and files.place(there) == there and not files.was_there(here):
             return original(source, target, **kwargs)
-        if files.is_own(at):
-            return original(at, files.covering(there))
-        return files.borrow(at, there)
+        return original(at, files.covering(there)) if files.is_own(at) else files.borrow(at, there)
 
     @_by_path
     def listdir(self, original: Any, path: Any, named: str) -> Any:

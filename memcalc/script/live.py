@@ -170,9 +170,7 @@ def on_gpu(value: Any) -> Any:
         return value.to("cuda")
     if isinstance(value, Mapping):
         return {key: on_gpu(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return tuple(on_gpu(item) for item in value)
-    return value
+    return tuple(on_gpu(item) for item in value) if isinstance(value, list | tuple) else value
 
 
 def _called(model: torch.nn.Module, given: Any) -> Any:

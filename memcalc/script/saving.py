@@ -275,9 +275,7 @@ def _location(asked: Any, was: torch.device) -> torch.device:
 
 
 def _kept(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return _Kept(value)
-    return _mapped(value, _kept)
+    return _Kept(value) if isinstance(value, torch.Tensor) else _mapped(value, _kept)
 
 
 _ABOUT = 1024
@@ -317,6 +315,4 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
         except TypeError:
             return mapped
         return made
-    if type(value) in (list, tuple):
-        return type(value)(change(item) for item in value)
-    return value
+    return type(value)(change(item) for item in value) if type(value) in (list, tuple) else value

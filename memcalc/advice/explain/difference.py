@@ -22,9 +22,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def by(self) -> int | None:
         """How much more it is now."""
-        if self.before is None or self.now is None:
-            return None
-        return self.now - self.before
+        return None if self.before is None or self.now is None else self.now - self.before
 
 
 class Difference(Answer, msgspec.Struct, frozen=True, kw_only=True):

@@ -189,9 +189,7 @@ def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -
     most = _MOST_BATCH if axis == "batch" else (oracle.longest(plan) or _MOST_SEQ) // step
 
     def at(size: int) -> Plan:
-        if axis == "batch":
-            return replace(plan, batch=size)
-        return replace(plan, seq=size * step)
+        return replace(plan, batch=size) if axis == "batch" else replace(plan, seq=size * step)
 
     start = max((here.batch if axis == "batch" else here.seq or step) // step, 1)
 

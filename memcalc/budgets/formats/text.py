@@ -116,9 +116,7 @@ def in_repository(file: str) -> str:
     """The path as the forge knows it: from the root of the checkout that a CI job works in."""
     root = os.environ.get("GITHUB_WORKSPACE") or os.environ.get("CI_PROJECT_DIR")
     full = Path(file).absolute()
-    if root and full.is_relative_to(root):
-        return full.relative_to(root).as_posix()
-    return file
+    return full.relative_to(root).as_posix() if root and full.is_relative_to(root) else file
 
 
 def summary(report: Report) -> str:

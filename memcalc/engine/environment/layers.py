@@ -219,9 +219,7 @@ def _move(content: Path, name: str) -> Layer:
 
 def size_text(count: float) -> str:
     """``767 MB``, ``1.6 GB``: decimal, as indexes and disks count."""
-    if count >= 1e9:
-        return f"{count / 1e9:.1f} GB"
-    return f"{max(1, round(count / 1e6))} MB"
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6))} MB"
 
 
 def size_of(folder: Path) -> int:
