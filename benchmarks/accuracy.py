@@ -116,8 +116,7 @@ def compare(path: pathlib.Path, *, first: int = 0, every: int = 1) -> list[Row]:
         off, exact = {}, {}
         for rung in RUNGS:
             recorded = max(levels[rung] for levels in real.values())
-            predicted = max(getattr(phase, rung) for phase in answer.phases)
-            off[rung] = (predicted - recorded) / recorded
+            off[rung] = (max(getattr(phase, rung) for phase in answer.phases) - recorded) / recorded
             exact[rung] = all(a == b for (_, name), (a, b) in found.items() if name == rung)
         rows.append(Row(plan=plan, off=off, exact=exact))
     return rows

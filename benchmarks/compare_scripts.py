@@ -23,8 +23,7 @@ def main(file: str, *names: str) -> None:
     for name, peaks in recorded["scripts"].items():
         if names and name not in names:
             continue
-        reads = peaks.get("reads", "zeros")
-        os.environ["MEMCALC_READS"] = reads
+        os.environ["MEMCALC_READS"] = peaks.get("reads", "zeros")
         plan = plan_of(
             ["python", str(SCRIPTS / f"{name}.py")], steps=0, gpu=recorded["gpu"], torch=torch
         )

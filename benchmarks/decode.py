@@ -52,8 +52,7 @@ def compare(path: pathlib.Path, runs: Sequence[dict]) -> Iterator[dict[tuple[str
             if run["loop"] == "forward":
                 settings["inference"] = True
             # The stand-in driver has a cuDNN that attention does not run with.
-            answer = _answered(make({**settings, "cudnn_attention": False}), run["loop"])
-            yield off(run, answer)
+            yield off(run, _answered(make({**settings, "cudnn_attention": False}), run["loop"]))
 
 
 def _answered(plan: Plan, loop: str) -> Prediction:

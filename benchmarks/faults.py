@@ -109,14 +109,13 @@ def inject(number: int, seed: int, span: float) -> dict:
         if fault is not take_the_folder_away:
             before = case.runs() or []
         out, err = (stream.decode() for stream in case.started.communicate(timeout=120))
-        broken = _judge(case, before, out + err)
         return {
             "number": number,
             "fault": name,
             "after": round(time.monotonic() - fault_began, 1),
             "code": case.started.returncode,
             "finished": len(before),
-            "broken": broken,
+            "broken": _judge(case, before, out + err),
         }
 
 
@@ -182,8 +181,7 @@ def main() -> None:
             "broken": len(broken),
             "cases": results,
         }
-        lines = json.dumps(body).replace('{"number"', '\n{"number"')
-        arguments.output.write_text(lines + "\n")
+        arguments.output.write_text(json.dumps(body).replace('{"number"', '\n{"number"') + "\n")
     sys.exit(bool(broken))
 
 

@@ -126,8 +126,7 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
     error = ""
     try:
         question = asked(plan)
-        multiprocessors = int(environment["multiprocessors"])
-        target = replace(question.target, multiprocessors=multiprocessors)
+        target = replace(question.target, multiprocessors=int(environment["multiprocessors"]))
         for one in Worker().trace(replace(question, target=target)).readings:
             levels = [getattr(one, rung) for rung in RUNGS]
             _raise_to(seen, one.step, one.phase.value, levels)

@@ -320,8 +320,7 @@ def inject(fault: Fault, seed: int, span: float = 3.0) -> dict:
         port = str(taken.getsockname()[1])
         environment = {k: v.replace("PORT", port) for k, v in fault.environment.items()}
         mark = f"{os.getpid()}-{seed}-{fault.name.replace(' ', '-')}"
-        given = fault.settings.get("options", [])
-        settings = {**fault.settings, "options": [*PATIENCE, *given]}
+        settings = {**fault.settings, "options": [*PATIENCE, *fault.settings.get("options", [])]}
         case = Ranks(
             pathlib.Path(folder), random.Random(f"{seed}-{fault.name}"), mark, span,
             middle=fault.middle, environment=environment, layout=fault.layout, **settings,
@@ -330,12 +329,11 @@ def inject(fault: Fault, seed: int, span: float = 3.0) -> dict:
         case.start()
         fault.act(case)
         out, err = (stream.decode() for stream in case.started.communicate(timeout=300))
-        broken = _judge(fault, case, out + err)
         return {
             "fault": fault.name,
             "seconds": round(time.monotonic() - began, 1),
             "code": case.started.returncode,
-            "broken": broken,
+            "broken": _judge(fault, case, out + err),
         }
 
 
@@ -403,8 +401,7 @@ def main() -> None:
     print(f"{len(results)} faults, {broken} of them break a promise")
     if arguments.output is not None:
         body = {"seed": arguments.seed, "broken": broken, "cases": results}
-        text = json.dumps(body).replace('{"fault"', '\n{"fault"')
-        arguments.output.write_text(text + "\n")
+        arguments.output.write_text(json.dumps(body).replace('{"fault"', '\n{"fault"') + "\n")
     sys.exit(bool(broken))
 
 

@@ -206,8 +206,7 @@ PATIENCE = 3.0
 
 
 def main(*names: str) -> int:
-    scripts = [name for name in names or FAULTS if name in FAULTS]
-    wrong = _scripts(scripts)
+    wrong = _scripts([name for name in names or FAULTS if name in FAULTS])
     for name in names or ENVIRONMENT:
         if name in ENVIRONMENT:
             with tempfile.TemporaryDirectory() as folder:
@@ -255,8 +254,7 @@ def _scripts(names: list[str]) -> int:
             Path("train.py").write_text(TRAIN + textwrap.dedent(text) + "\n")
             ended: object
             try:
-                plan = plan_of(["python", "train.py"], gpu="t4", steps=0)
-                ended = simulate(plan).ending.code
+                ended = simulate(plan_of(["python", "train.py"], gpu="t4", steps=0)).ending.code
             except UsageError:
                 ended = REFUSED
             except EstimateError:

@@ -86,8 +86,7 @@ def _made(name: str, width: int) -> str:
     if name == "command":
         (run,) = load(FOLDER / "command.json")
         gpus = (run.measurement.gpu,) if run.measurement.gpu is not None else ()
-        found = CommandResult(code=0, measurement=run.measurement, gpus=gpus)
-        return measured.render(found, width)
+        return measured.render(CommandResult(code=0, measurement=run.measurement, gpus=gpus), width)
     path = FOLDER / "fits.json"
     (prediction,) = predictions(artifact.read(path), path)
     note = "warmup_ratio, weight_decay and lr_scheduler_type do not change memory"

@@ -129,8 +129,7 @@ def tokens(model_type: str) -> int | None:
     except Exception as error:
         print(f"{model_type} encodes nothing: {' '.join(str(error).split())[:120]}")
         return None
-    encoded = getattr(out, "pooler_output", out)
-    return sum(part.shape[:-1].numel() for part in encoded) // BATCH
+    return sum(part.shape[:-1].numel() for part in getattr(out, "pooler_output", out)) // BATCH
 
 
 def write(rows: dict[str, Sound]) -> None:

@@ -40,8 +40,7 @@ def test_every_command_the_readme_and_the_tutorial_name_exists():
 
     pages = ("README.md", "docs/tutorial.md")
     lines = [line for page in pages for line in (ROOT / page).read_text().splitlines()]
-    used = {line.split()[1] for line in lines if line.startswith("memcalc ")}
-    assert used <= set(VERBS)
+    assert {line.split()[1] for line in lines if line.startswith("memcalc ")} <= set(VERBS)
 
 
 def test_the_page_of_architectures_is_what_was_traced():

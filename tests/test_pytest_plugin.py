@@ -185,8 +185,7 @@ def test_a_marked_test_is_told_what_it_cost(run, name):
 
 
 def test_the_peak_is_the_bytes_that_were_taken(run):
-    properties = run["test_exact"].find("properties")
-    assert [p.get("value") for p in properties] == [str(8 << 20)]
+    assert [p.get("value") for p in run["test_exact"].find("properties")] == [str(8 << 20)]
 
 
 def test_without_the_plugin_a_strict_pytest_refuses_the_marker(tmp_path):

@@ -149,9 +149,8 @@ class NaiveAllocator:
         if self.max_split == math.inf:
             return False
         wanted = max(rounded, self.max_split)
-        free = self.candidates(small, stream)
         oversize = sorted(
-            (pair for pair in free if pair[1].size >= self.max_split),
+            (pair for pair in self.candidates(small, stream) if pair[1].size >= self.max_split),
             key=lambda pair: (pair[1].size, pair[1].address),
         )
         enough = [pair for pair in oversize if pair[1].size >= wanted]

@@ -61,8 +61,7 @@ def test_the_smallest_block_that_fits_is_taken_and_the_lowest_among_equals():
     expected = [block.address for block in (first, second, large)]
     for block in (large, second, first):
         tried.free(block)
-    requests = (30 * MIB, 29 * MIB + 1, 29 * MIB)
-    assert [tried.allocate(size).address for size in requests] == expected
+    assert [tried.allocate(size).address for size in (30 * MIB, 29 * MIB + 1, 29 * MIB)] == expected
 
 
 def test_freed_neighbours_become_one_block_again():
@@ -129,8 +128,7 @@ def test_a_memory_fraction_can_be_used_to_its_last_byte():
 
 def test_running_short_gives_back_blocks_of_exactly_the_split_limit():
     tried = allocator("max_split_size_mb:40", total=120 * MIB)
-    oversize = [tried.allocate(40 * MIB) for _ in range(2)]
-    for block in oversize:
+    for block in [tried.allocate(40 * MIB) for _ in range(2)]:
         tried.free(block)
     tried.allocate(70 * MIB)  # both go before the whole cache would have to
     assert tried.retries == 0
@@ -148,8 +146,7 @@ def test_garbage_collection_gives_back_the_segments_unused_longest():
         busy = tried.allocate(70 * MIB)
     tried.free(young)
     tried.allocate(72 * MIB)  # 116 MiB reserved: the 16 MiB of age 4 are enough, age 1 stays
-    given_back = [entry[1] for entry in tried.trace if entry[0] == "segment_free"]
-    assert given_back == [address]
+    assert [entry[1] for entry in tried.trace if entry[0] == "segment_free"] == [address]
 
 
 def test_empty_cache_gives_back_whole_segments_only():

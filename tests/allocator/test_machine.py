@@ -76,8 +76,7 @@ class Lives(RuleBasedStateMachine):
                 assert block.size > 0
                 assert block.size % 512 == 0
                 at += block.size
-            free_pairs = [pair for pair in pairwise(states) if set(pair) == {"inactive"}]
-            assert not free_pairs
+            assert not [pair for pair in pairwise(states) if set(pair) == {"inactive"}]
 
     @invariant()
     def the_ladder_holds(self):

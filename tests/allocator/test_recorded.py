@@ -109,6 +109,5 @@ def test_the_recordings_cover_every_rule_of_the_allocator():
             seen[name] = seen.get(name, 0) + last[name]
         for name, *_ in recording["operations"] + recording["history"]:
             seen[name] = seen.get(name, 0) + 1
-    rare = {name for name, count in seen.items() if count < 20}
-    assert not rare
+    assert not {name for name, count in seen.items() if count < 20}
     assert {"segment_map", "segment_unmap", "segment_alloc", "segment_free", "used_by"} <= set(seen)

@@ -56,8 +56,7 @@ def test_a_history_that_starts_in_the_middle_says_so(path):
     recorded = load(path)
     with pytest.raises(HistoryError, match="starts in the middle"):
         list(follow(recorded["snapshot"], AllocatorSettings()))
-    told = history(recorded["snapshot"])
-    assert told.older > 0
+    assert history(recorded["snapshot"]).older > 0
     end = what_if(recorded["snapshot"], AllocatorSettings(), 80 * GIB).end
     assert end.requested == breakdown(recorded["snapshot"]).levels.requested
 
@@ -165,8 +164,7 @@ def test_a_predicted_snapshot_has_the_keys_of_a_real_one():
     made = predicted_snapshot(EVENTS, AllocatorSettings(), 80 * GIB, frames=frames)
     assert made.keys() == real.keys()
     assert made["segments"][0].keys() == real["segments"][0].keys()
-    block = made["segments"][0]["blocks"][0]
-    assert block.keys() == real["segments"][0]["blocks"][0].keys()
+    assert made["segments"][0]["blocks"][0].keys() == real["segments"][0]["blocks"][0].keys()
     entry, recorded = made["device_traces"][0][0], real["device_traces"][0][0]
     assert entry.keys() - {"frames"} == recorded.keys() - {"frames"}
     assert made["allocator_settings"].items() <= real["allocator_settings"].items()

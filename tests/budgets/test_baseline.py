@@ -47,8 +47,7 @@ def test_without_a_baseline_growth_is_said_to_be_unchecked(checked):
 
 def test_growth_names_the_setting_and_the_component_that_changed(checked, small):
     checked(update=True)
-    report = checked(small('max_growth = "0 B"').replace("batch = 2", "batch = 64"))
-    (verdict,) = report.verdicts
+    (verdict,) = checked(small('max_growth = "0 B"').replace("batch = 2", "batch = 64")).verdicts
     assert verdict.status is Status.OVER
     assert verdict.reason.startswith("batch 2 -> 64; activations +")
     assert verdict.before < verdict.value
@@ -67,8 +66,7 @@ def test_other_versions_are_a_warning_that_names_both(checked):
 
 def test_a_run_that_is_new_is_named(checked, small):
     checked(update=True)
-    report = checked(small('max_growth = "1%"', name="other"))
-    assert "does not hold other" in report.warnings[0]
+    assert "does not hold other" in checked(small('max_growth = "1%"', name="other")).warnings[0]
 
 
 @pytest.mark.parametrize(

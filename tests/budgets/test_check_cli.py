@@ -122,8 +122,7 @@ def test_3_when_a_run_fails_and_1_when_another_is_over_as_well(memcalc, failing)
     failing()
     done = memcalc("check", "--exit-zero")
     assert done.returncode == 3
-    first = done.stdout.splitlines()[1]
-    assert first.startswith(" unknown  broken")
+    assert done.stdout.splitlines()[1].startswith(" unknown  broken")
     assert "no such data" in done.stdout
     failing("1 MiB")
     assert memcalc("check").returncode == 1
@@ -188,8 +187,7 @@ def test_github_writes_the_step_summary(memcalc, repository):
     folder = repository('weights = "200 MiB"')
     summary = folder / "summary.md"
     summary.write_text("before\n")
-    done = memcalc("check", "-f", "github", GITHUB_STEP_SUMMARY=str(summary))
-    assert done.returncode == 1
+    assert memcalc("check", "-f", "github", GITHUB_STEP_SUMMARY=str(summary)).returncode == 1
     assert summary.read_text().startswith("before\n<!-- memcalc:check -->")
     unwritable = memcalc("check", "-f", "github", GITHUB_STEP_SUMMARY=str(folder))
     assert unwritable.returncode == 1

@@ -90,12 +90,11 @@ def test_sarif_is_valid_and_names_the_line_of_every_failure(found, code):
 def test_one_alert_is_the_same_when_its_line_moves():
     first = verdict()
     where = Where(file="conf/memcalc.toml", line=99)
-    moved = replace(first, budget=replace(first.budget, where=where))
     prints = [
         json.loads(programs.as_sarif(report(v), code=1))["runs"][0]["results"][0][
             "partialFingerprints"
         ]
-        for v in (first, moved)
+        for v in (first, replace(first, budget=replace(first.budget, where=where)))
     ]
     assert prints[0] == prints[1]
 
@@ -173,8 +172,7 @@ def test_markdown_renders_as_a_table_whose_cells_read_as_written(run, reason):
 
 def test_markdown_folds_what_is_more_than_ten_rows_but_no_failure():
     held = [verdict(Status.HOLDS, value=1, run=f"h{n}") for n in range(12)]
-    text = forges.as_markdown(report(*held))
-    shown, folded = text.split("<details>")
+    shown, folded = forges.as_markdown(report(*held)).split("<details>")
     assert (shown.count("| h"), folded.count("| h")) == (10, 2)
     failing = [verdict(run=f"f{n}") for n in range(12)]
     shown, folded = forges.as_markdown(report(*failing, *held)).split("<details>")

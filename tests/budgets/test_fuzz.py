@@ -69,8 +69,7 @@ def believed(text: bytes) -> None:
     for run in data["runs"].values():
         limits = {**shared.get("limits", {}), **run.get("limits", {})}
         assert set(limits) - {"margin"}
-        model = run.get("model", shared.get("model"))
-        if "weights" in limits and model == "distilbert-base-cased":
+        if "weights" in limits and run.get("model", shared.get("model")) == "distilbert-base-cased":
             precision = run.get("precision", shared.get("precision", "fp32"))
             assert holds(limits["weights"]) or precision in ("bf16", "fp16")
 

@@ -44,8 +44,7 @@ def test_a_run_is_found_in_what_check_saved(runs, effort, tmp_path):
 
 
 def test_a_run_that_is_not_in_the_file_is_no_run_that_holds(runs, effort, tmp_path):
-    found = collect.estimate(runs(), effort)
-    save(tmp_path / "saved.json", collect.keep(runs(), found))
+    save(tmp_path / "saved.json", collect.keep(runs(), collect.estimate(runs(), effort)))
     (evidence,) = collect.saved(runs("grad_accum = 2\n"), [tmp_path / "saved.json"])
     assert evidence.prediction is None
     assert "closest differs in grad_accum" in evidence.error
@@ -55,8 +54,7 @@ def test_an_answer_of_another_method_is_no_answer(runs, effort, tmp_path):
     (run,) = runs()
     (known,) = collect.estimate([run], effort)
     save(tmp_path / "saved.json", [Run(plan=run.plan, prediction=known.prediction)])
-    traced = replace(run, method="trace")
-    (evidence,) = collect.saved([traced], [tmp_path / "saved.json"])
+    (evidence,) = collect.saved([replace(run, method="trace")], [tmp_path / "saved.json"])
     assert evidence.error
 
 
@@ -97,8 +95,7 @@ def test_an_unknown_name_has_its_line(runs, more, line):
 def test_a_model_that_is_not_found_fails_its_own_budgets_only(write, small, effort):
     text = small() + small(name="gone").replace("distilbert-base-cased", "./gone")
     text += small(name="long").replace("seq = 32", "seq = 4096")
-    file = read(write(text))
-    report, _ = check([file], Question(effort=effort))
+    report, _ = check([read(write(text))], Question(effort=effort))
     found = {verdict.budget.run: verdict for verdict in report.verdicts}
     assert {name: verdict.status for name, verdict in found.items()} == {
         "small": Status.HOLDS,

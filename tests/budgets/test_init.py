@@ -225,8 +225,7 @@ def test_values_are_written_as_toml_reads_them(value):
 
 @given(st.integers(1, 1 << 45))
 def test_a_rounded_limit_is_never_below_and_hardly_above(size):
-    limit = parse_bytes(round_up(size))
-    assert size <= limit <= max(size * 1.02, size + 1024)
+    assert size <= parse_bytes(round_up(size)) <= max(size * 1.02, size + 1024)
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,7 @@ def test_a_margin_takes_its_share_off_the_limit(prediction, limit, margin):
 def test_without_a_count_of_parameters_nothing_is_told_per_parameter(prediction):
     evidence = Evidence(prediction=replace(prediction, parameters=0))
     amount = Amount(text="", per_parameter=Fraction(1 << 40))
-    found = verdict(budget("bytes_per_parameter", amount=amount), evidence)
-    assert found.status is Status.UNKNOWN
+    assert verdict(budget("bytes_per_parameter", amount=amount), evidence).status is Status.UNKNOWN
 
 
 def test_bytes_per_parameter_are_those_of_the_requested_peak(prediction):
@@ -199,8 +198,7 @@ def test_a_rung_that_was_not_measured_is_not_taken_from_the_estimate(prediction)
     )
     evidence = Evidence(prediction=traced, measurement=measurement(prediction, "cpu"))
     for metric in ("peak.reserved", "peak.process_used"):
-        found = verdict(budget(metric, amount=size(1 << 63)), evidence)
-        assert found.status is Status.UNKNOWN
+        assert verdict(budget(metric, amount=size(1 << 63)), evidence).status is Status.UNKNOWN
     allocated = verdict(budget("peak.allocated", amount=size(70)), evidence)
     assert (allocated.status, allocated.value) == (Status.HOLDS, 70)
 

@@ -37,8 +37,7 @@ limits.peak = "2 GiB"
 """)
     a, b = read(path).runs
     assert (a.plan.batch, b.plan.batch) == (4, 2)
-    peaks = [run.budgets[0].amount.bytes for run in (a, b)]
-    assert peaks == [1 << 30, 2 << 30]
+    assert [run.budgets[0].amount.bytes for run in (a, b)] == [1 << 30, 2 << 30]
     assert [len(run.budgets) for run in (a, b)] == [2, 2]
     assert [run.budgets[0].where.line for run in (a, b)] == [5, 10]
 
@@ -66,8 +65,7 @@ def test_every_kind_of_limit_is_read(write, small):
             )
         )
     )
-    found = {(budget.rule, budget.metric) for budget in run.budgets}
-    assert found == {
+    assert {(budget.rule, budget.metric) for budget in run.budgets} == {
         (Rule.MAX, "peak.allocated"),
         (Rule.MAX, "bytes_per_parameter"),
         (Rule.FITS, "fits"),

@@ -48,8 +48,7 @@ def job(tmp_path):
     }
 
     def run(name, **more):
-        script = STEPS[name]["run"]
-        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
+        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", STEPS[name]["run"]]
         return subprocess.run(
             command, cwd=tmp_path, env=environment | more, capture_output=True, text=True
         )
@@ -85,8 +84,7 @@ def test_without_files_the_action_takes_what_it_finds(job, tmp_path, small):
 @pytest.mark.parametrize("code", ["0", "1"])
 def test_a_check_that_leaves_no_report_is_no_verdict(job, tmp_path, code):
     (tmp_path / "bin" / "memcalc").write_text(f"#!/bin/sh\nexit {code}\n")
-    done = job("Check", FILES="", ARGS="")
-    assert done.stdout.startswith("::error")
+    assert job("Check", FILES="", ARGS="").stdout.startswith("::error")
     assert outputs(tmp_path)["exit-code"] == "3"
 
 
@@ -144,11 +142,9 @@ def test_a_budget_file_of_the_docs_is_understood(write, text):
 
 
 def test_yaml_of_the_docs_is_yaml_and_names_what_is_shipped():
-    documents = [yaml.safe_load(text) for kind, text in BLOCKS if kind == "yaml"]
-    workflow, gitlab, hooks = documents
+    workflow, gitlab, hooks = [yaml.safe_load(text) for kind, text in BLOCKS if kind == "yaml"]
     inputs = yaml.safe_load((ROOT / "action.yml").read_text())["inputs"]
-    step = workflow["jobs"]["memory"]["steps"][-1]
-    assert set(step["with"]) <= set(inputs)
+    assert set(workflow["jobs"]["memory"]["steps"][-1]["with"]) <= set(inputs)
     assert gitlab["memory"]["allow_failure"] == {"exit_codes": 3}
     shipped = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     assert hooks["repos"][0]["hooks"][0]["id"] == shipped[0]["id"]

@@ -367,8 +367,7 @@ def test_what_deepspeed_alone_knows_is_refused(tmp_path, data, words):
 def test_an_optimizer_that_is_handed_over_wins_as_in_deepspeed(tmp_path):
     plan = under_deepspeed(tmp_path, zero(optimizer=ADAMW), optim="adam8bit", parallel="zero2")
     assert (plan.optim, plan.unread) == ("adam8bit", ())
-    first = under_deepspeed(tmp_path, zero(1), parallel="zero1")
-    assert first.parallel == "deepspeed_zero1"
+    assert under_deepspeed(tmp_path, zero(1), parallel="zero1").parallel == "deepspeed_zero1"
     with pytest.raises(UsageError, match=r"parallel = ddp, and .*ds.json says zero2"):
         under_deepspeed(tmp_path, zero(), parallel="ddp")
 

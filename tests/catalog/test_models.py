@@ -178,8 +178,7 @@ def test_the_shipped_architectures_are_those_of_the_installed_transformers():
 
 
 def config(**changes):
-    data = json.loads(models.bundled()["distilbert-base-cased"].read_text())
-    return {**data, **changes}
+    return {**json.loads(models.bundled()["distilbert-base-cased"].read_text()), **changes}
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,7 @@ def takes(name: str, settings: dict, tokens: int) -> bool:
 
 
 def config_of(name: str, settings: dict) -> dict:
-    kind = getattr(transformers, name).config_class
-    return {"model_type": kind.model_type, **settings}
+    return {"model_type": getattr(transformers, name).config_class.model_type, **settings}
 
 
 @pytest.mark.parametrize(("name", "settings", "longest"), ENDING)
@@ -82,8 +81,7 @@ def test_rotary_and_relative_positions_do_not_end(name, settings):
 
 
 def test_the_text_part_of_a_model_for_images_decides():
-    llava = {"model_type": "llava", "text_config": {"model_type": "llama"}}
-    assert lengths(llava).longest is None
+    assert lengths({"model_type": "llava", "text_config": {"model_type": "llama"}}).longest is None
     clip = {"model_type": "clip", "text_config": {"max_position_embeddings": 77}}
     assert lengths(clip).longest == 77
     assert lengths({**clip, "text_config": {}}).longest == 77
@@ -122,8 +120,7 @@ def test_an_extractor_makes_what_is_recorded_of_it(kind):
     saved = json.loads((ROOT / "configs" / "sound.json").read_text())
     if saved["transformers"] != transformers.__version__:
         pytest.skip("recorded with another transformers")
-    script = runpy.run_path(str(ROOT / "scripts" / "make_sound.py"))
-    made = script["row"](kind)
+    made = runpy.run_path(str(ROOT / "scripts" / "make_sound.py"))["row"](kind)
     if made is None:
         pytest.skip("the extractor needs a package")
     assert made.inputs == audio.of(kind).inputs

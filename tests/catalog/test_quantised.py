@@ -97,8 +97,7 @@ FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 def test_a_checkpoint_in_fp8_is_dequantized_where_transformers_does_so(model):
     path = model(FP8)
     for settings in ({}, {"gpu": "A100-40GB"}, {"target": "cpu"}, {"quant": "none", "gpu": "L4"}):
-        source = check(make({"model": path, **settings}))
-        (said,) = source.notes
+        (said,) = check(make({"model": path, **settings})).notes
         assert "FineGrainedFP8Config(dequantize=True)" in said
     with pytest.raises(UsageError, match=r"keeps it so: .* Triton .*--quant none dequantizes it"):
         check(make({"model": path, "gpu": "L4"}))
@@ -175,8 +174,7 @@ def test_what_does_not_go_with_a_quantised_base_is_refused(settings, said):
 
 
 def test_presets_stand_for_settings_and_give_way_to_what_is_said():
-    plan = make({"model": "smollm2-135m", "preset": "qlora"})
-    assert plan == make(
+    assert make({"model": "smollm2-135m", "preset": "qlora"}) == make(
         {
             "model": "smollm2-135m",
             "precision": "bf16",

@@ -35,10 +35,9 @@ def test_components_sum_to_the_peak(memcalc):
 
 
 def test_the_context_is_a_range_with_what_it_is_known_by(memcalc):
-    t4 = memcalc(*MAIN, "--gpu", "t4", "--verbose")
     assert re.search(
         r"process used 1,\d+ to \d,\d+ MiB \(context: \d+ published readings on T4, ",
-        t4.stdout,
+        memcalc(*MAIN, "--gpu", "t4", "--verbose").stdout,
     )
     anywhere = json.loads(memcalc(*MAIN, "--format", "json").stdout)["context"]
     named = json.loads(memcalc(*MAIN, "--gpu", "t4", "--format", "json").stdout)["context"]

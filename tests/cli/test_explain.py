@@ -76,11 +76,9 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(
 
 
 def test_a_limit_that_nothing_meets_ends_with_1(memcalc, monkeypatch, explained):
-    nothing = Search(limit=1 << 20, rung="reserved", trials=(), best=None)
-    failed = replace(explained, search=nothing)
+    failed = replace(explained, search=Search(limit=1 << 20, rung="reserved", trials=(), best=None))
     monkeypatch.setattr(explain, "explain_plan", lambda plan, **wishes: failed)
     done = memcalc("explain", "gpt2", "--under", "1 MiB")
     assert done.returncode == 1
     assert "No change that was tried fits under 1.0 MiB" in done.stdout
-    met = memcalc("explain", "gpt2")
-    assert met.returncode == 0
+    assert memcalc("explain", "gpt2").returncode == 0

@@ -17,9 +17,7 @@ from memcalc.records.progress import Progress, tell
 
 @pytest.mark.parametrize("name", VERBS)
 def test_the_table_says_of_a_verb_what_its_own_help_begins_with(name):
-    command = app.get_command(None, name)
-    first = " ".join(command.help.split("\n\n")[0].split())
-    assert VERBS[name] == first
+    assert VERBS[name] == " ".join(app.get_command(None, name).help.split("\n\n")[0].split())
 
 
 def test_help_shows_every_verb_and_imports_none():
@@ -108,8 +106,7 @@ def test_every_verb_has_examples():
 )
 def test_a_shell_is_offered_verbs_models_gpus_and_optimizers(memcalc, typed, offered):
     asked = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
-    done = memcalc(_MEMCALC_COMPLETE="complete_bash", **asked)
-    assert offered in done.stdout.splitlines()
+    assert offered in memcalc(_MEMCALC_COMPLETE="complete_bash", **asked).stdout.splitlines()
 
 
 def test_in_a_log_the_size_of_what_is_fetched_is_one_line_before_it_comes(capsys):

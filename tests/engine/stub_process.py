@@ -54,12 +54,11 @@ def needs_cuda_torch():
 def python_of_tests(code, *arguments, **more):
     """Run code by the Python with the CUDA build, in a fresh process; returns what it printed."""
     python, _, _ = needs_cuda_torch()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **more.pop("env", {})}
     done = subprocess.run(
         [python, "-c", textwrap.dedent(code), *map(str, arguments)],
         capture_output=True,
         text=True,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **more.pop("env", {})},
         timeout=120,
         check=False,
         **more,

@@ -94,8 +94,7 @@ def test_a_release_that_cannot_plan_gives_way_to_the_nearest_later_one(
     assert found.requirement == asked
     own = requires.rpartition("==")[2].rstrip(")")
     assert found.reported == tuple(map(int, own.split(".")))
-    sentence = found.assumption
-    assert f"instead of {'.'.join(own.split('.')[:2])} (cuDNN before" in sentence
+    assert f"instead of {'.'.join(own.split('.')[:2])} (cuDNN before" in found.assumption
 
 
 def test_a_release_that_plans_for_other_gpus_is_taken_there(tmp_path):

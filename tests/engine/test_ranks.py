@@ -40,14 +40,12 @@ def test_ranks_that_hold_unequal_shards_are_both_run_and_the_larger_one_is_told_
     found = estimate(devices=3, parallel="fsdp2")
     (said,) = [text for text in found.assumptions if text.startswith("this is rank")]
     assert said.startswith("this is rank 0 of 3; rank 2 needs ")
-    last = estimate(devices=3, parallel="fsdp2", rank=2)
-    assert last.peak.requested <= found.peak.requested
+    assert estimate(devices=3, parallel="fsdp2", rank=2).peak.requested <= found.peak.requested
 
 
 @pytest.mark.nightly
 def test_replicas_of_shards_talk_in_groups_of_their_own_size():
-    found = estimate(parallel="hsdp=2x3")
-    talked = {(one.collective, one.ranks) for one in found.sent}
+    talked = {(one.collective, one.ranks) for one in estimate(parallel="hsdp=2x3").sent}
     assert {("all-gather", 3), ("reduce-scatter", 3), ("all-reduce", 2)} <= talked
 
 

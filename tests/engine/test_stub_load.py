@@ -75,8 +75,7 @@ def test_in_this_process_nothing_of_nvidias_is_used(stub_cache):
 
 def test_a_fresh_process_runs_over_it_by_its_environment(stub_cache):
     _, root, cuda = needs_cuda_torch()
-    stub = load.prepare(root, cuda)
-    found = run_over(load.environment(stub), LOOK)
+    found = run_over(load.environment(load.prepare(root, cuda)), LOOK)
     assert (found["name"], found["sum"], found["nvidia"]) == ("simulated GPU", 4950, [])
 
 
@@ -119,8 +118,7 @@ build.build(folder, system_compiler(), platform.machine())
 load.libraries = lambda: folder
 """
     names = build.NOOPS.read_text().split()
-    left = tmp_path / "noops.txt"
-    left.write_text("\n".join(name for name in names if name not in lacking))
+    (tmp_path / "noops.txt").write_text("\n".join(name for name in names if name not in lacking))
     assert set(lacking) <= set(names)
     own = {"MEMCALC_CACHE": str(tmp_path / "cache")}
     code += OPEN.replace("load.open_here(stub)", "load.open_here(stub)\nmade = stub.missing")

@@ -155,10 +155,9 @@ answer["whole"] = sum(p.numel() for p in net.parameters())
 
 def test_nvml_in_one_process_tells_of_a_run_in_another(stub_cache, tmp_path):
     python, root, cuda = needs_cuda_torch()
-    stub = load.prepare(root, cuda)
     environment = {
         **os.environ,
-        **load.environment(stub, tmp_path / "processes"),
+        **load.environment(load.prepare(root, cuda), tmp_path / "processes"),
         "PYTHONPATH": str(ROOT),
         "MEMCALC_STUB_OUTSIDE": str(500 << 20),
     }

@@ -200,6 +200,5 @@ def answers_of(asked):
 def test_closed_forms_are_named_after_a_failed_trace_where_they_have_an_answer(
     settings, method, hinted
 ):
-    plan = make({"model": "gpt2", **settings})
-    error = advised(EstimateError("It failed."), plan, method)
+    error = advised(EstimateError("It failed."), make({"model": "gpt2", **settings}), method)
     assert ("--method analytic" in str(error)) == hinted

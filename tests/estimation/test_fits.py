@@ -162,8 +162,7 @@ def test_an_old_driver_may_load_all_kernels_where_an_old_pytorch_runs_on_it():
     either = outside_span(A100, Plan(model="gpt2", torch="2.0"))
     assert (either.low, either.likely, either.high) == (lazy.low, lazy.likely, eager.high)
     assert [part.name for part in either.parts] == [CONTEXT, CODE, OLD_DRIVER]
-    said = outside_span(A100, Plan(model="gpt2", torch="2.0", module_loading="lazy"))
-    assert said == lazy
+    assert outside_span(A100, Plan(model="gpt2", torch="2.0", module_loading="lazy")) == lazy
 
 
 def test_a_full_gpu_gets_cached_blocks_back():

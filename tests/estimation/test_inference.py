@@ -41,7 +41,6 @@ def tracer():
 
 def held(trace, component):
     """The most bytes of one component that live at once at the end of a pass."""
-    ends = [mark.index for mark in trace.marks[1:]]
     return [
         sum(
             storage.bytes
@@ -50,7 +49,7 @@ def held(trace, component):
             and number in set(trace.events[:end])
             and ~number not in set(trace.events[:end])
         )
-        for end in ends
+        for end in [mark.index for mark in trace.marks[1:]]
     ]
 
 
@@ -126,8 +125,7 @@ def test_a_cache_that_transformers_does_not_have_for_a_model_is_refused_in_a_sen
 
 
 def test_a_long_generation_holds_the_cache_of_all_its_tokens_but_the_last(llama, tracer):
-    plan = make({"model": llama, "batch": 2, "seq": 100, "generate": 60, **BF16})
-    found = tracer.trace(plan)
+    found = tracer.trace(make({"model": llama, "batch": 2, "seq": 100, "generate": 60, **BF16}))
     assert max(held(found.trace, Component.KV_CACHE)) >= 2 * A_TOKEN * (100 + 60 - 2)
     assert found.prediction.phases[-1].phase is Phase.DECODE
 
@@ -168,8 +166,7 @@ def test_a_model_of_speech_generates_in_half_precision_from_sound_in_its_own(tmp
     plan = make({"model": str(path), "precision": "bf16", "batch": 2, "generate": 4})
     with Tracer(use_cache=False) as tracer:
         found = tracer.trace(plan)
-    trace = found.trace
-    sound = [s.bytes for s in trace.storages if s.component is Component.INPUTS]
+    sound = [s.bytes for s in found.trace.storages if s.component is Component.INPUTS]
     assert max(sound) == 2 * 80 * 3000 * 2
 
 

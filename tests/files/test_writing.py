@@ -227,9 +227,7 @@ def test_every_format_of_predictions_and_checks_is_written(tmp_path):
     prediction = estimate("gpt2", method="analytic")
     for name in formats("predictions"):
         deliver_predictions([prediction], name, tmp_path / name)
-    texts = {path.read_text() for path in tmp_path.iterdir()}
-    assert len(texts) == len(formats("predictions"))
-    empty = Report(verdicts=())
-    made = {name: write() for name, write in writers(empty, 0).items()}
+    assert len({path.read_text() for path in tmp_path.iterdir()}) == len(formats("predictions"))
+    made = {name: write() for name, write in writers(Report(verdicts=()), 0).items()}
     assert {"table", *made} == set(formats("check"))
     assert len(set(made.values())) == len(made)

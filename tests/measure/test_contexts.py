@@ -107,9 +107,8 @@ def test_the_file_of_measured_readings_is_read_where_there_is_one(there, tmp_pat
     shipped = contexts.shipped.configs() / "contexts.toml"
     (tmp_path / "contexts.toml").write_text(shipped.read_text())
     if there:
-        made = list(readings([measured()], "h200.json"))
-        lines = json.dumps([artifact.encode(r) for r in made])
-        (tmp_path / contexts.MEASURED).write_text(lines)
+        (tmp_path / contexts.MEASURED).write_text(
+            json.dumps(list(map(artifact.encode, readings([measured()], "h200.json"))))
+        )
     monkeypatch.setattr(contexts.shipped, "configs", lambda: tmp_path)
-    found = contexts.table.__wrapped__()
-    assert [r.gpu for r in found if r.measured] == ["H200", "H200"] * there
+    assert [r.gpu for r in contexts.table.__wrapped__() if r.measured] == ["H200", "H200"] * there

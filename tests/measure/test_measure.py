@@ -70,8 +70,7 @@ def test_runs_are_measured_estimated_kept_and_gone_on_with(memcalc, tmp_path):
     assert runs(tmp_path)[:2] == found
     assert len(runs(tmp_path)) == 3
 
-    shown = memcalc("show", "out.json").stdout
-    assert shown.count("zoo:Small") == 3
+    assert memcalc("show", "out.json").stdout.count("zoo:Small") == 3
     compared = memcalc("compare", "out.json")
     assert "no estimate of zoo:Small: it is code" in compared.stderr
     judged = compared.stdout

@@ -192,8 +192,7 @@ def test_a_plan_as_options_is_the_same_plan(one, two):
 
 def test_arguments_are_read_as_what_they_look_like():
     pairs = ["a=1", "b=0.5", "c=true", "d=none", "e=word", "f=1e-3", 'g="1"', "h= x = y "]
-    found = dict(FIELDS["optim_args"].read(tuple(pairs)))
-    assert found == {
+    assert dict(FIELDS["optim_args"].read(tuple(pairs))) == {
         "a": 1, "b": 0.5, "c": True, "d": None, "e": "word", "f": 1e-3, "g": "1", "h": "x = y",
     }  # fmt: skip
 
@@ -270,8 +269,7 @@ def test_a_new_field_is_declared_in_one_place_only(monkeypatch, in_file):
     assert typed(["gpt2", "--cards", "9"], app) == refused
     assert in_file('model = "gpt2"\ncards = 9') == refused
     made = runpy.run_path(str(shipped.configs().parent / "scripts" / "make_budget_schema.py"))
-    told = made["schema"]()["$defs"]["run"]["properties"]
-    assert told["cards"] == {
+    assert made["schema"]()["$defs"]["run"]["properties"]["cards"] == {
         "type": "integer", "minimum": 1, "maximum": 8, "description": "GPUs. Default: one.",
     }  # fmt: skip
     shown = app.get_help(app.make_context("ask", ["gpt2"]))

@@ -135,8 +135,7 @@ def test_a_gap_is_the_difference_of_the_figures_beside_it():
 
 def test_state_of_adapters_is_told_by_what_trains_as_its_rule_is(small_model):
     found = memcalc.estimate(small_model, lora="r=512,target=all-linear", batch=1, seq=16)
-    text = terminal(list(answer.blocks(found)), width=120)
-    assert "8.00 B/param that trains (rule: 8)" in text
+    assert "8.00 B/param that trains (rule: 8)" in terminal(list(answer.blocks(found)), width=120)
 
 
 def test_a_large_model_in_fp32_with_adamw_is_told_on_line_2_that_few_train_so():

@@ -94,5 +94,4 @@ def test_a_compiled_program_takes_what_was_written_down(tmp_path, name):
         env={**os.environ, "MEMCALC_CACHE": str(tmp_path / "cache")},
         check=True,
     )
-    found = json.loads((tmp_path / "found.json").read_text())["programs"]
-    assert found == {name: RECORDED[name]}
+    assert json.loads((tmp_path / "found.json").read_text())["programs"] == {name: RECORDED[name]}

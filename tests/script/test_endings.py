@@ -78,8 +78,7 @@ def test_an_error_of_a_number_that_was_read_says_that_it_was_not_computed(run, c
 
 
 def test_weights_that_only_a_gpu_can_compress_are_refused_in_a_sentence(run, capfd):
-    text = "import torch\ntorch._cslt_compress(torch.rand(128, 128).half().cuda())"
-    found = run(text)
+    found = run("import torch\ntorch._cslt_compress(torch.rand(128, 128).half().cuda())")
     assert (found.ending.code, found.ending.out_of_memory) == (1, "")
     assert "only cuSPARSELt knows" in capfd.readouterr().err
 

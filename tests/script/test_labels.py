@@ -147,8 +147,7 @@ def test_batches_that_differ_in_size_are_named(lengths, said, run):
             optimizer.zero_grad()
         """
     )
-    uncounted = found.traced.prediction.uncounted
-    assert any(one.startswith(LONGER) for one in uncounted) == said
+    assert any(one.startswith(LONGER) for one in found.traced.prediction.uncounted) == said
 
 
 AVERAGED = """

@@ -50,9 +50,8 @@ def as_recorded(monkeypatch, tmp_path):
 
 
 def peaks(name):
-    script = ROOT / "benchmarks" / "scripts" / f"{name}.py"
     plan = plan_of(
-        ["python", str(script)],
+        ["python", str(ROOT / "benchmarks" / "scripts" / f"{name}.py")],
         steps=0,
         gpu=RECORDED["gpu"],
         cudnn_attention=False,

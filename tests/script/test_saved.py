@@ -61,8 +61,7 @@ def test_what_a_scripts_code_could_do_without_is_named_by_line(memcalc, tmp_path
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "train.py").write_text(ATTENDS)
     command = ("python", "mine/train.py", "--batch-size", "8")
-    typed = ("--gpu", "t4", "-o", "saved.json", "--", *command)
-    assert memcalc("simulate", *typed).returncode == 0
+    assert memcalc("simulate", "--gpu", "t4", "-o", "saved.json", "--", *command).returncode == 0
     explained = json.loads(memcalc("explain", "saved.json", "--format", "json").stdout)
     shown = " ".join(explained["record"]["in_the_code"])
     assert "train.py:10: if this is attention, scaled_dot_product_attention" in shown
@@ -96,8 +95,7 @@ def test_a_script_resumes_what_it_saved(memcalc, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(RESUMES)
     (tmp_path / "last.pt").write_text("mine")
-    done = memcalc("simulate", "--steps", "0", "--", "python", "train.py")
-    assert done.returncode == 0
+    assert memcalc("simulate", "--steps", "0", "--", "python", "train.py").returncode == 0
     assert (tmp_path / "last.pt").read_text() == "mine"
     assert not (tmp_path / "new.pt").exists()
 

@@ -29,8 +29,7 @@ def test_the_answer_is_what_the_script_itself_sees_of_its_gpu(run, tmp_path):
     found = run(TRAINS, steps=3)
     assert (found.ending.stopped, found.ending.steps) == (True, 3)
     prediction = found.traced.prediction
-    seen = (tmp_path / "said").read_text().splitlines()
-    assert int(seen[2]) == prediction.peak.allocated
+    assert int((tmp_path / "said").read_text().splitlines()[2]) == prediction.peak.allocated
     assert prediction.components[Component.WEIGHTS] == WEIGHTS
     assert prediction.components[Component.OPTIMIZER_STATE] == 2 * WEIGHTS
     assert prediction.components[Component.INPUTS] == 4 * 64 * 256
@@ -39,8 +38,7 @@ def test_the_answer_is_what_the_script_itself_sees_of_its_gpu(run, tmp_path):
     assert phases == {Phase.LOAD, Phase.FORWARD, Phase.BACKWARD, Phase.STEP, Phase.ZERO_GRAD}
     lines = {storage.line for storage in found.traced.trace.storages}
     assert {"train.py:5", "train.py:8", "train.py:9", "train.py:11"} <= lines
-    modules = {one.module for one in found.traced.trace.storages if one.step == 1}
-    assert {"0", "1"} <= modules
+    assert {"0", "1"} <= {one.module for one in found.traced.trace.storages if one.step == 1}
 
 
 RUNS_OUT = """
@@ -142,8 +140,7 @@ BY_DATA = """
 def test_updates_through_data_are_steps_and_what_was_taken_for_one_is_said(run):
     found = run(BY_DATA)
     assert (found.ending.stopped, found.ending.steps) == (True, 3)
-    said = found.traced.prediction.assumptions
-    assert any("change of its parameters" in one for one in said)
+    assert any("change of its parameters" in one for one in found.traced.prediction.assumptions)
 
 
 IN_HOOKS = """

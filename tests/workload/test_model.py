@@ -54,8 +54,7 @@ def test_bf16_weights_under_autocast_are_half_as_large_and_compute_in_fp32_where
 
 
 def test_the_trainers_own_fp16_is_told_apart_from_weights_in_fp16(found):
-    said = " ".join(found["fp16"].assumptions)
-    assert "the Trainer's fp16=True is --precision amp-fp16" in said
+    assert "the Trainer's fp16=True is --precision amp-fp16" in " ".join(found["fp16"].assumptions)
     assert "the Trainer's" not in " ".join(found["bf16+amp"].assumptions)
 
 

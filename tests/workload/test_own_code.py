@@ -186,8 +186,7 @@ def test_what_names_no_code_is_not_taken_for_it():
 
 def test_a_model_keeps_the_types_that_its_code_gives_it(file):
     made = dict(program("own_net:Types", "x=float32[5,4]").model.named_parameters())
-    kinds = {name: made[name].dtype for name in ("turns", "half.weight", "double.weight")}
-    assert kinds == {
+    assert {name: made[name].dtype for name in ("turns", "half.weight", "double.weight")} == {
         "turns": torch.complex64,
         "half.weight": torch.float16,
         "double.weight": torch.float64,

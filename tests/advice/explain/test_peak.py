@@ -195,8 +195,7 @@ def test_a_path_is_cut_by_names_and_keeps_its_indices(path, depth, pattern):
 
 @given(st.sets(st.integers(0, 40), min_size=1))
 def test_folded_indices_name_exactly_the_layers_there_are(numbers):
-    text = write(("h", "*"), [(number,) for number in numbers])
-    inside = text.removeprefix("h.").strip("[]")
+    inside = write(("h", "*"), [(number,) for number in numbers]).removeprefix("h.").strip("[]")
     found = set()
     for span in inside.split(","):
         low, _, high = span.partition("-")

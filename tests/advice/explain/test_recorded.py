@@ -38,8 +38,7 @@ def test_a_real_run_is_replayed_and_its_peaks_are_those_measured(snapshot, kind,
     assert found.conf == whole["conf"]
     assert found.not_replayed is None
     for at, rung in enumerate(Levels.__struct_fields__):
-        highest = max(row[at + 1] for row in whole["levels"])
-        assert getattr(found.replayed, rung) >= highest
+        assert getattr(found.replayed, rung) >= max(row[at + 1] for row in whole["levels"])
         assert getattr(found.replayed, rung) >= getattr(found.held.levels, rung)
     assert found.what_ifs[0].conf == found.conf
     assert len(found.what_ifs) == 3 - (found.conf == "max_split_size_mb:128")

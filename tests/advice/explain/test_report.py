@@ -72,8 +72,7 @@ def test_the_tables_of_a_page_sum_to_the_peak(html, explained):
         re.match(r"<td class=n><span title=\"([\d,]+) bytes", cells)
         for cells in re.findall(r"<tr(?: class=more)?>(.*?)</tr>", body)
     ]
-    sizes = [int(found[1].replace(",", "")) for found in first if found]
-    assert sum(sizes) == peak
+    assert sum([int(found[1].replace(",", "")) for found in first if found]) == peak
 
 
 def test_the_bar_of_a_page_is_the_whole_card(traced):
@@ -190,8 +189,7 @@ def _measured(prediction, more):
 
 def test_a_picture_of_measured_runs_has_a_bar_as_long_as_each_side(traced):
     run = _measured(traced.prediction, 5 << 20)
-    axes = plots.accuracy([run]).axes[0]
-    lengths = [bar.get_width() * (1 << 20) for bar in axes.patches]
+    lengths = [bar.get_width() * (1 << 20) for bar in plots.accuracy([run]).axes[0].patches]
     allocated = traced.prediction.peak.allocated
     assert lengths == pytest.approx([allocated, allocated + (5 << 20)])
     html = page.render(Document(runs=(run,)))
@@ -206,15 +204,12 @@ def test_several_plans_stand_side_by_side(traced):
     html = page.render(Document(chapters=tuple(chapter(traced) for _ in range(2))))
     assert "Side by side" in html
     figure = plots.optimizers([traced.prediction, other])
-    labels = {label.get_text() for label in figure.axes[0].get_yticklabels()}
-    assert labels == {"adamw", "sgd"}
+    assert {label.get_text() for label in figure.axes[0].get_yticklabels()} == {"adamw", "sgd"}
 
 
 def test_a_terminal_shows_each_component_by_its_letter(traced):
-    line = timeline(traced.trace, traced.prediction.plan)
-    text = terminal.timeline(line, width=80)
-    canvas = "".join(re.findall(r"[┤│](.*)│", text))
-    assert {"W", "O", "a"} <= set(canvas)
+    text = terminal.timeline(timeline(traced.trace, traced.prediction.plan), width=80)
+    assert {"W", "O", "a"} <= set("".join(re.findall(r"[┤│](.*)│", text)))
     assert "\x1b" not in text
     assert "forward" in text
     assert max(map(len, text.splitlines()[:-1])) <= 80
@@ -230,8 +225,7 @@ def test_a_notebook_shows_tables_and_a_picture(traced, explained):
 
 
 def test_a_prediction_draws_itself_and_names_its_parts(traced):
-    figure = traced.prediction.plot()
-    assert "activations" in figure.axes[0].get_legend_handles_labels()[1]
+    assert "activations" in traced.prediction.plot().axes[0].get_legend_handles_labels()[1]
 
 
 def test_the_api_can_be_looked_through():

@@ -260,5 +260,4 @@ def test_tokens_of_the_suggested_batch_are_a_multiple_where_that_is_possible(bat
 
 def test_a_sequence_is_suggested_in_whole_tiles():
     plan = make({"model": "gpt2", "precision": "bf16"})
-    found = advised(limit(seq=1000, axis="seq"), plan, 512, ARCHITECTURES[8, 0])
-    assert found.suggested == 960
+    assert advised(limit(seq=1000, axis="seq"), plan, 512, ARCHITECTURES[8, 0]).suggested == 960

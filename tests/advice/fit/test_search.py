@@ -157,8 +157,7 @@ def test_what_is_larger_than_one_that_does_not_fit_is_not_run(over):
     plans = [replace(PLAN, batch=b, seq=s) for s in (64, 128, 256) for b in (1, 4, 8, 16, 64)]
     found = over(*clients).table(plans, DEVICE)
     assert [probe.fit.fits for probe in found] == [p.batch * p.seq <= LIMIT for p in plans]
-    ran = {one for client in clients for one in client.asked}
-    assert (64, 256) not in ran
+    assert (64, 256) not in {one for client in clients for one in client.asked}
     assert found[-1].fit.metric == "allocated"
 
 

@@ -312,8 +312,7 @@ def test_a_quantised_base_may_stay_unprepared_and_adapters_be_smaller(small_mode
 
 
 def test_stages_grow_by_cost_and_replace_what_changes_the_same():
-    grown = [tuple(remedy.key for remedy in stage) for stage in stages(REMEDIES)]
-    assert grown == [
+    assert [tuple(remedy.key for remedy in stage) for stage in stages(REMEDIES)] == [
         ("fused", "expandable"),
         ("fused", "expandable", "amp"),
         ("fused", "expandable", "amp", "checkpointing/2"),

@@ -124,8 +124,7 @@ def test_over_several_gpus_what_each_holds_is_divided_before_a_step_is_slowed():
 @pytest.mark.nightly
 def test_where_one_gpu_is_too_small_for_all_weights_several_are_tried():
     found = memcalc.suggest("gpt2-medium", gpu="gtx-1650", batch=8, seq=128)
-    keys = [one.way.key for one in found.fitting]
-    assert "full" not in keys
+    assert "full" not in [one.way.key for one in found.fitting]
     over = next(one for one in found.fitting if one.way.key.startswith("full x"))
     plan = over.figures.plan
     assert plan.devices * plan.batch * plan.grad_accum == 8
@@ -262,8 +261,7 @@ def settings_told_and_estimated(scheme):
 
 
 def test_the_trainer_is_told_to_shard(forked):
-    told = forked(arguments_told, {"devices": 4, "parallel": "fsdp2", "batch": 3})
-    assert told == [True, 2, 3]
+    assert forked(arguments_told, {"devices": 4, "parallel": "fsdp2", "batch": 3}) == [True, 2, 3]
 
 
 def arguments_told(settings):
