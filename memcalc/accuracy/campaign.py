@@ -96,12 +96,8 @@ def estimate_all(
     """Put an estimate beside every measured run that has none; yields its index and the run.
 
     All are made in one go after the last run: the two would fight for the processor, and a model
-    that hangs has shown it by then.
-
-    Args:
-        runs: measured now, or read from a file.
-        watcher: told of everything as it happens.
-        typed: plans that a person asked for; code that other plans name is not run.
+    that hangs has shown it by then. ``typed``: plans that a person asked for; code that other
+    plans name is not run.
     """
     parts, asked = [], []
     for number, whole in enumerate(runs):

@@ -49,11 +49,8 @@ class DeviceOutOfMemoryError(Exception):
 class CachingAllocator(AllocatorState):
     """The caching allocator of one device.
 
-    Args:
-        settings: what ``PYTORCH_ALLOC_CONF`` says.
-        device: where memory comes from.
-        streams_lag: a freed block that other streams used waits for ``complete``. By default it
-            waits for the next request only: the other streams are taken to be done by then.
+    With ``streams_lag`` a freed block that other streams used waits for ``complete``. By default
+    it waits for the next request only: the other streams are taken to be done by then.
     """
 
     def __init__(

@@ -155,11 +155,7 @@ def without_fraction(text: str) -> str:
 
 
 def round_size(size: int, divisions: tuple[int, ...]) -> int:
-    """Round a request to the size of the block that serves it.
-
-    Args:
-        size: bytes requested, more than zero.
-        divisions: see ``AllocatorSettings.divisions``.
+    """Round a request, of more than zero bytes, to the size of the block that serves it.
 
     Source: ``DeviceCachingAllocator::round_size`` and ``roundup_power2_next_division``.
     """

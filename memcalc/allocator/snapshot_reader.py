@@ -77,10 +77,8 @@ def read_snapshot(path: Path) -> Snapshot:
 def snapshot_of(loaded: Any, most: int | None = None) -> Snapshot:
     """What plain values say, every one checked.
 
-    Args:
-        loaded: as PyTorch writes it.
-        most: blocks and entries there can be: each takes a byte of the file at least, unless many
-            places of the file are one and the same thing.
+    ``most``: blocks and entries there can be: each takes a byte of the file at least, unless many
+    places of the file are one and the same thing.
 
     Raises:
         ValueError: it is no snapshot, and where.

@@ -34,15 +34,8 @@ def predicted_snapshot(
 ) -> dict[str, Any]:
     """Replay events and write down what PyTorch's recorder would have.
 
-    Args:
-        events: as for ``memcalc.allocator.replay.replay``; streams never lag, so ``Op.PASSED``
-            changes nothing.
-        settings: what ``PYTORCH_ALLOC_CONF`` says.
-        device_bytes: bytes of the device.
-        frames: what to show for a storage, by its key.
-
-    Returns:
-        A snapshot; if memory runs out it ends with the ``oom`` entry.
+    Streams never lag, so ``Op.PASSED`` changes nothing. ``frames`` gives what to show for a
+    storage, by its key. If memory runs out the snapshot ends with the ``oom`` entry.
     """
     allocator = CachingAllocator(settings, DeviceMemory(device_bytes))
     writer = _SnapshotWriter(allocator, frames)

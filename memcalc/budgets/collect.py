@@ -137,11 +137,10 @@ def measure(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
             )
             try:
                 measured = runner.measure(request, lambda reading: None)
+                found[key] = Evidence(prediction=estimated.prediction, measurement=measured)
             except MemcalcError as error:
                 # An estimate must not stand in for the measurement that was asked for.
                 found[key] = Evidence(error=str(error))
-                continue
-            found[key] = Evidence(prediction=estimated.prediction, measurement=measured)
     return [found[_key(run.plan)] for run in runs]
 
 
@@ -218,9 +217,8 @@ def keep(runs: Sequence[BudgetedRun], found: Sequence[Evidence]) -> list[Run]:
 
 def of_command(plan: Plan, folder: Path, name: str) -> Evidence:
     """What is known of a command that runs in a folder, by the name of its run."""
-    steps = STEPS if plan.steps is None else plan.steps
     try:
-        found = simulate(replace(plan, steps=steps), folder)
+        found = simulate(replace(plan, steps=STEPS if plan.steps is None else plan.steps), folder)
     except MemcalcError as error:
         return Evidence(error=str(error))
     ending = found.ending

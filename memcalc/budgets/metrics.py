@@ -25,11 +25,8 @@ def figure(evidence: Evidence, metric: str) -> Figure:
     """Look a figure up: measured where there is a measurement, else estimated.
 
     The one thing an estimate adds to a measurement are the components that none can tell.
-
-    Args:
-        evidence: what is known of the run.
-        metric: one of ``METRICS``, ``bytes_per_parameter`` or ``bytes_per_parameter.<component>``;
-            the last two give bytes, to be divided by ``parameters``.
+    ``metric``: one of ``METRICS``, ``bytes_per_parameter`` or ``bytes_per_parameter.<component>``;
+    the last two give bytes, to be divided by ``parameters``.
     """
     if evidence.error is not None:
         return Figure(bytes=None, reason=evidence.error)

@@ -159,13 +159,10 @@ def launch(
     noise: int,
     first: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a parent, which dies with this process.
+    """Start a parent, which dies with this process; folders of ``first`` lead its import path.
 
-    Args:
-        control: a connected socket for requests, or one that listens for clients.
-        environment: of the process.
-        noise: descriptor that its standard error goes to.
-        first: folders that come first on the import path.
+    ``control``: a connected socket for requests, or one that listens for clients; ``noise``: the
+    descriptor that its standard error goes to.
 
     Raises:
         UsageError: the current folder is gone.

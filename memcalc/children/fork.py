@@ -31,10 +31,8 @@ def forked(
 ) -> dict[str, Any]:
     """Run code in a copy of this process; what it changes is gone with the copy.
 
-    Args:
-        work: its result goes through JSON; bytes become base64.
-        name: what it is called in sentences.
-        where: says where the code is, as breadcrumbs do; this process has them too.
+    Its result goes through JSON; bytes become base64. ``name``: what it is called in sentences;
+    ``where`` says where the code is, as breadcrumbs do; this process has them too.
 
     Raises:
         MemcalcError: as the code raised it.

@@ -35,10 +35,8 @@ _PRIVATE = (
 class Timeline:
     """Blocks in order of allocation, and all events in order.
 
-    Args:
-        recorder: notes taken while the program ran.
-        entries: the allocator's history of one GPU, as ``torch.cuda.memory._snapshot`` has it.
-        line_of: finds the user's source line that requested a block, from the frames of its entry.
+    ``entries``: the allocator's history of one GPU, as ``torch.cuda.memory._snapshot`` has it;
+    ``line_of`` finds the user's line that requested a block, from the frames of its entry.
     """
 
     def __init__(
@@ -288,9 +286,8 @@ class Timeline:
         return nccl_traffic.between(before, intervals[inside[-1]].given)
 
     def _readings(self) -> tuple[Reading, ...]:
-        names = Reading.__struct_fields__
         return tuple(
-            Reading(**{name: getattr(one, name) for name in names})
+            Reading(**{name: getattr(one, name) for name in Reading.__struct_fields__})
             for one in self._recorder.intervals
         )
 

@@ -247,11 +247,8 @@ def flat(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors in a state; optimizers of one's own keep them in lists and by numbers, too.
 
-    Args:
-        name: of the state.
-        state: a tensor, or what holds some.
-        depth: how many times what holds tensors may itself be held.
-        objects: look into objects as well, such as the projection that GaLore keeps.
+    ``depth``: how many times what holds tensors may itself be held; ``objects``: look into objects
+    as well, such as the projection that GaLore keeps.
     """
     if isinstance(state, torch.Tensor):
         yield name, state

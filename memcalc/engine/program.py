@@ -91,7 +91,6 @@ def wrap(program: Program, device: str, *, simulated: bool = False) -> Program:
 
 
 def _laid_out(program: Program, device: str, move: Move, simulated: bool) -> Program:
-    spread = layouts.spread(program.plan)
     number, world = _group()
     if program.plan.liger:
         liger.apply(program.model)
@@ -99,7 +98,7 @@ def _laid_out(program: Program, device: str, move: Move, simulated: bool) -> Pro
         number=number,
         world=world,
         device=_device(device),
-        sizes=spread.sizes,
+        sizes=layouts.spread(program.plan).sizes,
         options=layouts.arguments(program.plan),
         move=move,
         fill=filler(program.model, on_host=not simulated),
@@ -212,10 +211,7 @@ def filler(model: torch.nn.Module, *, on_host: bool = True) -> Callable[[torch.n
 
     Parameters get random ones, of a sharded one this rank's part; buffers those that they have
     now: positions that are read from uninitialized memory would lie outside of their table.
-
-    Args:
-        model: has the buffers' values.
-        on_host: fill parameters in the host's memory as well, which takes long.
+    ``on_host``: fill parameters in the host's memory as well, which takes long.
     """
     values = {
         (id(module), name): buffer

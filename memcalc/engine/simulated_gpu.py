@@ -27,13 +27,10 @@ CACHES = {
 
 
 def insert(gpu: Gpu | None, target: Target, *, room: int = _UNLIMITED) -> None:
-    """Let this process see this GPU, before CUDA begins.
+    """Let this process see this GPU (``None``: an A100), before CUDA begins.
 
-    Args:
-        gpu: which; ``None``: an A100.
-        target: its compute capability and multiprocessors.
-        room: bytes that allocations may take of it; by default nothing is ever full, so that a
-            run tells what it needs.
+    ``room``: bytes that allocations may take of it; by default nothing is ever full, so that a run
+    tells what it needs.
     """
     os.environ.update(settings(gpu, target, room=room))
     stub.reload()

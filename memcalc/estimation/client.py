@@ -173,12 +173,9 @@ class Client:
     def ask(
         self, plan: Plan, *, counted: bool = False, figures: bool = False
     ) -> Prediction | MemcalcError:
-        """Run one plan.
+        """Run one plan; ``counted``: and one step more, for its floating-point operations.
 
-        Args:
-            plan: what to run.
-            counted: and one step more, for its floating-point operations.
-            figures: the ladder is enough, and scratch of kernels may count as temporary.
+        ``figures``: the ladder is enough, and scratch of kernels may count as temporary.
         """
         return self._decoded(Prediction, "prediction", plan, counted=counted, figures=figures)
 

@@ -110,22 +110,7 @@ T = TypeVar("T")
 def estimate(
     model: str, *, method: str = "trace", use_cache: bool = True, **settings: Any
 ) -> Prediction:
-    """Predict the memory of one training run.
-
-    Args:
-        model: a bundled name, a local folder or config.json, a hub name, or
-            ``package.module:callable``.
-        method: ``trace`` runs the real code on a simulated GPU; ``analytic`` uses closed forms.
-        use_cache: keep and reuse answers on disk.
-        **settings: fields of ``Plan``.
-
-    Returns:
-        The prediction; all sizes are unrounded bytes.
-
-    Raises:
-        UsageError: the question cannot be understood.
-        EstimateError: it could not be answered.
-    """
+    """Predict the memory of one training run of a named model, as ``memcalc.estimate`` does."""
     plan = make({"model": model, **settings})
     answer = next(iter(answers([plan], method=method, use_cache=use_cache)))
     if isinstance(answer, MemcalcError):

@@ -42,14 +42,10 @@ def outside_span(
     convolves: bool = False,
     groups: tuple[int, ...] = (),
 ) -> Span:
-    """Bytes outside the allocator with a model there.
+    """Bytes outside the allocator with a model there, on any GPU where none is named.
 
-    Args:
-        gpu: which; ``None``: any.
-        plan: what runs; ``None``: a run on one GPU.
-        convolves: it has convolutions, for which cuDNN is loaded.
-        groups: processes in each group that communicates, beside those of the plan's layout; of a
-            script these are all.
+    ``convolves``: it has convolutions, for which cuDNN is loaded; ``groups``: processes in each
+    group that communicates, beside those of the plan's layout; of a script these are all.
     """
     named = _loaded(gpu, plan, convolves=convolves)
     total = named.pop(None)

@@ -33,11 +33,9 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(command: Sequence[str], interval: float = INTERVAL) -> CommandResult:
-    """Run a command to its end.
+    """Run a command to its end, with this process's standard streams.
 
-    Args:
-        command: with its arguments; it has this process's standard streams.
-        interval: seconds between samples.
+    ``interval``: seconds between samples.
 
     Raises:
         UsageError: it cannot be started.

@@ -129,11 +129,10 @@ def pair(text: str) -> tuple[float, ...]:
 def _foreign(name: str) -> Row:
     """A class outside of the registry: its state is what a run of its own code shows."""
     if not is_named(name) and not _DOTTED.fullmatch(name):
-        names = [row.name for row in rows()]
         hint = (
             "see memcalc list optimizers, or give a class as package.module.Class or file.py:Class."
         )
-        raise unknown("optimizer", name, names, hint=hint)
+        raise unknown("optimizer", name, [row.name for row in rows()], hint=hint)
     return Row(
         name=name,
         implementation=name,

@@ -1,9 +1,9 @@
 """How accurate estimates are: median and worst over runs, and by what the runs share."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from memcalc.accuracy.compare import compare, peak
+from memcalc.accuracy.compare import compare, pairs
 from memcalc.files.results import Run
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.report.blocks import Block, Line, Table
@@ -30,27 +30,18 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
 
 def _groups(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
     yield "all", list(runs)
-    by: tuple[Callable[[Run], str], ...] = (
-        lambda run: run.plan.model,
-        lambda run: run.plan.optim,
-        lambda run: run.plan.precision,
-    )
-    for key in by:
-        names = dict.fromkeys(key(run) for run in runs)
+    for key in ("model", "optim", "precision"):
+        names = dict.fromkeys(getattr(run.plan, key) for run in runs)
         if len(names) > 1:
             for wanted in names:
-                yield wanted, [run for run in runs if key(run) == wanted]
+                yield wanted, [run for run in runs if getattr(run.plan, key) == wanted]
 
 
 def _peaks(runs: Sequence[Run]) -> Table:
     rows = []
     for group, members in _groups(runs):
         for rung in ALLOCATOR_RUNGS:
-            found = [
-                peak(run.prediction, run.measurement, rung)  # type: ignore[arg-type]
-                for run in members
-            ]
-            errors = [one.relative for one in found if one is not None and one.relative is not None]
+            errors = [one.relative for _, one in pairs(members, rung) if one.relative is not None]
             if errors:
                 # Signed, so that one sees on which side it lies.
                 worst = max(errors, key=abs)
@@ -76,13 +67,13 @@ def _parts(runs: Sequence[Run]) -> Table:
     return Table(title="Parts that are known exactly", head=head, rows=rows)
 
 
-def _worst(runs: Sequence[Run], count: int = 5) -> Table:
+def _worst(runs: Sequence[Run]) -> Table:
     found = [
         (run, rung, difference)
         for run in runs
         for rung in ALLOCATOR_RUNGS
-        if (difference := peak(run.prediction, run.measurement, rung))  # type: ignore[arg-type]
-        and difference.relative is not None
+        for _, difference in pairs([run], rung)
+        if difference.relative is not None
     ]
     found.sort(key=lambda item: -abs(item[2].relative or 0))
     return Table(
@@ -96,7 +87,7 @@ def _worst(runs: Sequence[Run], count: int = 5) -> Table:
                 f"{d.measured:,}",
                 percent(d.relative or 0, 3),
             )
-            for run, rung, d in found[:count]
+            for run, rung, d in found[:5]
         ],
         words=(0, 1),
     )

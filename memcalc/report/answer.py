@@ -134,8 +134,8 @@ def _table(prediction: Prediction, lines: int) -> Table:
     peak = prediction.peak
     unit = unit_for(max(peak.requested, peak.reserved or 0, peak.process_used or 0))
     rungs = list(_rungs(prediction, unit))
-    held = sorted(prediction.components.items(), key=lambda item: -item[1])
-    held = [(component, size) for component, size in held if size]
+    held = [item for item in prediction.components.items() if item[1]]
+    held.sort(key=lambda item: -item[1])
     # One line is the head's, and one may be that of all that is small.
     shown = [
         (component, size)
@@ -186,16 +186,15 @@ def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
         cached = more("cached", peak.reserved, peak.allocated)
         note = rows.span_range(prediction.allocator) or "max_memory_reserved()"
         yield "reserved", unit.number(peak.reserved), cached, note
-    ends = rows.process_range(prediction)
     if peak.process_used is not None and peak.reserved is not None:
         managed = prediction.optimizer_state.total(Place.MANAGED)
         if managed:
             yield "+ managed", unit.number(managed), "", "paged optimizer state"
         outside = more("context", peak.process_used, peak.reserved, managed)
-        words = rows.would_need(prediction, ends)
-        yield "process used", unit.number(peak.process_used), outside, words
+        needed = rows.would_need(prediction)
+        yield "process used", unit.number(peak.process_used), outside, needed
     elif prediction.context is not None and peak.reserved is not None:
-        yield "process used", "", "", rows.would_need(prediction, ends)
+        yield "process used", "", "", rows.would_need(prediction)
 
 
 def of_each_gpu(prediction: Prediction) -> Iterator[Block]:

@@ -190,10 +190,9 @@ def search_lines(search: Search, before: Figures) -> list[Line]:
     size = format_bytes(needed_within(best.figures, search.limit))
     if not best.remedies:
         return [Line(f"Under {limit}: the plan fits as it is, with {size}.", Kind.SUMMARY)]
-    flops = f", FLOPs {_flops(best.more_flops(before))}"
     return [
         Line(f"Under {limit}, cheapest first: {', '.join(best.remedies)}", Kind.SUMMARY),
-        Line(f"  needs {size}{flops} ({count})"),
+        Line(f"  needs {size}, FLOPs {_flops(best.more_flops(before))} ({count})"),
         Line(f"  memcalc estimate {options(best.figures.plan)}", Kind.COMMAND),
     ]
 

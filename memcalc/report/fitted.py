@@ -71,9 +71,8 @@ def _limit(limit: Limit, answer: FitAnswer) -> list[str]:
     best = limit.value(limit.best)
     if limit.best is None or best is None:
         return [f"largest {what}{other}: none, not even {limit.step} fits"]
-    more = f" with {format_bytes(limit.best.fit.least_margin)} to spare"
-    line = f"largest {what}{other}: {best}{more}"
-    lines = [f"{line}; {_beyond(limit)}"]
+    spare = format_bytes(limit.best.fit.least_margin)
+    lines = [f"largest {what}{other}: {best} with {spare} to spare; {_beyond(limit)}"]
     if limit.advice and (limit.axis == "batch" or limit.suggested != best):
         size = "" if limit.suggested == best else f"take {limit.suggested}: "
         lines.append(f"  {size}{limit.advice}")

@@ -64,8 +64,8 @@ def name(plan: Plan) -> str:
     words += [f"compile {plan.compile}"] if plan.compile else []
     words += [plan.loop] if plan.loop != loops.DEFAULT else []
     if plan.devices > 1 or plan.parallel is not None:
-        spread = layouts.spread(plan)
-        words += [plan.parallel or layouts.DEFAULT, f"on {spread.world} devices"]
+        over = layouts.spread(plan).world
+        words += [plan.parallel or layouts.DEFAULT, f"on {over} devices"]
     return " ".join(words)
 
 

@@ -99,8 +99,7 @@ def hero(prediction: Prediction) -> Hero:
     if peak.reserved is not None:
         figures.append(("reserved by PyTorch", format_bytes(peak.reserved)))
     if prediction.context is not None and peak.reserved is not None:
-        ends = rows.process_range(prediction)
-        name, _, ends = rows.would_need(prediction, ends).replace("need ", "need: ").partition(": ")
+        name, _, ends = rows.would_need(prediction).replace("need ", "need: ").partition(": ")
         figures.append((name, ends))
     plan = prediction.plan
     return Hero(

@@ -66,7 +66,6 @@ def optimizers(predictions: Sequence[Prediction]) -> Figure:
     ordered = sorted(predictions, key=lambda p: p.peak.requested)
     figure, axes = _figure(9.5, 1.0 + 0.36 * len(ordered))
     unit, name = _unit(ordered[-1].peak.requested)
-    labels = [untrusted_text.picture(label) for label in rows.labels(ordered)]
     places = range(len(ordered))
     floor = [0.0] * len(ordered)
     for component, style in STYLES.items():
@@ -82,7 +81,7 @@ def optimizers(predictions: Sequence[Prediction]) -> Figure:
             format_bytes(prediction.peak.requested), (floor[row], row), (4, 0),
             textcoords="offset points", va="center",
         )  # fmt: skip
-    axes.set_yticks(places, labels)
+    axes.set_yticks(places, list(map(untrusted_text.picture, rows.labels(ordered))))
     axes.invert_yaxis()
     axes.set(xlabel=f"requested at the peak, {name}")
     axes.set_xlim(0, max(floor) * 1.14)

@@ -165,17 +165,11 @@ def process_ends(prediction: Prediction) -> tuple[int, int] | None:
     return least + managed + context.low, most + managed + context.high
 
 
-def process_range(prediction: Prediction) -> str:
-    """The range that nvidia-smi will show for the process."""
-    ends = process_ends(prediction)
-    return "n/a" if ends is None else _between(*ends)
-
-
-def would_need(prediction: Prediction, ends: str) -> str:
+def would_need(prediction: Prediction) -> str:
     """What nvidia-smi will show; where that is more than the card has, what it would need."""
-    high, fit = process_ends(prediction), prediction.fit
-    over = fit is not None and high is not None and high[1] > fit.capacity
-    return f"would need {ends}" if over else f"nvidia-smi: {ends}"
+    ends, fit = process_ends(prediction), prediction.fit
+    over = fit is not None and ends is not None and ends[1] > fit.capacity
+    return f"{'would need' if over else 'nvidia-smi:'} {_between(*ends) if ends else 'n/a'}"
 
 
 def span_range(span: Span | None) -> str:

@@ -36,9 +36,8 @@ def sent(what: str, value: Any) -> bytes:
         def reducer_override(self, obj: Any) -> Any:
             is_plain = type(obj) in (torch.Tensor, torch.nn.Parameter)
             if is_plain and obj.layout is torch.strided and (obj.numel() > _SMALL or obj.is_cuda):
-                place = obj.dtype, str(obj.device)
-                kind = obj.requires_grad, isinstance(obj, torch.nn.Parameter)
-                return _shaped, (tuple(obj.shape), obj.stride(), *place, *kind)
+                kind = str(obj.device), obj.requires_grad, isinstance(obj, torch.nn.Parameter)
+                return _shaped, (tuple(obj.shape), obj.stride(), obj.dtype, *kind)
             return super().reducer_override(obj)
 
     buffer = io.BytesIO()

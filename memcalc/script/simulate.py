@@ -237,7 +237,6 @@ class _Run:
         engine = self._engine()
         root, cuda = (Path(engine.root), engine.cuda) if engine else driver.installed(self._python)
         prepared = stub.prepare(root, cuda, (*engine.path, *sys.path) if engine else ())
-        planning = driver.cudnn(question.target.capability, [root.parent])
         found = {name: value for name, value in os.environ.items() if name != _VISIBLE}
         if engine:
             found = engine.variables(found)
@@ -247,7 +246,7 @@ class _Run:
         found |= {
             **dict(self._program.environment),
             **stub.environment(prepared, scratch / "processes"),
-            **loading.environment(planning),
+            **loading.environment(driver.cudnn(question.target.capability, [root.parent])),
             **simulated_gpu.settings(question.gpu, question.target, room=room),
             "MEMCALC_STUB_KEPT": str(told.kept),
             "MEMCALC_STUB_OUTSIDE": str(told.outside),
@@ -272,23 +271,19 @@ class _Run:
         return environment.find(plan.torch, plan.transformers)
 
     def _understood(self, answer: dict[str, Any]) -> Simulated:
-        ending = decode(Ending, answer["ending"])
-        state = decode(OptimizerState, answer["state"])
         packed = {int(gpu): base64.b64decode(text) for gpu, text in answer["traces"].items()}
         try:
             traces = {gpu: unpack(data) for gpu, data in packed.items()}
         except DamagedTraceError as error:
             raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
-        traced = answered(self._question, traces, state)
+        traced = answered(self._question, traces, decode(OptimizerState, answer["state"]))
         count = self._question.plan.devices
         one_of_many = any(max(trace.groups, default=1) > 1 for trace in traces.values())
         launched = one_of_many or self._launch is not None
         if traced is not None and len(traces) < count and not launched:
-            alone = _ALONE.format(used=len(traces), count=count)
-            prediction = traced.prediction
-            prediction = replace(prediction, assumptions=(alone, *prediction.assumptions))
-            traced = replace(traced, prediction=prediction)
-        return Simulated(ending=ending, traced=traced)
+            told = (_ALONE.format(used=len(traces), count=count), *traced.prediction.assumptions)
+            traced = replace(traced, prediction=replace(traced.prediction, assumptions=told))
+        return Simulated(ending=decode(Ending, answer["ending"]), traced=traced)
 
 
 def _stderr() -> int:

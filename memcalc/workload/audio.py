@@ -65,12 +65,11 @@ class Recordings:
         positions = getattr(self._encoder, "max_source_positions", None)
         if one.window is not None and positions is not None:
             shape[one.window] = 2 * int(positions)
+        kind = getattr(torch, one.dtype)
         if not one.mask:
-            kind = getattr(torch, one.dtype)
             kind = dtype if kind.is_floating_point else kind
             return torch.zeros(batch, *shape, dtype=kind, device=device)
         # Made on the host, as by an extractor: how long each sample is, is known on the device.
-        kind = getattr(torch, one.dtype)
         heard = torch.ones(batch, shape[0] - 1, dtype=kind, device="cpu")
         return torch.cat((heard, torch.zeros(batch, 1, dtype=kind, device="cpu")), dim=1).to(device)
 

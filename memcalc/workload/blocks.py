@@ -11,11 +11,8 @@ from memcalc.errors import UsageError
 def blocks(model: torch.nn.Module, classes: str = "") -> list[torch.nn.Module]:
     """The modules that transformers says must not be split (``_no_split_modules``), in order.
 
-    Where it names none, they are what the model's lists of like modules hold.
-
-    Args:
-        model: whose.
-        classes: names of classes in place of all that, with commas between them.
+    Where it names none, they are what the model's lists of like modules hold. ``classes``: names
+    in place of all that, with commas between them.
 
     Raises:
         UsageError: there are none either, or none of a class that is named.

@@ -25,11 +25,7 @@ _CHANGE_NOTHING = {"_to_copy", "detach", "alias", "view", "_unsafe_view"}
 
 
 def chunk_loss(model: torch.nn.Module, chunks: int) -> None:
-    """Give a causal language model a forward that makes its loss in pieces.
-
-    Args:
-        model: of transformers, before any adapter; its ``forward`` is replaced.
-        chunks: number of pieces the rows are cut into.
+    """Give a model of transformers, before any adapter, a forward that makes its loss in pieces.
 
     Raises:
         UsageError: not a causal language model, or one that does more to its logits than the

@@ -31,12 +31,8 @@ def run(
 ) -> None:
     """Run a program's model under the eyes of the watch; the model is on the device already.
 
-    Args:
-        program: what to run.
-        watch: told of phases.
-        device: ``cuda`` or ``cpu``.
-        between: passes in the middle of a long generation only grow the cache; this is called with
-            ``True`` before the first and ``False`` after the last of them.
+    Passes in the middle of a long generation only grow the cache: ``between`` is called with
+    ``True`` before the first and ``False`` after the last of them.
     """
     plan, model = program.plan, program.model.eval()
     with torch.no_grad(), PRECISIONS[plan.precision].context(device)():
@@ -90,6 +86,7 @@ def _generate(
         # Serving engines sample from the whole vocabulary; otherwise decoding is greedy.
         **({"do_sample": True, "top_k": 0} if plan.engine is not None else {"do_sample": False}),
         "num_beams": plan.beams,
+        **_cache_options(plan.cache),
     }
     if hasattr(config, "disable_compile"):
         # A compiled decode step would keep CUDA graphs; transformers before 4.51 compiles none.
@@ -99,7 +96,7 @@ def _generate(
     starts = (config.decoder_start_token_id, config.bos_token_id)
     if model.config.is_encoder_decoder and starts == (None, None):
         options["decoder_start_token_id"] = model.config.decoder_start_token_id
-    options.update(_cache_options(plan.cache))
+
     if between is not None and long_decode.is_long(tokens):
         long_decode.shorten(model, tokens, between)
     try:

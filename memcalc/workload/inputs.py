@@ -45,15 +45,10 @@ class Inputs:
         padding: bool,
         use: Use = Use.TRAINING,
     ) -> None:
-        """Settle the batches of a model.
+        """Settle the batches of a model on any device.
 
-        Args:
-            model: on any device.
-            task: what it is trained for.
-            batch: samples.
-            seq: tokens per sample; ``None``: 512, or the model's longest when that is shorter.
-            padding: pass an attention mask whose last position is padding.
-            use: what the batches are for.
+        ``seq``: tokens per sample; ``None``: 512, or the model's longest when that is shorter.
+        ``padding``: pass an attention mask whose last position is padding.
         """
         self.model = model
         self.use = use

@@ -107,7 +107,6 @@ def deepspeed_config(job: Job) -> dict[str, Any]:
 
     The optimizer is the caller's own, of whatever class, also where its state is on the host.
     """
-    stage = ZERO_STAGES[job.layout.name]
     said = dict(job.options)
     found: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": job.plan.batch,
@@ -115,7 +114,7 @@ def deepspeed_config(job: Job) -> dict[str, Any]:
         "gradient_clipping": job.max_grad_norm or 0.0,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": {"stage": stage, **_zero(said, job.model)},
+        "zero_optimization": {"stage": ZERO_STAGES[job.layout.name], **_zero(said, job.model)},
         "steps_per_print": 1 << 30,
     }
     half = _HALVES.get(job.precision.autocast or job.precision.weights)
@@ -154,9 +153,8 @@ def _filled(name: str, model: torch.nn.Module) -> int | None:
     if sizes[0] is None:
         return None
     width = max(sizes)
-    made = {
+    return {
         "reduce_bucket_size": width * width,
         "stage3_prefetch_bucket_size": int(0.9 * width * width),
         "stage3_param_persistence_threshold": 10 * width,
-    }
-    return made.get(name)
+    }.get(name)

@@ -158,11 +158,7 @@ _NOT_OURS = (
 
 @contextlib.contextmanager
 def in_its_words(name: str, where: Callable[[], str] = str) -> Iterator[None]:
-    """Put the model's own error first in a failure inside a user's model.
-
-    Args:
-        name: the model's; nothing is changed for models of transformers.
-        where: the place it failed at, such as `` in encoder``.
+    """Put the error of a user's own model first in a failure at a place such as `` in encoder``.
 
     Raises:
         EstimateError: the code inside failed.

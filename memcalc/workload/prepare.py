@@ -53,7 +53,6 @@ def program_of(
     Raises:
         UsageError: the model cannot be checkpointed, or a pattern matches nothing.
     """
-    loop = loops.of(plan)
     if plan.loss_chunks > 1:
         chunk_loss(model, plan.loss_chunks)
     cached = _kv_cache(model, plan.kv_cache)
@@ -76,7 +75,7 @@ def program_of(
         seq=inputs.seq if inputs is not None and inputs.has_tokens else None,
         assumptions=(
             *notes,
-            *_said(plan, choice, loop, cached=cached),
+            *_said(plan, choice, loops.of(plan), cached=cached),
             *(layerdrop.said(model) if not plan.infers else ()),
         ),
         inputs=inputs,

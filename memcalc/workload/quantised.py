@@ -60,12 +60,11 @@ def load(
     # They warn about every cast, and about kernels that are missing.
     for package in ("bitsandbytes", "torchao"):
         logging.getLogger(package).setLevel(logging.ERROR)
-    transformers = importlib.import_module("transformers")
     config: Any = copy.deepcopy(model.config)
     already = settings(plan)
     if already is not None:
         config.quantization_config = dict(already)
-    with _quietly(transformers):
+    with _quietly(importlib.import_module("transformers")):
         try:
             loaded: torch.nn.Module = type(model).from_pretrained.__func__(  # type: ignore[attr-defined]
                 _AsBuilt(model),

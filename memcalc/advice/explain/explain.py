@@ -77,15 +77,12 @@ def _anew(saved: Prediction, tracer: Tracer, depth: int | None) -> Chapter | str
         answer = tracer.trace(saved.plan)
     except MemcalcError as error:
         return f"no timeline: {error}"
-    fresh, differing = (
-        answer.prediction,
-        version_changes(saved.versions, answer.prediction.versions),
-    )
-    versions = "; ".join(differing)
+    fresh = answer.prediction
+    versions = "; ".join(version_changes(saved.versions, fresh.versions))
     if any(getattr(fresh, name) != getattr(saved, name) for name in _FIGURES):
-        why = f" ({versions})" if differing else ""
+        why = f" ({versions})" if versions else ""
         return f"no timeline: a new run of this plan gives other figures than the saved ones{why}"
-    others = f", with other versions ({versions})" if differing else ""
+    others = f", with other versions ({versions})" if versions else ""
     note = f"the timeline is from a new run{others}; its figures equal the saved ones"
     return replace(chapter(answer, depth=depth), prediction=saved, notes=(note,))
 

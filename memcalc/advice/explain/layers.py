@@ -13,9 +13,7 @@ Pattern = tuple[str, ...]
 def cut(path: str, depth: int | None) -> tuple[Pattern, tuple[int, ...]]:
     """Split a path into its pattern and the indices that fill it.
 
-    Args:
-        path: such as ``transformer.h.3.mlp``.
-        depth: how many names to keep, indices not counted; ``None``: all.
+    ``depth``: how many names to keep, indices not counted; ``None``: all.
     """
     pattern: list[str] = []
     indices: list[int] = []

@@ -21,11 +21,7 @@ T = TypeVar("T")
 class Oracle:
     """Answers for one program on any device; what it learns is kept for the next question.
 
-    Threads may share it.
-
-    Args:
-        pool: of child processes.
-        config: the model's, where it has one.
+    Threads may share it. ``config``: the model's, where it has one.
     """
 
     def __init__(self, pool: Pool, config: dict[str, Any] | None) -> None:

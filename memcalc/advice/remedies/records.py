@@ -28,13 +28,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 def figures(prediction: Prediction) -> Figures:
     """What remedies are compared by."""
-    return Figures(
-        plan=prediction.plan,
-        peak=prediction.peak,
-        context=prediction.context,
-        fit=prediction.fit,
-        flops=prediction.flops,
-    )
+    return Figures(**{name: getattr(prediction, name) for name in Figures.__struct_fields__})
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):

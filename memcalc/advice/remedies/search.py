@@ -61,10 +61,8 @@ def stages(remedies: Sequence[Remedy]) -> list[tuple[Remedy, ...]]:
     for remedy in remedies:
         if remedy.key in ("accumulate", "bf16", "in backward"):
             continue
-        added = [remedy]
-        if remedy.key == "LoRA" and "bf16" in by_key:
-            # The frozen weights lose no updates, and peft keeps the adapters in fp32.
-            added = [by_key["bf16"], remedy]
+        # The frozen weights lose no updates, and peft keeps the adapters in fp32.
+        added = [by_key["bf16"], remedy] if remedy.key == "LoRA" and "bf16" in by_key else [remedy]
         fields = {field for one in added for field, _ in one.changes}
         taken = [one for one in taken if fields.isdisjoint(field for field, _ in one.changes)]
         taken += added

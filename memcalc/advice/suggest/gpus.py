@@ -198,9 +198,8 @@ def _lean(plan: Plan, count: int) -> tuple[Change, ...]:
 def _one_of_each_size(among: Iterable[Gpu]) -> Iterator[Gpu]:
     by_size: dict[int, list[Gpu]] = {}
     for gpu in among:
-        if gpu.capability < _OLDEST:
-            continue
-        by_size.setdefault(gpu.sold_as, []).append(gpu)
+        if gpu.capability >= _OLDEST:
+            by_size.setdefault(gpu.sold_as, []).append(gpu)
     for _, alike in sorted(by_size.items()):
         able = [gpu for gpu in alike if ARCHITECTURES[gpu.capability].bf16]
         yield min(able or alike, key=lambda gpu: gpu.memory)

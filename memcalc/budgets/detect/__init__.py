@@ -104,10 +104,8 @@ def driven(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]
         return found, () if several else (_HOW_MANY,)
     del found["loop"]
     as_the_trainer = {"max_grad_norm": 1.0, "keep_outputs": False}
-    notes = ["memcalc does not know the Trainer's loop with this layout: the plain loop is used"]
-    if not several:
-        notes.append(_HOW_MANY)
-    return {**as_the_trainer, **found}, tuple(notes)
+    note = "memcalc does not know the Trainer's loop with this layout: the plain loop is used"
+    return {**as_the_trainer, **found}, (note,) if several else (note, _HOW_MANY)
 
 
 def _read(path: Path) -> Detected | None:

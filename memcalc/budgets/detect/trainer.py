@@ -103,8 +103,7 @@ def _said(arguments: Mapping[str, Any], folder: Path) -> Said:
         return arguments[key] if isinstance(arguments.get(key), str) else key
 
     if arguments.get("deepspeed"):
-        name = "deepspeed"
-        return deepspeed.said(_table(arguments[name], folder), named(name), {})
+        return deepspeed.said(_table(arguments["deepspeed"], folder), named("deepspeed"), {})
     if arguments.get("fsdp"):
         table = _fsdp(arguments["fsdp"], _table(arguments.get("fsdp_config") or {}, folder))
         half = next((name for name in ("bf16", "fp16") if arguments.get(name)), "no")
@@ -194,16 +193,14 @@ def axolotl_settings(
         found["precision"] = "fp16"
     elif data.get("tf32"):
         found["precision"] = "tf32"
-    attention = next((ours for key, ours in _ATTENTION.items() if data.get(key)), None)
-    if attention is not None:
+    if attention := next((ours for key, ours in _ATTENTION.items() if data.get(key)), None):
         found["attention"] = attention
     if data.get("adapter") in ("lora", "qlora"):
         targets = data.get("lora_target_modules")
         named = isinstance(targets, list) and targets and not data.get("lora_target_linear")
         target = "+".join(map(str, targets or ())) if named else "all-linear"
         found["lora"] = f"r={data.get('lora_r') or 8},target={target}"
-    quant = next((ours for key, ours in _QUANT.items() if data.get(key)), None)
-    if quant is not None:
+    if quant := next((ours for key, ours in _QUANT.items() if data.get(key)), None):
         found["quant"] = quant
     kernels = [name for name in _REPLACED if data.get(f"liger_{name}")]
     unlike: tuple[str, ...] = ()

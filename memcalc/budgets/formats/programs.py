@@ -139,7 +139,6 @@ def as_sarif(report: Report, *, code: int) -> str:
 
 def _sarif_result(verdict: Verdict) -> dict[str, Any]:
     budget = verdict.budget
-    rules = list(_RULES)
     name, _ = _RULES[verdict.status]
     # The same budget is the same alert, wherever in the file it moves.
     file = text.in_repository(budget.where.file)
@@ -147,7 +146,7 @@ def _sarif_result(verdict: Verdict) -> dict[str, Any]:
     known = hashlib.sha256(identity.encode("utf-8", "backslashreplace")).hexdigest()
     return {
         "ruleId": name,
-        "ruleIndex": rules.index(verdict.status),
+        "ruleIndex": list(_RULES).index(verdict.status),
         "level": "error",
         "message": {"text": _plain(text.sentence(verdict))},
         "locations": [

@@ -119,10 +119,8 @@ def find(
 ) -> Library | Missing:
     """The cuDNN to ask for a simulated GPU; nothing is fetched and PyTorch is not imported.
 
-    Args:
-        paths: folders in which the engine's Python looks for packages, PyTorch among them.
-        capability: compute capability of the simulated GPU.
-        offline: nothing may be fetched, now or later.
+    ``paths``: folders in which the engine's Python looks for packages, PyTorch among them;
+    ``offline``: nothing may be fetched, now or later.
     """
     own = _installed(paths)
     required = _required(paths)

@@ -191,11 +191,9 @@ class Release(msgspec.Struct, frozen=True):
         return f"{self.major}.{self.minor}{patch}" + (f"+{self.build}" if self.build else "")
 
     def matches(self, version: str, cuda: str = "") -> bool:
-        """Whether an installed version is of this release.
+        """Whether an installed version, whose local part says nothing, is of this release.
 
-        Args:
-            version: as the package spells it; a local part says nothing.
-            cuda: what PyTorch was built for, such as ``12.6``.
+        ``cuda``: what PyTorch was built for, such as ``12.6``.
         """
         numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?$", version.split("+")[0])
         if numbers is None or (int(numbers[1]), int(numbers[2])) != (self.major, self.minor):

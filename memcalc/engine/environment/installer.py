@@ -83,13 +83,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def install(job: Job, tool: Tool, *, plain: bool, watch: Callable[[], None]) -> Failure | None:
-    """Run an installer to its end.
+    """Run an installer to its end; ``watch`` is called every now and then while it runs.
 
-    Args:
-        job: what to install.
-        tool: by which installer.
-        plain: without the machine's constraints and find-links; its index and proxy stay.
-        watch: called every now and then while it runs.
+    With ``plain``, without the machine's constraints and find-links; its index and proxy stay.
 
     Returns:
         Why it failed; ``None``: it did not.

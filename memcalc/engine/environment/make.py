@@ -125,13 +125,10 @@ def install(
     torch: str = "",
     extra_index: str | None = None,
 ) -> tuple[str, ...]:
-    """Install, the second time without the machine's own constraints and find-links.
+    """Install into an empty folder, the second time without the machine's own constraints.
 
-    Args:
-        requirements: for the installer.
-        target: an empty folder.
-        torch: what PyTorch's large wheel is called, if that is what is installed.
-        extra_index: one more index that may have it.
+    ``torch``: what PyTorch's large wheel is called, if that is what is installed; ``extra_index``:
+    one more index that may have it. Find-links go with the constraints.
 
     Returns:
         What was done otherwise than usual.

@@ -57,11 +57,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 def find(torch: str | None = None, transformers: str | None = None) -> Environment:
     """The environment of the engine's process; what is missing is fetched once and kept.
 
-    Whoever listens is told what is fetched and how far it is.
-
-    Args:
-        torch: the release that a question names; ``None``: the installed one.
-        transformers: likewise.
+    Releases are those that a question names; ``None``: the installed one. Whoever listens is told
+    what is fetched and how far it is.
 
     Raises:
         SettingError: a release is not understood, or is too old.

@@ -41,9 +41,8 @@ class Counters(Notebook):
         torch.cuda._lazy_call(self._begin)
 
     def _begin(self) -> None:
-        count = _C._cuda_getDeviceCount()
         internals.start_history(with_lines=True)
-        self.notes = [Notes(device) for device in range(count)]
+        self.notes = [Notes(device) for device in range(_C._cuda_getDeviceCount())]
         self._unread = [{} for _ in self.notes]
         for notes in self.notes:
             notes.zero = internals.events_so_far(notes.device)

@@ -49,9 +49,8 @@ _LONGER = (
 class Session:
     """Follows what runs in this process, over the stub driver.
 
-    Args:
-        steps: when an optimizer is about to go beyond these, the program ends; 0: never.
-        one_of_many: other processes train with this one.
+    When an optimizer is about to go beyond ``steps``, the program ends; 0: never. Where it is
+    ``one_of_many``, other processes train with it.
     """
 
     def __init__(self, steps: int = 0, *, one_of_many: bool = False) -> None:

@@ -26,11 +26,7 @@ class EnoughStepsError(BaseException):
 
 
 class Steps:
-    """Counts for every optimizer.
-
-    Args:
-        wanted: when an optimizer is about to go beyond these, the program ends; 0: never.
-    """
+    """Counts for every optimizer; before one goes beyond ``wanted`` (0: any), the program ends."""
 
     def __init__(self, wanted: int) -> None:
         self.most = 0

@@ -58,9 +58,7 @@ class SharedObject(msgspec.Struct, frozen=True):
 def read(path: Path, *, defined: bool = True) -> SharedObject:
     """Read a shared object.
 
-    Args:
-        path: the file.
-        defined: read the names of its own symbols too, of which large libraries have many.
+    ``defined``: the names of its own symbols too, of which large libraries have many.
 
     Raises:
         ValueError: it is no 64-bit little-endian shared object, or it is damaged.

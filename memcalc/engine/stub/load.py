@@ -146,10 +146,8 @@ def function(name: str, returns: Any) -> Any:
 def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
     """Variables for a fresh process that is to run over the stub driver, user's own included.
 
-    Args:
-        stub: what ``prepare`` gave.
-        processes: a file in which processes write how much they take, so that NVML in one tells
-            of the others; it is made when it is first needed.
+    ``processes``: a file in which processes write how much they take, so that NVML in one tells of
+    the others; it is made when it is first needed.
     """
     found = {
         "LD_PRELOAD": _before(map(str, _files(stub)), os.environ.get("LD_PRELOAD"), r"[ :]"),

@@ -49,7 +49,7 @@ class Loop(msgspec.Struct, frozen=True, kw_only=True):
     """For help texts."""
     run: Callable[[Job, Watch, int], None]
     """Train the job for some optimizer steps, under the eyes of the watch."""
-    keeps_outputs: bool
+    keeps_outputs: bool = True
     """What the model returned lives until the next forward has made new ones, where the plan says
     nothing else."""
     fixed: tuple[tuple[str, Any], ...] = ()
@@ -119,5 +119,4 @@ class Loader:
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        for number in range(self._length):
-            yield self._make(number)
+        return map(self._make, range(self._length))

@@ -83,5 +83,4 @@ LOOP = Loop(
     title="accelerate loop",
     summary="a script around accelerate's Accelerator",
     run=run,
-    keeps_outputs=True,
 )

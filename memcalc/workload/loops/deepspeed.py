@@ -56,6 +56,5 @@ LOOP = Loop(
     title="DeepSpeed engine",
     summary="a script around DeepSpeed's engine",
     run=run,
-    keeps_outputs=True,
     fixed=(("set_to_none", True),),
 )

@@ -55,5 +55,4 @@ LOOP = Loop(
     title="",
     summary="the bare optimizer in a loop of one's own",
     run=run,
-    keeps_outputs=True,
 )
