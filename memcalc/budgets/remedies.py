@@ -2,7 +2,6 @@
 
 import contextlib
 from pathlib import Path
-from typing import Self
 
 from msgspec.structs import replace
 
@@ -23,20 +22,15 @@ from memcalc.units import format_mib
 _EXPANDABLE = "expandable_segments:True"
 
 
-class Adviser:
+class Adviser(contextlib.ExitStack):
     """Called with an exceeded budget, looks for changes of the plan that keep it."""
 
     def __init__(self, *, use_cache: bool) -> None:
         """Try nothing yet; ``use_cache``: keep and reuse answers on disk."""
-        self._tracer = Tracer(use_cache=use_cache, workers=None)
+        super().__init__()
+        self._tracer = self.enter_context(Tracer(use_cache=use_cache, workers=None))
         self._trials: dict[Plan, Trials | None] = {}
         self._simulated: dict[Plan, Evidence] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._tracer.__exit__()
 
     def __call__(self, budget: Budget, evidence: Evidence, before: Known | None) -> str:
         """One clause; empty where the run was measured, or closed forms answered for it."""

@@ -178,9 +178,7 @@ def over_lengths(program: Program, lengths: Sequence[int], *, values: bool = Fal
     coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
 
     def batch() -> Batch:
-        made = program.resized(plan.batch, next(coming)).batch(program.plan.target)
-        recorder.name(Component.INPUTS, made.values())
-        return made
+        return _batch(program.resized(plan.batch, next(coming)), recorder)
 
     followed = _Followed(plan, values)
     with ranks.followed(recorder, plan), followed:
@@ -203,7 +201,7 @@ def _read(program: Program, recorder: Recorder, steps: int) -> Trace:
         seq=program.seq,
         sent=timeline.sent(steps - 1),
         whole=plan.infers,
-        assumptions=(*_said_of_host(plan, recorder), *_said(program)),
+        assumptions=tuple(_said(program, recorder)),
     )
 
 
@@ -287,16 +285,6 @@ def _batch(program: Program, recorder: Recorder) -> Batch:
     return made
 
 
-def _said_of_host(plan: Plan, recorder: Recorder) -> tuple[str, ...]:
-    """What an offloaded cache keeps in host memory."""
-    if not plan.cache.startswith("offloaded"):
-        return ()
-    return (
-        f"{recorder.kept_on_host:,} bytes of the cache are in pinned host memory at the end "
-        "(PyTorch rounds each block up to a power of two); the GPU holds one layer and the next",
-    )
-
-
 def _name_quantised_shards(model: torch.nn.Module, recorder: Recorder) -> None:
     """Of weights in 4 bit that a wrapper divided, each layer still knows the constants."""
     for module in model.modules():
@@ -307,8 +295,13 @@ def _name_quantised_shards(model: torch.nn.Module, recorder: Recorder) -> None:
             recorder.name(Component.QUANTISED_WEIGHTS, [weight])
 
 
-def _said(program: Program) -> tuple[str, ...]:
+def _said(program: Program, recorder: Recorder) -> Iterator[str]:
     passes = program.plan.generate
+    if program.plan.cache.startswith("offloaded"):
+        yield (
+            f"{recorder.kept_on_host:,} bytes of the cache are in pinned host memory at the end "
+            "(PyTorch rounds each block up to a power of two); the GPU holds one layer and the next"
+        )
     skipped = (long_decode.said(passes),) if passes and long_decode.is_long(passes) else ()
     scheme = () if program.plan.scheme is None else (quantised.described(program.inventory),)
-    return tuple(dict.fromkeys((*program.assumptions, *scheme, *skipped)))
+    yield from dict.fromkeys((*program.assumptions, *scheme, *skipped))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -62,19 +62,13 @@ def _by_closed_forms(plan: Plan, inventories: Inventories) -> Prediction:
     )
 
 
-class Inventories:
+class Inventories(contextlib.ExitStack):
     """The tensors of models; those that are not shipped are built once, in a child process."""
 
     def __init__(self) -> None:
-        self._stack = contextlib.ExitStack()
+        super().__init__()
         self._client: Client | None = None
         self._known: dict[tuple[str, ...], Inventory] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def of(self, checked: Checked) -> Inventory:
         """The inventory of a plan's model with its head.
@@ -95,8 +89,7 @@ class Inventories:
         from memcalc.estimation.client import Client, warm_engines
 
         if self._client is None:
-            engines = self._stack.enter_context(warm_engines)
-            self._client = self._stack.enter_context(Client(engines))
+            self._client = self.enter_context(Client(self.enter_context(warm_engines)))
         answer = self._client.inventory(plan)
         if isinstance(answer, MemcalcError):
             raise answer
@@ -156,7 +149,7 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
     trace: Trace
 
 
-class Tracer:
+class Tracer(contextlib.ExitStack):
     """Answers plans through the same child processes; what to ask next may depend on answers.
 
     Answers are kept in the cache's folder, and traces where they were asked for.
@@ -170,26 +163,17 @@ class Tracer:
         counted: bool = False,
         figures: bool = False,
     ) -> None:
-        """Start nothing yet.
+        """Start nothing yet; ``workers``: the most processes that trace at once.
 
-        Args:
-            use_cache: keep and reuse answers on disk.
-            workers: the most processes that trace at once.
-            counted: answers say how many operations a step takes, which costs one step more.
-            figures: of answers the ladder is enough, which saves half of a run.
+        ``counted``: answers say how many operations a step takes, which costs one step more.
+        ``figures``: of answers the ladder is enough, which saves half of a run.
         """
+        super().__init__()
         self._use_cache = use_cache
         self._counted, self._figures = counted, figures
         self.workers = workers
-        self._stack = contextlib.ExitStack()
         self._pool: Pool | None = None
         self._checked: dict[Plan, Checked | MemcalcError] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def answers(self, plans: Sequence[Plan]) -> Iterator[Answer]:
         """Answer plans in order; a plan that fails yields its error and the rest go on."""
@@ -293,7 +277,7 @@ class Tracer:
         if self._pool is None:
             from memcalc.estimation.pool import Pool
 
-            self._pool = self._stack.enter_context(Pool(self.workers))
+            self._pool = self.enter_context(Pool(self.workers))
         return self._pool
 
 

@@ -20,7 +20,7 @@ from memcalc.estimation.pool import Pool
 from memcalc.estimation.question import Asked, asked
 from memcalc.files.untrusted_values import content
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Prediction, Varied, Way
+from memcalc.records.prediction import ALLOCATOR_RUNGS, Prediction, Varied, Way
 
 BATCHES = 100
 _SEED = 0
@@ -88,9 +88,7 @@ def varied(plan: Plan, text: str) -> Varied:
     ways = tuple(
         Way(
             name=name,
-            requested=found.peaks.requested,
-            allocated=found.peaks.allocated,
-            reserved=found.peaks.reserved,
+            **{rung: getattr(found.peaks, rung) for rung in ALLOCATOR_RUNGS},
             shortest=min(lengths),
             longest=max(lengths),
         )
@@ -136,9 +134,7 @@ def over_batches(answer: Prediction, found: Varied) -> Prediction:
         fit=found.fit,
         peak=replace(
             peak,
-            requested=drawn.requested,
-            allocated=drawn.allocated,
-            reserved=drawn.reserved,
+            **{rung: getattr(drawn, rung) for rung in ALLOCATOR_RUNGS},
             process_used=None if used is None else used + more,
         ),
     )

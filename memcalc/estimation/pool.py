@@ -19,7 +19,7 @@ WORKER_BYTES = 1 << 30
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-class Pool:
+class Pool(contextlib.ExitStack):
     """Children that trace side by side; they are kept, with what they built, for what comes next.
 
     A child starts when there is work for it, and ends with the pool; what forks it does not.
@@ -28,20 +28,17 @@ class Pool:
 
     def __init__(self, workers: int | None = None) -> None:
         """At most so many processes; ``None``: what cores and free memory allow."""
+        super().__init__()
         self.workers = workers if workers is not None else room()
-        self._stack = contextlib.ExitStack()
         self._clients: list[Client] = []
         self._changed = threading.Condition()
 
     def __enter__(self) -> Self:
-        self._engines = self._stack.enter_context(warm_engines)
+        self._engines = self.enter_context(warm_engines)
         for _ in range(max(self.workers, 1)):
-            self._clients.append(self._stack.enter_context(Client(self._engines)))
+            self._clients.append(self.enter_context(Client(self._engines)))
         self._idle = list(self._clients)
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Client]:

@@ -135,11 +135,8 @@ class Phases:
         """Follow from now on."""
         self._patches = patches
         self._functional.install(patches)
-        for hook in (
-            modules.register_module_forward_pre_hook(self._entering),
-            modules.register_module_forward_hook(self._leaving, always_call=True),
-        ):
-            patches.also(hook.remove)
+        patches.also(modules.register_module_forward_pre_hook(self._entering).remove)
+        patches.also(modules.register_module_forward_hook(self._leaving, always_call=True).remove)
         patches.wrap(torch.autograd, "backward", self._backward)
         patches.wrap(torch.autograd, "grad", self._grad)
         patches.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)

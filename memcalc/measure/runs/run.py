@@ -184,9 +184,8 @@ class _Watch:
             self.gradients = self.before_clearing()
         self.meter.begin()
         yield
-        reading = self.meter.end(phase, step)
-        self.readings.append(reading)
-        self.listener.said(reading)
+        self.readings.append(self.meter.end(phase, step))
+        self.listener.said(self.readings[-1])
 
     def close(self) -> None:
         self.before_clearing = None
@@ -229,7 +228,8 @@ def _measurement(
     failure: OutOfMemory | None = found.get("out_of_memory")
     wanted = ("weights", "buffers", "gradients", "state", "seconds_per_step", "samples_per_second")
     why = "the run ended out of memory" if failure is not None else "nothing was trained"
-    unknown = {name: why for name in wanted if found.get(name) is None}
+    known: dict[str, Any] = {name: found.get(name) for name in wanted}
+    unknown = {name: why for name, value in known.items() if value is None}
     if program.in_backward:
         unknown["gradients"] = "each is used and freed in backward"
     elif layouts.of(program.plan).package:
@@ -243,13 +243,8 @@ def _measurement(
         config=inventory.config,
         seq=program.seq,
         parameters=inventory.numel,
-        weights=found.get("weights"),
-        buffers=found.get("buffers"),
-        gradients=found.get("gradients"),
-        state=found.get("state"),
+        **known,
         phases=tuple(watch.readings),
-        seconds_per_step=found.get("seconds_per_step"),
-        samples_per_second=found.get("samples_per_second"),
         out_of_memory=failure,
         seconds=found["seconds"],
         unknown=unknown,
