@@ -29,23 +29,6 @@ def test_without_a_limit_the_script_runs_to_its_end(run, tmp_path):
     assert (tmp_path / "said").read_text().count("\n") == 9
 
 
-def test_what_did_not_fit_is_let_go_of_where_the_error_is_caught(run):
-    """A program that catches it frees what it held, and tries again with less."""
-    assert (
-        run(
-            """
-        import torch
-        torch.set_grad_enabled(False)
-        try:
-            torch.empty(1 << 30, device="cuda").repeat(9).sum()
-        except torch.OutOfMemoryError:
-            assert torch.cuda.memory_allocated() == 0
-        """
-        ).ending.code
-        == 0
-    )
-
-
 def test_a_full_gpu_raises_what_pytorch_raises(run):
     found = run(
         """
@@ -112,157 +95,6 @@ def test_checkpoints_are_not_written_and_can_be_loaded_again(run, tmp_path):
 
 
 @pytest.mark.nightly
-def test_places_that_are_not_zero_are_counted_where_the_script_put_the_numbers(run):
-    found = run(
-        """
-        import torch
-        labels = torch.tensor([1, -100, 2, -100, 3]).cuda()
-        assert (labels != -100).nonzero().shape == (3, 1)
-        assert labels[labels != -100].shape == (3,)
-        assert (labels != -100).sum().item() == 3
-        """
-    )
-    assert found.ending.code == 0
-
-
-def test_code_that_runs_inside_backward_decides_by_the_same_values(run):
-    """A router under checkpointing, a function's own backward; both read what the program put."""
-    assert (
-        run(
-            """
-        import torch
-        from torch.utils.checkpoint import checkpoint
-
-        class Adjoint(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x, times):
-                ctx.save_for_backward(times)
-                return x * 2
-            @staticmethod
-            def backward(ctx, gradient):
-                back = ctx.saved_tensors[0].flip(0)
-                assert (back[1:] < back[:-1]).all()
-                return gradient * 2, None
-
-        router, expert = torch.nn.Linear(64, 4).cuda(), torch.nn.Linear(64, 64).cuda()
-
-        def routed(x):
-            best = router(x).topk(2, -1).indices
-            for number in range(4):
-                rows, _ = torch.where(best == number)
-                if rows.numel():
-                    x = x.index_add(0, rows, expert(x[rows]))
-            return x
-
-        for again in (False, True):
-            x = torch.randn(512, 64, device="cuda", requires_grad=True)
-            y = Adjoint.apply(x, torch.linspace(0, 1, 5, device="cuda"))
-            checkpoint(routed, y, use_reentrant=again).sum().backward()
-        """
-        ).ending.code
-        == 0
-    )
-
-
-def test_batches_are_known_after_they_are_laid_anew_and_masks_are_drawn(run):
-    assert (
-        run(
-            """
-        import torch
-        batch = torch.zeros(32, 2, 300)
-        batch[:, 1] = 1
-        padded = torch.nn.functional.pad(batch.cuda(), (0, 12))
-        windows = padded.unfold(-1, 60, 1).permute(0, 2, 3, 1).flatten(0, 1)[:, :48, 1]
-        assert (windows[:2000].sum(1) >= 1).all()
-        assert torch.ones(5000, device="cuda")[4999].item() == 1
-        chosen = torch.rand(8, 512, device="cuda") < 0.15
-        assert 400 < torch.randn(8, 512, 64, device="cuda")[chosen].shape[0] < 800
-        """
-        ).ending.code
-        == 0
-    )
-
-
-def test_operators_whose_kernels_are_in_python_find_them(run):
-    found = run(
-        """
-        import torch
-        from torch._prims.rng_prims import run_and_save_rng_state
-        x = torch.ones(4, device="cuda")
-        state, drawn = run_and_save_rng_state(torch.ops.aten.rand_like.default, x)
-        assert drawn.is_cuda
-        """
-    )
-    assert found.ending.code == 0
-
-
-@pytest.mark.nightly
-def test_lazy_modules_and_pinned_batches_run(run):
-    found = run(
-        """
-        import torch
-        model = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.ReLU(), torch.nn.LazyLinear(2))
-        model(torch.zeros(1, 16))
-        model.cuda()
-        batch = torch.randn(4, 16, pin_memory=True).to("cuda", non_blocking=True)
-        assert model(batch).shape == (4, 2)
-        later = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.LazyBatchNorm1d()).cuda()
-        assert later(batch).shape == (4, 8)
-        optimizer = torch.optim.Adam(later.parameters())
-        later(batch).sum().backward()
-        optimizer.step()
-        assert {p.device.type for p in (*later.parameters(), *later.buffers())} == {"cuda"}
-        """
-    )
-    assert found.ending.code == 0
-
-
-@pytest.mark.nightly
-def test_whole_batches_of_the_host_go_through_data_parallel(run):
-    found = run(
-        """
-        import torch
-        model = torch.nn.DataParallel(torch.nn.Linear(64, 64)).cuda()
-        stream, event = torch.Stream("cuda"), torch.Event("cuda")
-        with stream:
-            event.record()
-        assert model(torch.randn(8, 64)).shape == (8, 64)
-        """
-    )
-    assert found.ending.code == 0
-
-
-@pytest.mark.nightly
-def test_tensors_that_hold_others_have_no_memory_of_their_own(run, tmp_path):
-    run(
-        """
-        import torch
-        from torch.testing._internal.two_tensor import TwoTensor
-        parts = [torch.empty(256, 256, device="cuda") for _ in range(2)]
-        both = torch.nn.Parameter(TwoTensor(*parts))
-        twice = both + both
-        print(torch.cuda.memory_allocated(), file=open("said", "w"))
-        """,
-        steps=0,
-    )
-    assert int((tmp_path / "said").read_text()) == 4 * 256 * 256 * 4
-
-
-def test_tensors_on_the_gpu_are_compared_by_what_is_known_of_them(run):
-    found = run(
-        """
-        import torch
-        ones, two = torch.ones(3, device="cuda"), torch.tensor([1.0, 1.0, 2.0], device="cuda")
-        assert torch.equal(ones, torch.ones(3, device="cuda"))
-        assert not torch.equal(ones, two) and not torch.equal(ones, two[:2])
-        assert torch.equal(ones.new_empty(0), ones.new_empty(0))
-        """,
-        steps=0,
-    )
-    assert found.ending.code == 0
-
-
-@pytest.mark.nightly
 def test_quantised_weights_are_told_from_what_turns_them_back(run):
     found = run(
         """
@@ -284,30 +116,6 @@ def test_quantised_weights_are_told_from_what_turns_them_back(run):
     # A number for each block of 64, and the table of 16 codes, in fp32.
     assert components[Component.QUANTISATION_CONSTANTS] == 4 * (1024 * 2048 // 64) + 4 * 16
     assert components[Component.WEIGHTS] == 4 * (2048 * 8 + 8)
-
-
-@pytest.mark.nightly
-def test_metadata_that_changes_in_place_counts(run, tmp_path):
-    run(
-        """
-        import torch
-        x = torch.ones(64, 32, device="cuda")
-        assert (x * 2).shape == (64, 32)
-        x.t_()
-        assert (x * 2).shape == (32, 64)
-        x.data = torch.ones(3, device="cuda", dtype=torch.half)
-        assert (x * 2).shape == (3,) and (x * 2).dtype is torch.half
-        y = torch.empty(0, device="cuda")
-        torch.add(torch.ones(5, device="cuda"), 1, out=y)
-        assert (y * 2).shape == (5,)
-        y.resize_(7)
-        assert (y * 2).shape == (7,)
-        y.set_(torch.ones(2, 2, device="cuda"))
-        assert (y * 2).shape == (2, 2)
-        open("done", "w").close()
-        """
-    )
-    assert (tmp_path / "done").exists()
 
 
 def test_memory_is_known_when_it_is_asked_for_and_where_the_gpu_is_nearly_full(run, tmp_path):
@@ -348,3 +156,134 @@ def test_a_frozen_convolution_passes_its_gradient_on_whatever_it_is_given(run):
     )
     assert found.ending.code == 0
     assert found.ending.steps == 1
+
+
+PROGRAMS = {
+    # A program that catches it frees what it held, and tries again with less.
+    "what did not fit is let go of where the error is caught": """
+        import torch
+        torch.set_grad_enabled(False)
+        try:
+            torch.empty(1 << 30, device="cuda").repeat(9).sum()
+        except torch.OutOfMemoryError:
+            assert torch.cuda.memory_allocated() == 0
+    """,
+    # A router under checkpointing, a function's own backward; both read what the program put.
+    "code that runs inside backward decides by the same values": """
+        import torch
+        from torch.utils.checkpoint import checkpoint
+
+        class Adjoint(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, times):
+                ctx.save_for_backward(times)
+                return x * 2
+            @staticmethod
+            def backward(ctx, gradient):
+                back = ctx.saved_tensors[0].flip(0)
+                assert (back[1:] < back[:-1]).all()
+                return gradient * 2, None
+
+        router, expert = torch.nn.Linear(64, 4).cuda(), torch.nn.Linear(64, 64).cuda()
+
+        def routed(x):
+            best = router(x).topk(2, -1).indices
+            for number in range(4):
+                rows, _ = torch.where(best == number)
+                if rows.numel():
+                    x = x.index_add(0, rows, expert(x[rows]))
+            return x
+
+        for again in (False, True):
+            x = torch.randn(512, 64, device="cuda", requires_grad=True)
+            y = Adjoint.apply(x, torch.linspace(0, 1, 5, device="cuda"))
+            checkpoint(routed, y, use_reentrant=again).sum().backward()
+    """,
+    "batches are known after they are laid anew and masks are drawn": """
+        import torch
+        batch = torch.zeros(32, 2, 300)
+        batch[:, 1] = 1
+        padded = torch.nn.functional.pad(batch.cuda(), (0, 12))
+        windows = padded.unfold(-1, 60, 1).permute(0, 2, 3, 1).flatten(0, 1)[:, :48, 1]
+        assert (windows[:2000].sum(1) >= 1).all()
+        assert torch.ones(5000, device="cuda")[4999].item() == 1
+        chosen = torch.rand(8, 512, device="cuda") < 0.15
+        assert 400 < torch.randn(8, 512, 64, device="cuda")[chosen].shape[0] < 800
+    """,
+    "operators whose kernels are in python find them": """
+        import torch
+        from torch._prims.rng_prims import run_and_save_rng_state
+        x = torch.ones(4, device="cuda")
+        state, drawn = run_and_save_rng_state(torch.ops.aten.rand_like.default, x)
+        assert drawn.is_cuda
+    """,
+    "tensors on the gpu are compared by what is known of them": """
+        import torch
+        ones, two = torch.ones(3, device="cuda"), torch.tensor([1.0, 1.0, 2.0], device="cuda")
+        assert torch.equal(ones, torch.ones(3, device="cuda"))
+        assert not torch.equal(ones, two) and not torch.equal(ones, two[:2])
+        assert torch.equal(ones.new_empty(0), ones.new_empty(0))
+    """,
+}
+NIGHTLY = {
+    "places that are not zero are counted where the script put the numbers": """
+        import torch
+        labels = torch.tensor([1, -100, 2, -100, 3]).cuda()
+        assert (labels != -100).nonzero().shape == (3, 1)
+        assert labels[labels != -100].shape == (3,)
+        assert (labels != -100).sum().item() == 3
+    """,
+    "lazy modules and pinned batches run": """
+        import torch
+        model = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.ReLU(), torch.nn.LazyLinear(2))
+        model(torch.zeros(1, 16))
+        model.cuda()
+        batch = torch.randn(4, 16, pin_memory=True).to("cuda", non_blocking=True)
+        assert model(batch).shape == (4, 2)
+        later = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.LazyBatchNorm1d()).cuda()
+        assert later(batch).shape == (4, 8)
+        optimizer = torch.optim.Adam(later.parameters())
+        later(batch).sum().backward()
+        optimizer.step()
+        assert {p.device.type for p in (*later.parameters(), *later.buffers())} == {"cuda"}
+    """,
+    "whole batches of the host go through data parallel": """
+        import torch
+        model = torch.nn.DataParallel(torch.nn.Linear(64, 64)).cuda()
+        stream, event = torch.Stream("cuda"), torch.Event("cuda")
+        with stream:
+            event.record()
+        assert model(torch.randn(8, 64)).shape == (8, 64)
+    """,
+    "tensors that hold others have no memory of their own": """
+        import torch
+        from torch.testing._internal.two_tensor import TwoTensor
+        parts = [torch.empty(256, 256, device="cuda") for _ in range(2)]
+        both = torch.nn.Parameter(TwoTensor(*parts))
+        twice = both + both
+        assert torch.cuda.memory_allocated() == 4 * 256 * 256 * 4
+    """,
+    "metadata that changes in place counts": """
+        import torch
+        x = torch.ones(64, 32, device="cuda")
+        assert (x * 2).shape == (64, 32)
+        x.t_()
+        assert (x * 2).shape == (32, 64)
+        x.data = torch.ones(3, device="cuda", dtype=torch.half)
+        assert (x * 2).shape == (3,) and (x * 2).dtype is torch.half
+        y = torch.empty(0, device="cuda")
+        torch.add(torch.ones(5, device="cuda"), 1, out=y)
+        assert (y * 2).shape == (5,)
+        y.resize_(7)
+        assert (y * 2).shape == (7,)
+        y.set_(torch.ones(2, 2, device="cuda"))
+        assert (y * 2).shape == (2, 2)
+    """,
+}
+
+
+@pytest.mark.parametrize(
+    "program", [*PROGRAMS, *(pytest.param(one, marks=pytest.mark.nightly) for one in NIGHTLY)]
+)
+def test_a_program_runs_to_its_end(run, program):
+    assert run({**PROGRAMS, **NIGHTLY}[program], steps=0).ending.code == 0
