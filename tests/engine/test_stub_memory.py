@@ -1,5 +1,7 @@
 """Memory of the simulated GPU: how much is taken, and what can be read back."""
 
+import pytest
+
 GPT = """
 import torch.nn.functional as F
 from torch import nn
@@ -89,101 +91,64 @@ answer.update(total=total, first=total - free, then=free - torch.cuda.mem_get_in
     assert found == {"total": 16 << 30, "first": 400 << 20, "then": 64 << 20}
 
 
-def test_expandable_segments_take_what_they_map_and_give_it_back(over_stub):
-    found = over_stub(
-        """
+PROGRAMS = {
+    "expandable segments take what they map and give it back": """
 torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 free, _ = torch.cuda.mem_get_info()
 held = [torch.empty(30 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
-answer["segments"] = [s["is_expandable"] for s in torch.cuda.memory_snapshot()]
-answer["taken"] = free - torch.cuda.mem_get_info()[0]
-answer["reserved"] = torch.cuda.memory_reserved()
+assert [s["is_expandable"] for s in torch.cuda.memory_snapshot()] == [True]
+assert free - torch.cuda.mem_get_info()[0] == torch.cuda.memory_reserved() == 120 << 20
 one = torch.arange(100).cuda()
-answer["read"] = one.cpu().sum().item()
+assert one.cpu().sum().item() == 4950
 del held, one
 torch.cuda.empty_cache()
-answer["left"] = free - torch.cuda.mem_get_info()[0]
-"""
-    )
-    assert found["segments"] == [True]
-    assert found["taken"] == found["reserved"] == 120 << 20
-    assert found["read"] == 4950
-    assert found["left"] == 0
-
-
-def test_what_is_copied_in_is_read_back(over_stub):
-    found = over_stub(
-        """
+assert free - torch.cuda.mem_get_info()[0] == 0
+""",
+    "what is copied in is read back": """
 numbers = torch.arange(100_000, dtype=torch.int64)
 there = numbers.cuda()
-answer["whole"] = torch.equal(there.cpu(), numbers)
-answer["item"] = there[777].item()
-answer["moved"] = torch.equal(there.clone().cpu(), numbers)
-answer["part"] = there[5:9].tolist()
+assert torch.equal(there.cpu(), numbers)
+assert there[777].item() == 777
+assert torch.equal(there.clone().cpu(), numbers)
+assert there[5:9].tolist() == [5, 6, 7, 8]
 pinned = torch.empty(100_000, dtype=torch.int64, pin_memory=True)
 pinned.copy_(there, non_blocking=True)
-answer["pinned"] = torch.equal(pinned, numbers) and pinned.is_pinned()
+assert torch.equal(pinned, numbers) and pinned.is_pinned()
 other = torch.empty_like(there)
 other.copy_(there)
-answer["copied"] = torch.equal(other.cpu(), numbers)
-"""
-    )
-    assert [found[way] for way in ("whole", "moved", "pinned", "copied")] == [True] * 4
-    assert (found["item"], found["part"]) == (777, [5, 6, 7, 8])
-
-
-def test_a_block_that_is_used_again_reads_as_zeros(over_stub):
-    found = over_stub(
-        """
+assert torch.equal(other.cpu(), numbers)
+""",
+    "a block that is used again reads as zeros": """
 first = torch.full((5000,), 7).cuda()
 place = first.data_ptr()
-answer["before"] = first.cpu().sum().item()
+assert first.cpu().sum().item() == 35_000
 del first
 again = torch.empty(5000, dtype=torch.int64, device="cuda")
-answer["same"] = again.data_ptr() == place
-answer["after"] = again.cpu().abs().sum().item()
-"""
-    )
-    assert found == {"before": 35_000, "same": True, "after": 0}
-
-
-def test_the_profiler_still_hears_of_each_block(over_stub):
-    found = over_stub(
-        """
+assert again.data_ptr() == place
+assert again.cpu().abs().sum().item() == 0
+""",
+    "the profiler still hears of each block": """
 from torch.profiler import ProfilerActivity, profile
 with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as told:
     torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
-answer["bytes"] = [e.device_memory_usage for e in told.events() if e.name == "aten::empty"]
-answer["counts"] = len([e for e in told.events() if e.name == "[memory]"])
-"""
-    )
-    assert found["bytes"] == [3 << 20]
-
-
-def test_a_large_tensor_is_zeros_on_the_host_and_takes_no_memory_there(over_stub):
-    found = over_stub(
-        """
+used = [e.device_memory_usage for e in told.events() if e.name == "aten::empty"]
+assert used == [3 << 20]
+""",
+    "a large tensor is zeros on the host and takes no memory there": """
 import resource
 large = torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 here = large.cpu()
-answer["grown"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
-answer["ends"] = [here[0].item(), here[1 << 30].item(), here[-1].item()]
-"""
-    )
-    assert found["grown"] < 200
-    assert found["ends"] == [0, 0, 0]
-
-
-def test_large_copies_to_the_host_clear_it_and_keep_shared_memory_shared(over_stub):
-    found = over_stub(
-        """
+assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10 < 200
+assert [here[0].item(), here[1 << 30].item(), here[-1].item()] == [0, 0, 0]
+""",
+    "large copies to the host clear it and keep shared memory shared": """
 import os
 torch.set_num_threads(1)
 zeros = torch.empty(16 << 20, dtype=torch.uint8, device="cuda")
 private = torch.full((16 << 20,), 3, dtype=torch.uint8)
 private.copy_(zeros)
-answer["private"] = private.sum().item()
+assert private.sum().item() == 0
 shared = torch.full((16 << 20,), 3, dtype=torch.uint8).share_memory_()
 pid = os.fork()
 if not pid:
@@ -191,49 +156,49 @@ if not pid:
     shared[5 << 20] = 9
     os._exit(0)
 os.waitpid(pid, 0)
-answer["of_child"] = shared.sum().item()
+assert shared.sum().item() == 9
 shared.fill_(3)
 shared.copy_(zeros)
-answer["shared"] = shared.sum().item()
+assert shared.sum().item() == 0
 pid = os.fork()
 if not pid:
     shared[6 << 20] = 8
     os._exit(0)
 os.waitpid(pid, 0)
-answer["still"] = shared.sum().item()
-"""
-    )
-    assert found == {"private": 0, "of_child": 9, "shared": 0, "still": 8}
-
-
-def test_memory_of_a_large_copy_that_holds_something_small_reads_so(over_stub):
-    found = over_stub(
-        """
+assert shared.sum().item() == 8
+""",
+    "memory of a large copy that holds something small reads so": """
 large = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
 large[1000:1010].copy_(torch.arange(10, dtype=torch.uint8))
 large[40 << 20 : (40 << 20) + 4].copy_(torch.full((4,), 5, dtype=torch.uint8))
 here = large.cpu()
-answer["sum"] = here.sum().item()
-answer["at"] = here.nonzero().flatten()[[0, -1]].tolist()
-"""
-    )
-    assert found == {"sum": 45 + 20, "at": [1001, (40 << 20) + 3]}
-
-
-def test_allocations_are_never_at_an_address_again(over_stub):
-    found = over_stub(
-        """
+assert here.sum().item() == 45 + 20
+assert here.nonzero().flatten()[[0, -1]].tolist() == [1001, (40 << 20) + 3]
+""",
+    "allocations are never at an address again": """
 seen = set()
 for _ in range(2000):
     one = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     seen.add(one.data_ptr())
     del one
     torch.cuda.empty_cache()
-answer["addresses"] = len(seen)
-answer["left"] = torch.cuda.memory_reserved()
-"""
-    )
-    assert found == {"addresses": 2000, "left": 0}
+assert (len(seen), torch.cuda.memory_reserved()) == (2000, 0)
+""",
+    "pinned memory is told from other memory": """
+plain = torch.ones(1000)
+assert not plain.is_pinned()
+pinned = plain.pin_memory()
+assert pinned.is_pinned() and pinned.sum().item() == 1000
+loader = torch.utils.data.DataLoader(list(range(8)), batch_size=4, pin_memory=True)
+loaded = [(batch.is_pinned(), batch.cuda().tolist()) for batch in loader]
+assert loaded == [(True, [0, 1, 2, 3]), (True, [4, 5, 6, 7])]
+""",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_memory_is_what_a_program_takes_it_for(over_stub, program):
+    over_stub(PROGRAMS[program])
 
 
 def test_addresses_begin_again_when_all_have_been_used(over_stub):
@@ -255,22 +220,6 @@ answer["kept"] = kept.tolist()
         MEMORY=2 << 40,
     )
     assert found["kept"] == [0, 1, 2, 3, 4]
-
-
-def test_pinned_memory_is_told_from_other_memory(over_stub):
-    found = over_stub(
-        """
-plain = torch.ones(1000)
-answer["plain"] = plain.is_pinned()
-pinned = plain.pin_memory()
-answer["pinned"] = pinned.is_pinned()
-answer["sum"] = pinned.sum().item()
-loader = torch.utils.data.DataLoader(list(range(8)), batch_size=4, pin_memory=True)
-answer["loader"] = [(batch.is_pinned(), batch.cuda().tolist()) for batch in loader]
-"""
-    )
-    assert (found["plain"], found["pinned"], found["sum"]) == (False, True, 1000)
-    assert found["loader"] == [[True, [0, 1, 2, 3]], [True, [4, 5, 6, 7]]]
 
 
 def test_a_history_with_lines_does_not_import_the_compiler(over_stub):
