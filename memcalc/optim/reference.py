@@ -8,16 +8,9 @@ bf16 training by Zamirai et al. 2020 ("Revisiting BFloat16 Training").
 import torch
 from torch import Tensor
 
+from memcalc.optim import rounding
 from memcalc.optim.batch import Batch8bit, Batch32bit, BatchBF16, Scalars
 from memcalc.optim.blockwise import dequantize, quantize
-from memcalc.optim.rounding import (
-    high_half,
-    low_half,
-    random_bits,
-    remix_,
-    round_stochastic_,
-    weyl_indices,
-)
 
 
 def adam_32bit(batch: Batch32bit, s: Scalars) -> None:
@@ -51,13 +44,13 @@ def adamw_bf16(batch: BatchBF16, s: Scalars) -> None:
         p.copy_(value)
 
         bits, half, scratch = (torch.empty_like(value, dtype=torch.int32) for _ in range(3))
-        weyl = weyl_indices(p.numel(), p.device)
-        random_bits(weyl, 0, batch.keys[i], out=bits, scratch=scratch)
-        batch.exp_avg[i].copy_(round_stochastic_(m, low_half(bits, out=half)))
-        batch.exp_avg_sq[i].copy_(round_stochastic_(v, high_half(bits, out=half)))
-        remix_(bits, scratch)
+        weyl = rounding.weyl_indices(p.numel(), p.device)
+        rounding.random_bits(weyl, 0, batch.keys[i], out=bits, scratch=scratch)
+        batch.exp_avg[i].copy_(rounding.round_stochastic_(m, rounding.low_half(bits, out=half)))
+        batch.exp_avg_sq[i].copy_(rounding.round_stochastic_(v, rounding.high_half(bits, out=half)))
+        rounding.remix_(bits, scratch)
         rest = value - p.float()
-        batch.shift[i].copy_(round_stochastic_(rest, high_half(bits, out=half)))
+        batch.shift[i].copy_(rounding.round_stochastic_(rest, rounding.high_half(bits, out=half)))
 
 
 def _moments(value: Tensor, grad: Tensor, m: Tensor, v: Tensor, s: Scalars) -> Tensor:

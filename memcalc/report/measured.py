@@ -8,14 +8,7 @@ from memcalc.accuracy.compare import Difference, compare, peak
 from memcalc.allocator.levels import Levels
 from memcalc.files.results import Run
 from memcalc.measure.watched_command import CommandResult
-from memcalc.records.measurement import (
-    GpuReading,
-    Measurement,
-    OutOfMemory,
-    PhaseReading,
-    last_finished,
-    steady_peak,
-)
+from memcalc.records import measurement
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 from memcalc.report.blocks import Block, Line, Table
@@ -30,7 +23,7 @@ _SOURCES = {
 }
 
 
-def source_words(gpu: GpuReading) -> str:
+def source_words(gpu: measurement.GpuReading) -> str:
     """Where the figure of a process is from."""
     return _SOURCES.get(gpu.source, gpu.source)
 
@@ -88,7 +81,7 @@ def _failed(run: Run) -> bool:
     return run.measurement is None or run.measurement.out_of_memory is not None
 
 
-def _out_of_memory(failed: OutOfMemory, run: Run) -> str:
+def _out_of_memory(failed: measurement.OutOfMemory, run: Run) -> str:
     text = f"out of memory in {failed.phase.value} of step {failed.step}"
     if failed.asked is not None:
         text += f", asked for {format_bytes(failed.asked)}"
@@ -120,8 +113,8 @@ def _figures(run: Run) -> list[str]:
         top = run.prediction.peak if run.prediction is not None else None
         estimate = top.allocated or top.requested if top is not None else None
         return ["no memory", "", _bare(_occupied(measured)), "", _bare(estimate), ""]
-    level = steady_peak(measured, "allocated")
-    level = steady_peak(measured, "requested") if level is None else level
+    level = measurement.steady_peak(measured, "allocated")
+    level = measurement.steady_peak(measured, "requested") if level is None else level
     return [
         _time(measured),
         _rate(measured),
@@ -147,7 +140,7 @@ def _ranks(run: Run) -> Iterator[Block]:
         yield Line(f"Below is rank {shown[0]}, which needs most.")
 
 
-def _single(run: Run, measured: Measurement) -> Iterator[Block]:
+def _single(run: Run, measured: measurement.Measurement) -> Iterator[Block]:
     if run.ranks:
         yield from _ranks(run)
     plan, gpu = run.plan, measured.gpu
@@ -186,11 +179,11 @@ def _single(run: Run, measured: Measurement) -> Iterator[Block]:
             yield Line("not in the estimate: " + "; ".join(run.prediction.uncounted))
 
 
-def _phases(measured: Measurement) -> Table:
+def _phases(measured: measurement.Measurement) -> Table:
     """The peak of each phase of the last step on every rung that is known."""
     rungs = Levels.__struct_fields__
     known = [r for r in rungs if any(getattr(p, r) is not None for p in measured.phases)]
-    last = last_finished(measured.phases) or 0
+    last = measurement.last_finished(measured.phases) or 0
     rows = []
     for phase in Phase:
         steady = [r for r in measured.phases if r.phase is phase and r.step in (last, 0)]
@@ -201,12 +194,12 @@ def _phases(measured: Measurement) -> Table:
     return Table(title="Peak by phase", head=("phase", *known, "first step"), rows=rows)
 
 
-def _highest(readings: Sequence[PhaseReading], rung: str) -> str:
+def _highest(readings: Sequence[measurement.PhaseReading], rung: str) -> str:
     levels = [level for r in readings if (level := getattr(r, rung)) is not None]
     return format_mib(max(levels)) if levels else ""
 
 
-def _holdings(measured: Measurement) -> Iterator[Line]:
+def _holdings(measured: measurement.Measurement) -> Iterator[Line]:
     parts = [
         f"{word} {format_mib(value)}"
         for word, value in (("weights", measured.weights), ("gradients", measured.gradients))
@@ -226,7 +219,7 @@ def _holdings(measured: Measurement) -> Iterator[Line]:
         yield Line(f"the allocator emptied its cache {measured.retries} times to go on")
 
 
-def _gpu(gpu: GpuReading) -> Iterator[Line]:
+def _gpu(gpu: measurement.GpuReading) -> Iterator[Line]:
     held = [f"{m.name} {format_mib(m.process)}" for m in gpu.moments if m.process is not None]
     if held:
         yield Line(f"process, by NVML: {', '.join(held)}")
@@ -242,17 +235,17 @@ def _peak(run: Run) -> Difference | None:
     return found or peak(run.prediction, run.measurement, "requested")
 
 
-def _time(measured: Measurement) -> str:
+def _time(measured: measurement.Measurement) -> str:
     seconds = measured.seconds_per_step
     return f"{seconds:.3f} s" if seconds is not None else "n/a"
 
 
-def _rate(measured: Measurement) -> str:
+def _rate(measured: measurement.Measurement) -> str:
     rate = measured.samples_per_second
     return f"{rate:,.1f}" if rate is not None else "n/a"
 
 
-def _occupied(measured: Measurement) -> int | None:
+def _occupied(measured: measurement.Measurement) -> int | None:
     return measured.peak_rss if measured.device == "cpu" else measured.process_used
 
 

@@ -5,15 +5,9 @@ from pathlib import Path
 
 import msgspec
 
+from memcalc.allocator import snapshot_reader
 from memcalc.allocator.levels import Levels, highest
 from memcalc.allocator.settings import parse_alloc_conf
-from memcalc.allocator.snapshot_reader import (
-    Breakdown,
-    RecordedSettings,
-    Snapshot,
-    breakdown,
-    read_snapshot,
-)
 from memcalc.allocator.what_if import HistoryError, follow, history, what_if
 from memcalc.errors import UsageError
 from memcalc.estimation.replays import UNLIMITED
@@ -39,7 +33,7 @@ class Recorded(Answer, msgspec.Struct, frozen=True, kw_only=True):
 
     conf: str
     """``PYTORCH_ALLOC_CONF`` of the run, as the snapshot has it."""
-    held: Breakdown
+    held: snapshot_reader.Breakdown
     """At the end of the recording."""
     entries: int
     older: int
@@ -65,7 +59,7 @@ def read(
     Raises:
         UsageError: no snapshot, no such device, or settings that PyTorch does not know.
     """
-    snapshot = read_snapshot(path)
+    snapshot = snapshot_reader.read_snapshot(path)
     devices = len(snapshot.device_traces)
     if not 0 <= device < devices:
         hint = f"type 0 to {devices - 1}" if devices else "it has none at all"
@@ -93,7 +87,7 @@ def read(
         raise UsageError(f"{path} holds an impossible history: {error}.") from None
     return Recorded(
         conf=conf,
-        held=breakdown(snapshot, device=device),
+        held=snapshot_reader.breakdown(snapshot, device=device),
         entries=len(snapshot.device_traces[device]),
         older=history(snapshot, device=device).older,
         replayed=replayed,
@@ -102,8 +96,8 @@ def read(
     )
 
 
-def _conf(snapshot: Snapshot) -> str:
-    settings = snapshot.allocator_settings or RecordedSettings()
+def _conf(snapshot: snapshot_reader.Snapshot) -> str:
+    settings = snapshot.allocator_settings or snapshot_reader.RecordedSettings()
     if settings.text is not None:
         return settings.text
     # A predicted snapshot, or one of an older PyTorch, has only what the text came to.
