@@ -23,9 +23,8 @@ class DeviceMemory:
     Which free block is taken among equals depends on the order of addresses, and that is the
     driver's secret: addresses grow here, unless the recorded ones of a real run are given.
 
-    Args:
-        total: bytes of the device (``cudaDeviceProp.totalGlobalMem``); fractions refer to it.
-        available: bytes of it this process's allocator may take; ``None``: all.
+    ``total`` (``cudaDeviceProp.totalGlobalMem``) is what fractions refer to, ``available`` what
+    this process's allocator may take of it; ``None``: all.
     """
 
     __slots__ = ("_addresses", "available", "next_address", "total", "used")

@@ -27,7 +27,7 @@ Tests set it, so that PyTorch is imported once; ``launch`` starts such a parent.
 """
 
 
-class Parent:
+class Parent(contextlib.AbstractContextManager["Parent"]):
     """A process that forks children; it starts with the first child. Thread-safe."""
 
     def __init__(
@@ -40,11 +40,8 @@ class Parent:
     ) -> None:
         """Prepare; nothing is started yet.
 
-        Args:
-            failure: raised where a job fails.
-            environment: of the process and its children.
-            kind: which parent of ``WARM`` is meant: by what it has loaded.
-            first: folders that come first on the import path.
+        ``failure`` is raised where a job fails, ``kind`` says which parent of ``WARM`` is meant,
+        by what it has loaded, and folders of ``first`` lead the import path.
         """
         self.first = tuple(first)
         self._kind = kind
@@ -56,9 +53,6 @@ class Parent:
         self._number = 0
         self._closed = False
         self._lock = threading.Lock()
-
-    def __enter__(self) -> Parent:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -171,12 +165,10 @@ def launch(
         os.getcwd()  # PyTorch's libraries do not load where it is gone.
     except FileNotFoundError as error:
         raise UsageError(sentence(error)) from None
+    numbers = control.fileno(), os.getpid()
     return subprocess.Popen(
         # -P: modules are imported from where this process imports, not from the current folder.
-        [
-            *(sys.executable, "-P", "-m", "memcalc.children.parent"),
-            *(str(control.fileno()), str(os.getpid())),
-        ],
+        [sys.executable, "-P", "-m", "memcalc.children.parent", *map(str, numbers)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=None if os.environ.get("MEMCALC_DEBUG") else noise,
@@ -198,13 +190,8 @@ class Child:
         self._name = name
         self._job = 0
         self._garbled = False
-        self._send(
-            {
-                "environment": parent.environment,
-                "folder": folder(),
-                "path": [*parent.first, *_path()],
-            }
-        )
+        path = [*parent.first, *_path()]
+        self._send({"environment": parent.environment, "folder": folder(), "path": path})
 
     def ask(
         self,

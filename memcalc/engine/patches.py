@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -17,15 +18,12 @@ Around = Callable[..., Any]
 """Called with the original function, then with what that was called with."""
 
 
-class Patches:
+class Patches(contextlib.AbstractContextManager["Patches"]):
     """Remembers what it replaced, and puts it back."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], object]] = []
         self._finder = _Finder()
-
-    def __enter__(self) -> Patches:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.undo()

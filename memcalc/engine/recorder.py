@@ -22,12 +22,9 @@ takes a second for as many. Scratch of kernels then counts as temporary."""
 class Recorder(Notes, Notebook):
     """Follows a program phase by phase, as a ``Watch`` of its loop.
 
-    Args:
-        device: number of the GPU whose allocator is followed.
-        watched: which steps are followed module by module and, with PyTorch's profiler, operator
-            by operator.
-        detailed: do so whatever time it takes, and learn the dtype of every block.
-        named: learn operators at all; without, a third of a run's time is saved.
+    ``watched`` says which steps are followed module by module and, with PyTorch's profiler,
+    operator by operator; ``detailed`` does so whatever time it takes, and learns the dtype of every
+    block; without ``named`` no operators are learned, and a third of a run's time is saved.
     """
 
     def __init__(

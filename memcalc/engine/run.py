@@ -46,15 +46,11 @@ def trace(
 ) -> Trace:
     """Run a program and read the birth and death of every block.
 
-    Args:
-        program: its model has no memory yet; it is on the GPU afterwards.
-        detailed: name the operator and the dtype of every block of the last step, whatever time
-            that takes.
-        named: name the operators of the last step, as is done where cuDNN may run: what it needs
-            beside the allocator is told by their names.
-        counted: run one step more, and count its floating-point operations.
-        values: follow what the model's code reads back from the GPU.
-        drop: shall always know where the program is.
+    The program's model has no memory yet; it is on the GPU afterwards. ``detailed`` names the
+    operator and the dtype of every block of the last step, whatever time that takes; ``named`` its
+    operators, as is done where cuDNN may run: what it needs beside the allocator is told by their
+    names. ``counted`` runs one step more, and counts its floating-point operations; ``values``
+    follows what the model's code reads back from the GPU; ``drop`` is always told where it is.
     """
     plan = program.plan
     steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else STEPS

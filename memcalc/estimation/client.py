@@ -2,11 +2,12 @@
 
 import atexit
 import base64
+import contextlib
 import os
 import tempfile
 import threading
 from collections.abc import Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -51,7 +52,7 @@ _ENVIRONMENT = {
 }
 
 
-class Engines:
+class Engines(contextlib.AbstractContextManager["Engines"]):
     """Processes that have opened the stub driver, one for each PyTorch; threads may share them.
 
     A process starts when a child is first asked for.
@@ -61,9 +62,6 @@ class Engines:
         self._parents: dict[tuple[str | None, str | None], Parent] = {}
         self._lock = threading.Lock()
         self.closed = False
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -147,7 +145,7 @@ def _parent(torch: str | None, transformers: str | None) -> Parent:
     return Parent(EstimateError, {**own, **_ENVIRONMENT, **told}, kind=ENGINE, first=found.path)
 
 
-class Client:
+class Client(contextlib.AbstractContextManager["Client"]):
     """A child process that runs one plan after the other; started when it is first asked.
 
     A crash takes one plan with it: the next one is asked of a fresh child.
@@ -160,9 +158,6 @@ class Client:
         self._child: Child | None = None
         self._runs: tuple[str | None, str | None] = (None, None)
         """Releases that the child runs."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._own:

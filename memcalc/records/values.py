@@ -95,11 +95,8 @@ def typed(name: str, kind: Any, text: str) -> Any:
 def checked(name: str, kind: Any, value: Any) -> Any:
     """A value of this type, as msgspec converts it.
 
-    Args:
-        name: what people call it.
-        kind: a type, or one with limits as ``Annotated[int, Meta(ge=1, le=8)]``. No union of a
-            text that has a pattern with a list or table: msgspec 0.22 frees the pattern too often.
-        value: from a file, from Python or from ``scalar``.
+    ``kind`` is a type, or one with limits as ``Annotated[int, Meta(ge=1, le=8)]``, but no union of
+    a text that has a pattern with a list or table: msgspec 0.22 frees the pattern too often.
 
     Raises:
         SettingError: it is of another type, out of range, or none of the choices.

@@ -30,13 +30,9 @@ def build(
 ) -> torch.optim.Optimizer:
     """Make the optimizer over the parameters of a model that train.
 
-    Args:
-        choice: which, with its arguments.
-        model: its parameters are on their device already.
-        groups: parameters, or groups of them; ``None``: all that train, in one.
-        wide_embeddings: keep the 8-bit states of embeddings in 32 bit, as the Trainer does.
-        only: make it over this parameter alone.
-        through: makes it, from the class, parameters and arguments; ``None``: the class itself.
+    They are on their device already: those of ``groups``, or ``only`` this one, else all in one
+    group. ``wide_embeddings`` keeps the 8-bit states of embeddings in 32 bit, as the Trainer does;
+    ``through`` makes it, from the class, parameters and arguments, in place of the class itself.
 
     Raises:
         UsageError: its package is not installed, or the class refuses its arguments.

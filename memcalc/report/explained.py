@@ -6,7 +6,7 @@ from typing import Any
 from memcalc.advice.explain.difference import Change, Difference
 from memcalc.advice.explain.layers import LayerKind
 from memcalc.advice.explain.records import Explanation, Group, PeakContents
-from memcalc.advice.remedies.records import Figures, Option, Search
+from memcalc.advice.remedies.records import Figures, Option, Search, needed_within
 from memcalc.files.artifact import encode
 from memcalc.records.fields import options
 from memcalc.records.prediction import ALLOCATOR_RUNGS
@@ -46,11 +46,7 @@ def contents(moment: PeakContents, top: int) -> Table:
     parts = [*(group.bytes for group in moment.groups[:top]), *small]
     figures = list(zip(sizes(parts, unit), rows.shares(parts), strict=True))
     body: list[tuple[Cell, ...]] = [
-        (
-            *(*figure, str(group.count)),
-            STYLES[group.component].words,
-            (_words(group), group.kept),
-        )
+        (*figure, str(group.count), STYLES[group.component].words, (_words(group), group.kept))
         for group, figure in zip(moment.groups[:top], figures, strict=False)
     ]
     if rest:
@@ -173,8 +169,6 @@ def _compared(explanation: Explanation) -> tuple[str, ...]:
 
 def search_lines(search: Search, before: Figures) -> list[Line]:
     """The plan that holds, what it needs, and how to type it."""
-    from memcalc.advice.remedies.records import needed_within
-
     rung = search.rung.replace("_", " ")
     high = " (with the largest CUDA context)" if search.rung == "process_used" else ""
     count = f"{len(search.trials)} plans estimated"

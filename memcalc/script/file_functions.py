@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import errno
 import glob
 import io
@@ -240,20 +241,14 @@ class _Functions:
         return Scan(os.fspath(path or "."), self.listdir(None, path))
 
 
-class Scan:
+class Scan(Iterator["_Entry"], contextlib.AbstractContextManager["Scan"]):
     """As what ``os.scandir`` gives."""
 
     def __init__(self, folder: str, names: list[str]) -> None:
         self._entries = (_Entry(name, os.path.join(folder, name)) for name in names)
 
-    def __iter__(self) -> Iterator[_Entry]:
-        return self._entries
-
     def __next__(self) -> _Entry:
         return next(self._entries)
-
-    def __enter__(self) -> Scan:
-        return self
 
     def __exit__(self, *_: object) -> None:
         pass

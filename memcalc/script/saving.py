@@ -211,7 +211,7 @@ class _Checkpoints:
         self._patches.set_everywhere(module, "safe_open", safe_open)
 
 
-class _Tensors:
+class _Tensors(contextlib.AbstractContextManager["_Tensors"]):
     """As an opened file of safetensors."""
 
     def __init__(self, tensors: dict[str, _Kept], metadata: Any, device: Any = "cpu") -> None:
@@ -220,9 +220,6 @@ class _Tensors:
     def on(self, device: Any) -> _Tensors:
         """The same, opened for a device."""
         return _Tensors(self.tensors, self._metadata, device)
-
-    def __enter__(self) -> _Tensors:
-        return self
 
     def __exit__(self, *_: object) -> None:
         pass

@@ -35,13 +35,9 @@ def build(
 ) -> torch.nn.Module:
     """Build a model on the current default device.
 
-    Args:
-        source: what to build.
-        head: for what it is trained.
-        attention: implementation that transformers shall use; ``None``: its own choice.
-        dtype: of the weights.
-        as_loaded: what says its own dtype keeps it, as when transformers loads a checkpoint; else
-            the whole model is cast. A callable's model is cast to 16-bit types alone.
+    ``attention`` is the implementation that transformers shall use, ``None`` its own choice. With
+    ``as_loaded``, what says its own dtype keeps it, as when transformers loads a checkpoint; else
+    the whole model is cast. A callable's model is cast to 16-bit types alone.
 
     Raises:
         UsageError: transformers or the callable cannot build it, with their reason.

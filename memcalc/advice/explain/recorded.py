@@ -50,11 +50,8 @@ def read(
 ) -> Recorded:
     """Open a snapshot of ``torch.cuda.memory._dump_snapshot`` and answer what if.
 
-    Args:
-        path: the file; nothing in it is run.
-        confs: settings to try; none: expandable segments, and blocks of 128 MiB kept whole.
-        device: index of the GPU.
-        device_bytes: of the device the questions are about.
+    Nothing in it is run. ``confs`` are settings to try; none: expandable segments, and blocks of
+    128 MiB kept whole. The questions are about a device of ``device_bytes``.
 
     Raises:
         UsageError: no snapshot, no such device, or settings that PyTorch does not know.

@@ -16,6 +16,7 @@ cuDNN, so that other programs never wait for it.
 """
 
 import importlib.metadata
+import itertools
 import platform
 import re
 import shlex
@@ -49,12 +50,8 @@ class Refusal(msgspec.Struct, frozen=True):
 
 REFUSED = (
     Refusal((8,), (9,), "cuDNN 8 does not accept a description of a GPU"),
-    Refusal(
-        (9,),
-        (9, 8),
-        # Release notes of cuDNN 9.8: CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION is new.
-        "cuDNN before 9.8 does not accept a description of a GPU",
-    ),
+    # Release notes of cuDNN 9.8: CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION is new.
+    Refusal((9,), (9, 8), "cuDNN before 9.8 does not accept a description of a GPU"),
     # Tried: 9.8.0.87 and 9.10.2.21 end by a segmentation fault; 9.12, 9.13, 9.15 and 9.19 do not.
     Refusal(
         (9, 8),
@@ -195,12 +192,10 @@ def _of_system(paths: Sequence[Path]) -> Iterator[Path]:
 
 def _required(paths: Sequence[Path]) -> _Found | None:
     """The package and version of cuDNN that PyTorch's metadata requires."""
-    for found in importlib.metadata.distributions(name="torch", path=[str(path) for path in paths]):
-        for line in found.requires or ():
-            if named := _PACKAGE.match(line):
-                return _Found(named[1], _version(named[2]))
-        return None
-    return None
+    installed = importlib.metadata.distributions(name="torch", path=[str(path) for path in paths])
+    lines = (line for found in itertools.islice(installed, 1) for line in found.requires or ())
+    named = next(filter(None, map(_PACKAGE.match, lines)), None)
+    return _Found(named[1], _version(named[2])) if named else None
 
 
 def _version(text: str) -> Version:

@@ -226,22 +226,16 @@ def parse_torch(text: str) -> Release:
     """
     found = _parse(text, "torch", "PyTorch", "2.6 or 2.10.0")
     if found.build is not None and not _BUILD.fullmatch(found.build):
-        raise SettingError(
-            "torch",
-            f"--torch {text}: exact estimates run PyTorch's CUDA build; leave +{found.build} out.",
-        )
-    if (found.major, found.minor) < OLDEST_TORCH:
+        wrong = f"exact estimates run PyTorch's CUDA build; leave +{found.build} out."
+    elif (found.major, found.minor) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
-        raise SettingError(
-            "torch", f"--torch {text}: memcalc runs PyTorch {oldest} and newer; name one of them."
-        )
-    if found.build is not None and found.patch is None:
-        raise SettingError(
-            "torch",
-            f"--torch {text}: a build for one CUDA needs the whole release, as in "
-            f"{found.major}.{found.minor}.0+{found.build}.",
-        )
-    return found
+        wrong = f"memcalc runs PyTorch {oldest} and newer; name one of them."
+    elif found.build is not None and found.patch is None:
+        whole = f"{found.major}.{found.minor}.0+{found.build}"
+        wrong = f"a build for one CUDA needs the whole release, as in {whole}."
+    else:
+        return found
+    raise SettingError("torch", f"--torch {text}: {wrong}")
 
 
 def parse_transformers(text: str) -> Release:

@@ -82,13 +82,11 @@ def complete(name: str) -> Layer | None:
     marker = _marker(path)
     if marker is None:
         return None
-    for file, size in marker.files.items():
-        try:
-            if os.stat(path / file).st_size != size:
-                return None
-        except OSError:
-            return None
-    return Layer(path, marker)
+    try:
+        whole = all(os.stat(path / file).st_size == size for file, size in marker.files.items())
+    except OSError:
+        return None
+    return Layer(path, marker) if whole else None
 
 
 def existing() -> list[tuple[Path, Layer | None]]:
@@ -135,9 +133,8 @@ def make(ready: Callable[[], Layer | None], build: Callable[[Path], Built]) -> L
             return found
         unfinished = folder() / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
         try:
-            unfinished.mkdir()
             content = unfinished / "content"
-            content.mkdir()
+            content.mkdir(parents=True)
             built = build(content)
             _seal(content, built)
             return _move(content, built.name)
@@ -227,10 +224,8 @@ def size_of(folder: Path) -> int:
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
-            try:
+            with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(place, name)).st_size
-            except OSError:
-                continue
     return total
 
 

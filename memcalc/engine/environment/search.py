@@ -204,15 +204,14 @@ class _Search:
             if any(_refuses(package, *one) for one in brought.items())
             or (other and _built_for(package))
         }
-        grown = True
-        while grown:
+        more = found
+        while more:
             more = {
                 name
                 for name, package in rest.items()
                 if name not in found
                 and any(installed.normal(need.name) in found for need in package.requirements())
             }
-            grown = bool(more)
             found |= more
         return tuple(sorted({module for name in found for module in shown[name].modules()}))
 

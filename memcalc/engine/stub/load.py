@@ -63,10 +63,8 @@ class Stub(msgspec.Struct, frozen=True):
 def prepare(root: Path, cuda: str, paths: Sequence[str] = ()) -> Stub:
     """Make the stub driver for an installation of PyTorch; what was made before is found again.
 
-    Args:
-        root: PyTorch's package, as ``.../site-packages/torch``.
-        cuda: the version it was built for, as ``torch.version.cuda`` says it: ``13.0``.
-        paths: other folders that packages with compiled code are imported from.
+    ``root``: PyTorch's package; ``cuda``: the version it was built for, as ``torch.version.cuda``
+    says it; ``paths``: other folders that packages with compiled code are imported from.
 
     Raises:
         EstimateError: there is no such build, or the stub driver cannot be compiled or kept.

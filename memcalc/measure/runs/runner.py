@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable
@@ -47,14 +48,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: str | None = None
 
 
-class Runner:
+class Runner(contextlib.AbstractContextManager["Runner"]):
     """Measures plans one after another, each in a child process of its own."""
 
     def __init__(self) -> None:
         self._parent: Parent | None = None
-
-    def __enter__(self) -> Runner:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
