@@ -8,18 +8,9 @@ import typer
 
 from memcalc.advice.explain.explain import explain_plan
 from memcalc.advice.explain.records import Explanation
+from memcalc.cli import output as out
 from memcalc.cli.command import SIZE, Depth, Remedies, Top, option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.output import (
-    NoCache,
-    Output,
-    Verbose,
-    chosen,
-    deliver_answer,
-    format_option,
-    put,
-    width,
-)
 from memcalc.cli.progress import Steps, progress
 from memcalc.cli.saved import check_alone, plans_in, saved
 from memcalc.errors import UsageError
@@ -47,16 +38,16 @@ def command(
     top: Top = 12,
     remedies: Remedies = True,
     plot: Annotated[bool, option("--plot", "Draw the step's timeline.")] = False,
-    format: Annotated[str | None, format_option("explanation")] = None,
-    output: Output = None,
-    verbose: Verbose = False,
-    no_cache: NoCache = False,
+    format: Annotated[str | None, out.format_option("explanation")] = None,
+    output: out.Output = None,
+    verbose: out.Verbose = False,
+    no_cache: out.NoCache = False,
 ) -> None:
     """Show what is alive at the peak, why, and what each remedy really buys."""
     plans = _saved(settings) or [plan_of(settings, "memcalc explain answers for")]
     if len(plans) > 1:
         raise UsageError(f"{settings['model']} holds {len(plans)} answers: explain one of them.")
-    name = chosen("explanation", format, output)
+    name = out.chosen("explanation", format, output)
     with progress(f"explaining {plans[0].name}") as steps:
         found = explain_plan(
             *plans,
@@ -66,14 +57,14 @@ def command(
             use_cache=not no_cache,
             seen=_teller(steps),
         )
-    deliver_answer(found, name, output, top=top, verbose=verbose)
+    out.deliver_answer(found, name, output, top=top, verbose=verbose)
     if plot:
         from memcalc.advice.explain.timeline import timeline
         from memcalc.report import terminal
 
         with Tracer(use_cache=not no_cache) as tracer:
             answer = tracer.trace(plans[0])
-        put(terminal.timeline(timeline(answer.trace, plans[0]), width=width()))
+        out.put(terminal.timeline(timeline(answer.trace, plans[0]), width=out.width()))
     best = found.search.best if found.search is not None else None
     if under is not None and best is None:
         raise typer.Exit(1)

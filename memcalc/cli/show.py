@@ -3,16 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
+from memcalc.cli import output as out
 from memcalc.cli.command import TEXT, Top, argument, counted, option, verb
-from memcalc.cli.output import (
-    Output,
-    Verbose,
-    chosen,
-    deliver,
-    deliver_answer,
-    deliver_predictions,
-    format_option,
-)
 from memcalc.errors import UsageError
 from memcalc.files import artifact
 from memcalc.files.results import load, predictions
@@ -43,9 +35,11 @@ def command(
             metavar="FILE",
         ),
     ],
-    format: Annotated[str | None, format_option("predictions", "explanation", "snapshot")] = None,
-    output: Output = None,
-    verbose: Verbose = False,
+    format: Annotated[
+        str | None, out.format_option("predictions", "explanation", "snapshot")
+    ] = None,
+    output: out.Output = None,
+    verbose: out.Verbose = False,
     top: Top = 12,
     alloc_conf: _AllocConf = None,
     gpu: _Gpu = None,
@@ -56,24 +50,24 @@ def command(
     from memcalc.report.saved import KINDS, read
 
     if file.suffix.lower() in _SNAPSHOTS:
-        name = chosen("snapshot", format, output)
+        name = out.chosen("snapshot", format, output)
         from memcalc.advice.explain import recorded
         from memcalc.catalog import gpus
         from memcalc.estimation.replays import UNLIMITED
 
         memory = gpus.find(gpu).memory if gpu is not None else UNLIMITED
         found = recorded.read(file, alloc_conf or (), device=device, device_bytes=memory)
-        deliver_answer(found, name, output, top=top)
+        out.deliver_answer(found, name, output, top=top)
         return
     if alloc_conf or gpu:
         raise UsageError("--alloc-conf and --gpu are for snapshots (.pickle): leave them out.")
     data = artifact.read(file)
     kind = data.get("kind")
     if kind == "measurements":
-        deliver(chosen(kind, format, output), output, measured.blocks(load(file)))
+        out.deliver(out.chosen(kind, format, output), output, measured.blocks(load(file)))
     elif kind in KINDS:
-        name = chosen(str(kind), format, output)
-        deliver_answer(read(data, file), name, output, top=top, verbose=verbose)
+        name = out.chosen(str(kind), format, output)
+        out.deliver_answer(read(data, file), name, output, top=top, verbose=verbose)
     else:
-        name = chosen("predictions", format, output)
-        deliver_predictions(predictions(data, file), name, output, verbose=verbose)
+        name = out.chosen("predictions", format, output)
+        out.deliver_predictions(predictions(data, file), name, output, verbose=verbose)

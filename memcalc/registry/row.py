@@ -157,12 +157,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         sets = loop == "trainer" and self.row.package in ("bitsandbytes", "torchao")
         args = {**self.args, "_trainer": sets}
         trained = [p for p in parameters if p.trainable and not p.buffer and p.numel]
-        tensors: list[StateTensor] = []
-        for parameter in trained:
-            tensors += (
-                StateTensor(parameter=parameter.name, name=n, dtype=dtype, numel=size, place=place)
-                for n, dtype, size, place in layout(parameter, args)
-            )
+        tensors = [
+            StateTensor(parameter=parameter.name, name=n, dtype=dtype, numel=size, place=place)
+            for parameter in trained
+            for n, dtype, size, place in layout(parameter, args)
+        ]
         copies = reloaded and self.row.package == "bitsandbytes"
         tensors[:0] = self._shared(trained, args, each=own_maps or copies)
         if copies or not paged:

@@ -42,8 +42,7 @@ def _budget(serving: Serving, devices: int) -> Table:
             f"{serving.share:g} x {format_bytes(serving.memory)} ({serving.setting})",
         )
     ]
-    for one in serving.taken:
-        body.append((f"- {one.name}", _gib(one.low, one.high), one.source))
+    body += [(f"- {one.name}", _gib(one.low, one.high), one.source) for one in serving.taken]
     strong = len(body)
     body.append(("KV cache", _gib(serving.least.bytes, serving.most.bytes), "what is left"))
     return Table(

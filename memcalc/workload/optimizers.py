@@ -58,8 +58,7 @@ class InBackward(torch.optim.Optimizer):
         self._merge(optimizer)
 
     def _merge(self, optimizer: torch.optim.Optimizer) -> None:
-        for owner, state in optimizer.state.items():
-            self.state[owner] = state
+        self.state.update(optimizer.state)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """All updates are made: they happen in backward."""

@@ -155,8 +155,6 @@ class _Search:
 
     def _replace(self, name: str, likely: Sequence[Release]) -> None:
         """Put a release of a package first that takes this PyTorch, if the index has one."""
-        from memcalc.engine.environment import layers
-
         for candidate in likely:
             if layers.is_absent(f"{name}-{candidate}"):
                 continue

@@ -5,6 +5,7 @@ It imports no package but memcalc, for the build of the wheel uses it.
 
 import hashlib
 import importlib.util
+import itertools
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -101,10 +102,8 @@ def _libraries_of_cudnn() -> list[tuple[str, list[str]]]:
     """The shim and what the real cuDNN finds beside it: names, and options with their files."""
     shim = [*(str(_OF_CUDNN / name) for name in _OF_SHIM), "-ldl", "-lpthread"]
     found = [(SHIM, ["-O2", f"-Wl,-soname,{SHIM}", *shim]), _neighbour("cuda", "cuda", 1)]
-    for major in _MAJORS:
-        for name in ("cublasLt", "nvrtc"):
-            found.append(_neighbour(name, f"{name}{major}", major))
-    return found
+    pairs = itertools.product(_MAJORS, ("cublasLt", "nvrtc"))
+    return found + [_neighbour(name, f"{name}{major}", major) for major, name in pairs]
 
 
 def _neighbour(source: str, name: str, version: int) -> tuple[str, list[str]]:
