@@ -10,15 +10,16 @@ def test_a_gpu_says_what_it_was_told_to_be_in_a_fork(over_stub, capability, proc
 given = torch.cuda.get_device_properties(0)
 answer["capability"] = torch.cuda.get_device_capability()
 answer["processors"] = given.multi_processor_count
-answer["name"], answer["memory"] = given.name, given.total_memory
-answer["threads"] = given.max_threads_per_multi_processor
-answer["shared"] = given.shared_memory_per_multiprocessor, given.shared_memory_per_block_optin
-answer["l2"], answer["registers"] = given.L2_cache_size, given.regs_per_multiprocessor
-answer["warp"] = given.warp_size
+assert (given.name, given.total_memory) == ("Imaginary 9000", 24 << 30)
+assert given.max_threads_per_multi_processor == 1536
+shared = given.shared_memory_per_multiprocessor, given.shared_memory_per_block_optin
+assert shared == (102400, 101376)
+assert (given.L2_cache_size, given.regs_per_multiprocessor) == (48 << 20, 65536)
+assert given.warp_size == 32
 layer = torch.nn.Linear(64, 64, device="cuda", dtype=torch.float16)
 layer(torch.randn(8, 64, device="cuda", dtype=torch.float16)).sum().backward()
 torch.sort(torch.randn(1000, device="cuda"))
-answer["peak"] = torch.cuda.max_memory_allocated()
+assert torch.cuda.max_memory_allocated() > 0
 """,
         CAPABILITY=capability,
         PROCESSORS=processors,
@@ -31,39 +32,30 @@ answer["peak"] = torch.cuda.max_memory_allocated()
     )
     assert tuple(found["capability"]) == divmod(capability, 10)
     assert found["processors"] == processors
-    assert (found["name"], found["memory"]) == ("Imaginary 9000", 24 << 30)
-    assert (found["threads"], found["shared"]) == (1536, [102400, 101376])
-    assert (found["l2"], found["registers"], found["warp"]) == (48 << 20, 65536, 32)
-    assert found["peak"] > 0
 
 
 def test_several_gpus_have_each_their_own_memory(over_stub):
-    found = over_stub(
+    over_stub(
         """
-answer["count"] = torch.cuda.device_count()
+assert torch.cuda.device_count() == 4
 held = [torch.arange(n + 4, device=f"cuda:{n}").cpu() for n in range(2)]
 one = torch.empty(10 << 20, dtype=torch.uint8, device="cuda:1")
 two = torch.empty(30 << 20, dtype=torch.uint8, device="cuda:3")
-answer["allocated"] = [torch.cuda.memory_allocated(n) for n in range(4)]
+assert [torch.cuda.memory_allocated(n) for n in (1, 3)] == [10 << 20, 30 << 20]
 there = torch.arange(5).to("cuda:1").to("cuda:3")
-answer["moved"] = there.tolist(), there.get_device()
-answer["uuids"] = len({str(torch.cuda.get_device_properties(n).uuid) for n in range(4)})
-answer["free"] = [torch.cuda.mem_get_info(n)[0] >> 20 for n in range(4)]
+assert (there.tolist(), there.get_device()) == ([0, 1, 2, 3, 4], 3)
+assert len({str(torch.cuda.get_device_properties(n).uuid) for n in range(4)}) == 4
+free = [torch.cuda.mem_get_info(n)[0] >> 20 for n in range(4)]
+assert free[2] == 1024 and free[3] <= 1024 - 30
 try:
     torch.empty(1, device="cuda:4")
 except RuntimeError as error:
-    answer["fifth"] = str(error)
+    fifth = str(error)
+assert "invalid device ordinal" in fifth
 """,
         DEVICES=4,
         MEMORY=1 << 30,
     )
-    assert (found["count"], found["uuids"]) == (4, 4)
-    assert found["allocated"][1] == 10 << 20
-    assert found["allocated"][3] == 30 << 20
-    assert found["moved"] == [[0, 1, 2, 3, 4], 3]
-    assert found["free"][2] == 1024
-    assert found["free"][3] <= 1024 - 30
-    assert "invalid device ordinal" in found["fifth"]
 
 
 @pytest.mark.parametrize(("seen", "count"), [("1,3", 2), ("3,1,7,0", 2), ("", 0), ("-1", 0)])
@@ -78,26 +70,22 @@ if number.value:
     answer["uuid"] = str(torch.cuda.get_device_properties(0).uuid)[-2:]
 import pynvml
 pynvml.nvmlInit()
-answer["nvml"] = pynvml.nvmlDeviceGetCount()
+assert pynvml.nvmlDeviceGetCount() == 4
 """,
         DEVICES=4,
         CUDA_VISIBLE_DEVICES=seen,
     )
     assert found["count"] == [count, count]
-    assert found["nvml"] == 4
     if count:
         assert int(found["uuid"]) == int(seen[0])
 
 
 def test_a_gpu_can_be_named_by_its_uuid(over_stub):
-    found = over_stub(
-        """
-answer["uuid"] = str(torch.cuda.get_device_properties(0).uuid)
-""",
+    over_stub(
+        'assert str(torch.cuda.get_device_properties(0).uuid).endswith("02")',
         DEVICES=4,
         CUDA_VISIBLE_DEVICES="GPU-6d656d63-616c-6300-0000-000000000002",
     )
-    assert found["uuid"].endswith("02")
 
 
 PROGRAMS = {
@@ -139,6 +127,38 @@ torch.cuda.synchronize()
 pools = {tuple(s["segment_pool_id"]) for s in torch.cuda.memory_snapshot()}
 assert len(pools) == 2
 """,
+    "waiting for the gpu while it captures is an error": """
+x = torch.arange(4).cuda()
+for wait in (
+    lambda: x.sum().item(),
+    torch.cuda.synchronize,
+    lambda: torch.cuda.current_stream().query(),
+):
+    said, graph = "", torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            y = x * 2
+            wait()
+    except RuntimeError as error:
+        said = " ".join(str(error.__context__ or error).split())
+    assert "not permitted when stream is capturing" in said
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    y = x * 2
+graph.replay()
+assert x.tolist() == [0, 1, 2, 3]
+""",
+    "announced numbers are what the next readers find": """
+import ctypes
+answers = ctypes.CDLL(None).memcalc_stub_answer
+answers.argtypes = [ctypes.c_size_t, ctypes.c_longlong]
+mask = torch.zeros(100, dtype=torch.bool, device="cuda")
+assert mask.nonzero().shape == (0, 1)
+answers(4, 17), answers(8, 17)
+assert mask.nonzero().shape == (17, 1)
+answers(0, 0)
+assert mask.nonzero().shape == (0, 1)
+""",
 }
 
 
@@ -147,81 +167,37 @@ def test_streams_and_graphs_run(over_stub, program):
     over_stub(PROGRAMS[program])
 
 
-def test_waiting_for_the_gpu_while_it_captures_is_an_error(over_stub):
-    found = over_stub(
-        """
-x = torch.arange(4).cuda()
-for name, wait in (
-    ("item", lambda: x.sum().item()),
-    ("synchronize", torch.cuda.synchronize),
-    ("query", lambda: torch.cuda.current_stream().query()),
-):
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            y = x * 2
-            wait()
-    except RuntimeError as error:
-        answer[name] = " ".join(str(error.__context__ or error).split())
-graph = torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph):
-    y = x * 2
-graph.replay()
-answer["next"] = x.tolist()
-"""
-    )
-    assert "not permitted when stream is capturing" in found["item"]
-    assert "not permitted when stream is capturing" in found["synchronize"]
-    assert "not permitted when stream is capturing" in found["query"]
-    assert found["next"] == [0, 1, 2, 3]
-
-
-def test_announced_numbers_are_what_the_next_readers_find(over_stub):
-    found = over_stub(
-        """
-import ctypes
-answers = ctypes.CDLL(None).memcalc_stub_answer
-answers.argtypes = [ctypes.c_size_t, ctypes.c_longlong]
-mask = torch.zeros(100, dtype=torch.bool, device="cuda")
-answer["before"] = mask.nonzero().shape
-answers(4, 17), answers(8, 17)
-answer["after"] = mask.nonzero().shape
-answers(0, 0)
-answer["then"] = mask.nonzero().shape
-"""
-    )
-    assert found["before"] == found["then"] == [0, 1]
-    assert found["after"] == [17, 1]
-
-
 def test_nvml_tells_of_the_same_gpus_as_cuda(over_stub):
-    found = over_stub(
+    over_stub(
         """
 import os
 import pynvml
 pynvml.nvmlInit()
 given = torch.cuda.get_device_properties(1)
 card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{given.uuid}")
-answer["index"] = pynvml.nvmlDeviceGetIndex(card)
 by_place = pynvml.nvmlDeviceGetHandleByPciBusId(pynvml.nvmlDeviceGetPciInfo(card).busId)
-answer["place"] = pynvml.nvmlDeviceGetIndex(by_place)
-answer["name"] = pynvml.nvmlDeviceGetName(card), given.name
-answer["before"] = len(pynvml.nvmlDeviceGetComputeRunningProcesses(card))
+assert [pynvml.nvmlDeviceGetIndex(one) for one in (card, by_place)] == [1, 1]
+assert pynvml.nvmlDeviceGetName(card) == given.name == "Imaginary 9000"
+assert not pynvml.nvmlDeviceGetComputeRunningProcesses(card)
 held = torch.empty(100 << 20, dtype=torch.uint8, device="cuda:1")
+kept, used = 300 << 20, 600 << 20
+total = (10 << 30) + kept
 memory = pynvml.nvmlDeviceGetMemoryInfo(card, pynvml.nvmlMemory_v2)
-answer["memory"] = memory.total, memory.reserved, memory.used, memory.free
+assert (memory.total, memory.reserved, memory.used) == (total, kept, used)
+assert memory.free == total - used - kept
 first = pynvml.nvmlDeviceGetMemoryInfo(card)
-answer["first"] = first.total, first.used
-running = pynvml.nvmlDeviceGetComputeRunningProcesses(card)
-answer["process"] = [(p.pid == os.getpid(), p.usedGpuMemory) for p in running]
-answer["driver"] = pynvml.nvmlSystemGetDriverVersion()
-answer["cuda"] = pynvml.nvmlSystemGetCudaDriverVersion()
-answer["utilization"] = torch.cuda.utilization(1)
-answer["capability"] = pynvml.nvmlDeviceGetCudaComputeCapability(card)
+assert (first.total, first.used) == (total, used + kept)
+(running,) = pynvml.nvmlDeviceGetComputeRunningProcesses(card)
+assert (running.pid, running.usedGpuMemory) == (os.getpid(), used)
+assert pynvml.nvmlSystemGetDriverVersion() == "580.65.06"
+assert pynvml.nvmlSystemGetCudaDriverVersion() == 13000
+assert torch.cuda.utilization(1) == 0
+assert pynvml.nvmlDeviceGetCudaComputeCapability(card) == (8, 0)
 try:
     pynvml.nvmlDeviceGetMigMode(card)
 except pynvml.NVMLError as error:
-    answer["mig"] = error.value
+    mig = error.value
+assert mig == 3
 """,
         DEVICES=2,
         NAME="Imaginary 9000",
@@ -229,12 +205,3 @@ except pynvml.NVMLError as error:
         KEPT=300 << 20,
         OUTSIDE=500 << 20,
     )
-    assert (found["index"], found["place"], found["before"]) == (1, 1, 0)
-    assert found["name"] == ["Imaginary 9000"] * 2
-    kept, used = 300 << 20, 600 << 20
-    total = (10 << 30) + kept
-    assert found["memory"] == [total, kept, used, total - used - kept]
-    assert found["first"] == [total, used + kept]
-    assert found["process"] == [[True, used]]
-    assert (found["driver"], found["cuda"]) == ("580.65.06", 13000)
-    assert (found["utilization"], found["capability"], found["mig"]) == (0, [8, 0], 3)

@@ -37,34 +37,34 @@ def train(model, optimizer, steps=2, batch=4):
 
 
 def test_a_transformer_trains_and_the_allocator_tells_its_peaks(over_stub):
-    peaks = over_stub(
+    over_stub(
         GPT
         + """
 net = model()
 weights = 4 * sum(p.numel() for p in net.parameters())
 train(net, torch.optim.AdamW(net.parameters()))
 stats = torch.cuda.memory_stats()
-answer.update({k: stats[f"{k}_bytes.all.peak"] for k in ("requested", "allocated", "reserved")})
-answer["weights"] = weights
+peaks = [stats[f"{k}_bytes.all.peak"] for k in ("requested", "allocated", "reserved")]
+# Weights, gradients and the two states of AdamW, and what else is alive with them.
+assert 4 * weights < peaks[0] < 8 * weights
+assert peaks == sorted(peaks)
 """
     )
-    # Weights, gradients and the two states of AdamW, and what else is alive with them.
-    assert 4 * peaks["weights"] < peaks["requested"] < 8 * peaks["weights"]
-    assert peaks["requested"] <= peaks["allocated"] <= peaks["reserved"]
 
 
 def test_the_room_is_the_limit_and_running_out_of_it_is_pytorchs_own_error(over_stub):
-    found = over_stub(
+    over_stub(
         GPT
         + """
 net = model()
-answer["before"] = torch.cuda.memory_reserved()
+before = torch.cuda.memory_reserved()
 try:
     train(net, torch.optim.AdamW(net.parameters()), batch=4096)
 except torch.OutOfMemoryError as error:
-    answer["said"] = str(error)
-answer["most"] = torch.cuda.max_memory_reserved()
-answer["ooms"] = torch.cuda.memory_stats()["num_ooms"]
+    said = str(error)
+assert "Tried to allocate" in said and "GPU 0 has a total capacity of 300.00 MiB" in said
+assert before < torch.cuda.max_memory_reserved() <= 200 << 20
+assert torch.cuda.memory_stats()["num_ooms"] == 1
 torch.cuda.empty_cache()
 torch.empty(50 << 20, dtype=torch.uint8, device="cuda")
 """,
@@ -72,23 +72,19 @@ torch.empty(50 << 20, dtype=torch.uint8, device="cuda")
         MEMORY=300 << 20,
         OUTSIDE=100 << 20,
     )
-    assert "Tried to allocate" in found["said"]
-    assert "GPU 0 has a total capacity of 300.00 MiB" in found["said"]
-    assert found["before"] < found["most"] <= 200 << 20
-    assert found["ooms"] == 1
 
 
 def test_free_memory_is_what_allocations_and_the_context_leave(over_stub):
-    found = over_stub(
+    over_stub(
         """
 free, total = torch.cuda.mem_get_info()
+assert (total, total - free) == (16 << 30, 400 << 20)
 held = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
-answer.update(total=total, first=total - free, then=free - torch.cuda.mem_get_info()[0])
+assert free - torch.cuda.mem_get_info()[0] == 64 << 20
 """,
         MEMORY=16 << 30,
         OUTSIDE=400 << 20,
     )
-    assert found == {"total": 16 << 30, "first": 400 << 20, "then": 64 << 20}
 
 
 PROGRAMS = {
@@ -193,6 +189,14 @@ loader = torch.utils.data.DataLoader(list(range(8)), batch_size=4, pin_memory=Tr
 loaded = [(batch.is_pinned(), batch.cuda().tolist()) for batch in loader]
 assert loaded == [(True, [0, 1, 2, 3]), (True, [4, 5, 6, 7])]
 """,
+    "a history with lines does not import the compiler": """
+from memcalc.engine import torch_internals as internals
+internals.start_history(with_lines=True)
+kept = torch.ones(8, device="cuda")
+(traced,) = internals.stop_history()["device_traces"]
+assert all(entry["frames"] for entry in traced)
+assert "torch._inductor" not in sys.modules and "_inductor" not in vars(torch)
+""",
 }
 
 
@@ -202,7 +206,7 @@ def test_memory_is_what_a_program_takes_it_for(over_stub, program):
 
 
 def test_addresses_begin_again_when_all_have_been_used(over_stub):
-    found = over_stub(
+    over_stub(
         """
 import ctypes
 driver = ctypes.CDLL(None)
@@ -214,24 +218,8 @@ for _ in range(60):
     assert driver.cudaMalloc(ctypes.byref(at), ctypes.c_size_t(1 << 40)) == 0
     assert at.value < 0x500000000000
     assert driver.cudaFree(at) == 0
-answer["kept"] = kept.tolist()
+assert kept.tolist() == [0, 1, 2, 3, 4]
 """,
         ROOM=2 << 40,
         MEMORY=2 << 40,
     )
-    assert found["kept"] == [0, 1, 2, 3, 4]
-
-
-def test_a_history_with_lines_does_not_import_the_compiler(over_stub):
-    answer = over_stub(
-        """
-        from memcalc.engine import torch_internals as internals
-        internals.start_history(with_lines=True)
-        kept = torch.ones(8, device="cuda")
-        (traced,) = internals.stop_history()["device_traces"]
-        answer["lines"] = [bool(entry["frames"]) for entry in traced]
-        answer["imported"] = "torch._inductor" in sys.modules or "_inductor" in vars(torch)
-        """
-    )
-    assert all(answer["lines"])
-    assert not answer["imported"]
