@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from memcalc.engine.cudnn import loading
+from memcalc.engine.cudnn import library, loading
 from memcalc.engine.stub import load as stub
 from tests.engine import cudnn_process
 from tests.engine.cudnn_process import CAPABILITIES, ROOT, CudnnProcess, settings
@@ -194,53 +194,41 @@ def test_a_recurrent_layer_saves_what_cudnn_reserves(over_cudnn):
 
 
 def test_batch_norm_and_ctc_run_by_cudnn(over_cudnn):
-    answer = over_cudnn(
+    over_cudnn(
         """
         norm = torch.nn.BatchNorm2d(64).cuda()
         x = torch.empty(8, 64, 32, 32, device="cuda", requires_grad=True)
         y, *_ = torch.ops.aten.cudnn_batch_norm(
             x, norm.weight, norm.bias, norm.running_mean, norm.running_var, True, 0.1, 1e-5
         )
-        answer["norm"] = y.grad_fn.name()
+        assert y.grad_fn.name() == "CudnnBatchNormBackward0"
         y.sum().backward()
         last = torch.channels_last
         image = torch.empty(8, 64, 32, 32, device="cuda", dtype=torch.half).to(memory_format=last)
         half = norm(image)
-        answer["last"] = half.grad_fn.name()
+        assert half.grad_fn.name() in ("CudnnBatchNormBackward0", "NativeBatchNormBackward0")
         half.sum().backward()
         scores = torch.empty(50, 4, 20, device="cuda", requires_grad=True)
-        loss = torch.nn.functional.ctc_loss(
-            scores.log_softmax(2),
-            torch.ones(40, dtype=torch.int32),
-            (50,) * 4,
-            (10,) * 4,
-        )
-        answer["loss"] = torch._use_cudnn_ctc_loss(
-            scores, torch.ones(40, dtype=torch.int32), (50,) * 4, (10,) * 4, 0
-        )
+        targets = torch.ones(40, dtype=torch.int32), (50,) * 4, (10,) * 4
+        loss = torch.nn.functional.ctc_loss(scores.log_softmax(2), *targets)
+        assert torch._use_cudnn_ctc_loss(scores, *targets, 0)
         loss.backward()
-        answer["used"] = loading.is_used()
+        assert loading.is_used()
         """
     )
-    assert answer["norm"] == "CudnnBatchNormBackward0"
-    assert answer["last"] in ("CudnnBatchNormBackward0", "NativeBatchNormBackward0")
-    assert answer["loss"]
-    assert answer["used"]
 
 
 def test_trials_of_engines_end_with_the_first(over_cudnn):
-    answer = over_cudnn(
+    over_cudnn(
         """
         from torch.nn.functional import conv2d
         x, w = torch.empty(8, 64, 28, 28, device="cuda"), torch.empty(64, 64, 3, 3, device="cuda")
-        answer["ranked"] = scratch(lambda: conv2d(x, w, padding=1))
+        scratch(lambda: conv2d(x, w, padding=1))
         torch.backends.cudnn.benchmark = True
-        answer["timed"] = scratch(lambda: conv2d(x, w, padding=1))
-        answer["said"] = loading.assumptions()
+        assert scratch(lambda: conv2d(x, w, padding=1)) >= 0
+        assert any("benchmark" in sentence for sentence in loading.assumptions())
         """
     )
-    assert any("benchmark" in sentence for sentence in answer["said"])
-    assert answer["timed"] >= 0
 
 
 def test_the_library_may_be_loaded_before_a_fork(over_cudnn):
@@ -272,7 +260,7 @@ def test_a_library_that_cannot_be_loaded_ends_in_pytorchs_error(over_cudnn, tmp_
 
 
 def test_without_a_library_the_program_runs_with_cudnn_off(over_cudnn):
-    answer = over_cudnn(
+    over_cudnn(
         """
         from memcalc.engine.cudnn.library import Missing
         missing = Missing(reason="of a test", reported=(9, 1, 0))
@@ -284,22 +272,17 @@ def test_without_a_library_the_program_runs_with_cudnn_off(over_cudnn):
         with torch.backends.cudnn.flags(enabled=True, benchmark=True):
             y = layer(torch.empty(2, 3, 32, 32, device="cuda"))
         y.sum().backward()
-        answer = [torch.backends.cudnn.enabled, loading.is_used(), failure()]
-        answer += missing.uncounted
+        assert [torch.backends.cudnn.enabled, loading.is_used(), failure()] == [False, False, ""]
+        assert "of a test" in missing.uncounted[0]
         """
     )
-    assert answer[:3] == [False, False, ""]
-    assert "of a test" in answer[3]
 
 
 def test_a_program_ends_normally():
     cudnn_process.cudnn()
     root, cuda = cudnn_process.cuda_torch()
-    from memcalc.engine.cudnn import library
-    from memcalc.engine.stub import load
-
     found = library.find([root.parent], (9, 0))
-    over = {**load.environment(load.prepare(root, cuda)), **loading.environment(found)}
+    over = {**stub.environment(stub.prepare(root, cuda)), **loading.environment(found)}
     # A program that ends just behind a backward pass may abort by itself, so this one waits.
     code = """
 import time, torch

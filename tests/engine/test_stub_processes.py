@@ -17,9 +17,8 @@ torch.cuda.set_device(0)
 """
 
 
-def test_a_fork_of_a_process_that_used_the_gpu_can_use_it(over_stub):
-    found = over_stub(
-        """
+PROGRAMS = {
+    "a fork of a process that used the gpu can use it": """
 import ctypes, json, os
 driver = ctypes.CDLL(None)
 kept = torch.arange(1000).cuda()
@@ -27,27 +26,57 @@ address = kept.data_ptr()
 read, write = os.pipe()
 pid = os.fork()
 if not pid:
-    said = {}
     at, here = ctypes.c_void_p(), (ctypes.c_longlong * 1000)()
-    said["malloc"] = driver.cudaMalloc(ctypes.byref(at), ctypes.c_size_t(8000))
+    said = [driver.cudaMalloc(ctypes.byref(at), ctypes.c_size_t(8000))]
     numbers = (ctypes.c_longlong * 1000)(*range(1000))
     driver.cudaMemcpy(at, numbers, ctypes.c_size_t(8000), 1)
     driver.cudaMemcpy(here, at, ctypes.c_size_t(8000), 2)
-    said["own"] = sum(here)
+    said.append(sum(here))
     driver.cudaMemcpy(here, ctypes.c_void_p(address), ctypes.c_size_t(8000), 2)
-    said["of_parent"] = sum(here)
+    said.append(sum(here))
     driver.cudaMemset(ctypes.c_void_p(address), 0, ctypes.c_size_t(8000))
     os.write(write, json.dumps(said).encode())
     os._exit(0)
 os.waitpid(pid, 0)
-answer.update(json.loads(os.read(read, 1000)), here=kept.cpu().sum().item())
-"""
-    )
-    assert (found["malloc"], found["own"]) == (0, 499_500)
-    assert found["of_parent"] == found["here"] == 499_500
-
-
-PROGRAMS = {
+assert json.loads(os.read(read, 1000)) == [0, 499_500, 499_500]
+assert kept.cpu().sum().item() == 499_500
+""",
+    "one process is a rank of a data-parallel run": GROUP
+    + """
+from torch.nn.parallel import DistributedDataParallel
+net = torch.nn.Sequential(*[torch.nn.Linear(500, 500) for _ in range(3)]).cuda()
+ddp = DistributedDataParallel(net, device_ids=[0])
+optimizer = torch.optim.AdamW(ddp.parameters())
+for _ in range(2):
+    ddp(torch.randn(8, 500, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+weights = 4 * sum(p.numel() for p in net.parameters())
+# Weights, gradients and two states; and buckets as large as the gradients.
+assert torch.cuda.max_memory_allocated() > 5 * weights
+own = torch.full((3,), 5).cuda()
+all = [torch.zeros_like(own) for _ in range(2)]
+dist.all_gather(all, own)
+assert [one.tolist() for one in all] == [[5, 5, 5], [5, 5, 5]]
+one = torch.empty(3, device="cuda", dtype=torch.int64)
+dist.reduce_scatter_tensor(one, torch.arange(6).cuda())
+assert one.tolist() == [0, 1, 2]
+objects = [None, None]
+dist.all_gather_object(objects, {"of": "a rank"})
+assert objects == [{"of": "a rank"}] * 2
+dist.barrier()
+""",
+    "fully sharded runs start as well": GROUP
+    + """
+from torch.distributed.fsdp import fully_shard
+net = torch.nn.Sequential(*[torch.nn.Linear(1000, 1000) for _ in range(3)]).cuda()
+for layer in net:
+    fully_shard(layer)
+fully_shard(net)
+net(torch.randn(8, 1000, device="cuda")).sum().backward()
+held = sum(p.to_local().numel() for p in net.parameters())
+assert held == sum(p.numel() for p in net.parameters()) / 2
+""",
     "settings are read again in a fork of a process that used the gpu": """
 import ctypes, os
 torch.zeros(1, device="cuda")
@@ -94,54 +123,8 @@ for thread in threads: thread.join()
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_forks_go_on(over_stub, program):
+def test_forks_and_ranks_go_on(over_stub, program):
     over_stub(PROGRAMS[program])
-
-
-def test_one_process_is_a_rank_of_a_data_parallel_run(over_stub):
-    over_stub(
-        GROUP
-        + """
-from torch.nn.parallel import DistributedDataParallel
-net = torch.nn.Sequential(*[torch.nn.Linear(500, 500) for _ in range(3)]).cuda()
-ddp = DistributedDataParallel(net, device_ids=[0])
-optimizer = torch.optim.AdamW(ddp.parameters())
-for _ in range(2):
-    ddp(torch.randn(8, 500, device="cuda")).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-weights = 4 * sum(p.numel() for p in net.parameters())
-# Weights, gradients and two states; and buckets as large as the gradients.
-assert torch.cuda.max_memory_allocated() > 5 * weights
-own = torch.full((3,), 5).cuda()
-all = [torch.zeros_like(own) for _ in range(2)]
-dist.all_gather(all, own)
-assert [one.tolist() for one in all] == [[5, 5, 5], [5, 5, 5]]
-one = torch.empty(3, device="cuda", dtype=torch.int64)
-dist.reduce_scatter_tensor(one, torch.arange(6).cuda())
-assert one.tolist() == [0, 1, 2]
-objects = [None, None]
-dist.all_gather_object(objects, {"of": "a rank"})
-assert objects == [{"of": "a rank"}] * 2
-dist.barrier()
-"""
-    )
-
-
-def test_fully_sharded_runs_start_as_well(over_stub):
-    over_stub(
-        GROUP
-        + """
-from torch.distributed.fsdp import fully_shard
-net = torch.nn.Sequential(*[torch.nn.Linear(1000, 1000) for _ in range(3)]).cuda()
-for layer in net:
-    fully_shard(layer)
-fully_shard(net)
-net(torch.randn(8, 1000, device="cuda")).sum().backward()
-held = sum(p.to_local().numel() for p in net.parameters())
-assert held == sum(p.numel() for p in net.parameters()) / 2
-"""
-    )
 
 
 def test_nvml_in_one_process_tells_of_a_run_in_another(stub_cache, tmp_path):

@@ -50,13 +50,6 @@ COPIED = """
     for _ in range(3):
         model(torch.ones(64, 256).cuda()).sum().backward()
 """
-
-
-def test_a_copy_of_a_model_that_no_one_calls_is_weights(run):
-    components = run(COPIED, steps=0).traced.prediction.components
-    assert components[Component.WEIGHTS] == 2 * WEIGHTS
-
-
 AHEAD = """
     import torch
 
@@ -78,12 +71,35 @@ AHEAD = """
         optimizer.step()
         optimizer.zero_grad()
 """
+THAWED = """
+    import torch
+    first, second = (torch.nn.Linear(256, 256).cuda() for _ in range(2))
+    first.requires_grad_(False)
+    optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()])
+    for step in range(7):
+        first.requires_grad_(step > 4)
+        second(first(torch.ones(64, 256, device="cuda"))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+COMPONENTS = {
+    "copies that no one calls": (COPIED, {Component.WEIGHTS: 2 * WEIGHTS}),
+    "batches that another stream prepares ahead": (
+        AHEAD,
+        {Component.INPUTS: 2 * 4 * 64 * 256, Component.COMMUNICATION: 0},
+    ),
+    "weights that are trained later": (
+        THAWED,
+        {Component.OPTIMIZER_STATE: 4 * WEIGHTS, Component.HELD: 0},
+    ),
+}
 
 
-def test_batches_that_another_stream_prepares_ahead_are_inputs(run):
-    components = run(AHEAD, steps=0).traced.prediction.components
-    assert components[Component.INPUTS] == 2 * 4 * 64 * 256
-    assert not components.get(Component.COMMUNICATION)
+@pytest.mark.parametrize("what", COMPONENTS)
+def test_components_of_a_script(run, what):
+    script, expected = COMPONENTS[what]
+    components = run(script, steps=0).traced.prediction.components
+    assert {name: components.get(name, 0) for name in expected} == expected
 
 
 WARMED = """
@@ -232,25 +248,6 @@ def test_a_data_set_on_the_gpu_is_input_and_loaded_weights_and_unused_graphs_are
     assert "held by the variable saved; backward does not free it" in kept
     assert "held by the script or a graph it keeps; backward does not free it" in kept
     assert not any(one.startswith(LONGER) for one in found.prediction.uncounted)
-
-
-THAWED = """
-    import torch
-    first, second = (torch.nn.Linear(256, 256).cuda() for _ in range(2))
-    first.requires_grad_(False)
-    optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()])
-    for step in range(7):
-        first.requires_grad_(step > 4)
-        second(first(torch.ones(64, 256, device="cuda"))).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-"""
-
-
-def test_state_of_weights_that_are_trained_later_is_optimizer_state(run):
-    components = run(THAWED, steps=0).traced.prediction.components
-    assert components[Component.OPTIMIZER_STATE] == 4 * WEIGHTS
-    assert components[Component.HELD] == 0
 
 
 def test_tensors_in_objects_that_a_state_holds_are_optimizer_state(run):
