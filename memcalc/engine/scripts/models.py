@@ -58,6 +58,7 @@ class Models:
         patches.wrap(module, "__init__", self._made)
         patches.wrap(module, "__setstate__", self._restored)
         patches.wrap(module, "_apply", self._applied)
+        patches.wrap(torch.optim.Optimizer, "load_state_dict", self._loaded)
 
     def _made(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         self._add(module)
@@ -91,6 +92,11 @@ class Models:
             return moved
         finally:
             self._moving -= 1
+
+    def _loaded(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        # Its state is other tensors now.
+        self._entries.pop(id(optimizer), None)
 
     # ---- names
 
