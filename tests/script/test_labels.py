@@ -302,3 +302,26 @@ def test_state_that_is_loaded_between_two_steps_is_optimizer_state(run):
     components = found.traced.prediction.components
     assert components[Component.OPTIMIZER_STATE] == 4 << 20
     assert components[Component.HELD] < 1 << 20
+
+
+def test_state_that_parameters_share_is_counted_once(run):
+    """The tables of an 8-bit optimizer are the same for all parameters."""
+    found = run(
+        """
+        import torch
+        table = torch.zeros(256, device="cuda")
+
+        class Tabled(torch.optim.SGD):
+            def step(self):
+                for parameter in self.param_groups[0]["params"]:
+                    self.state[parameter]["table"] = table
+
+        model = torch.nn.Linear(512, 512).cuda()
+        optimizer = Tabled(model.parameters())
+        for _ in range(3):
+            model(torch.randn(8, 512, device="cuda")).sum().backward()
+            optimizer.step()
+        """
+    )
+    state = found.traced.prediction.optimizer_state
+    assert [one.bytes for one in state.tensors] == [1024]

@@ -263,7 +263,7 @@ class Models:
         grew = self._entries.get(id(optimizer)) != entries
         if steps <= _SETTLED or grew or isinstance(optimizer, torch.optim.LBFGS):
             self._entries[id(optimizer)] = entries
-            self._states[id(optimizer)] = tuple(_states(optimizer))
+            self._states[id(getattr(optimizer, "optim", optimizer))] = tuple(_states(optimizer))
             self._counters.name_state(optimizer, self._homes())
 
     def _homes(self) -> dict[int, str]:
@@ -312,11 +312,14 @@ def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
 
 
 def _states(optimizer: Any) -> Iterator[StateTensor]:
-    """Every tensor that an optimizer keeps; parameters by their number."""
+    """Every tensor that an optimizer keeps, each storage once; parameters by their number."""
+    seen: set[int] = set()
     for number, state in enumerate(state_of(optimizer).values()):
         for name, value in flat("", state, objects=True):
             for part in plain(value):
-                if dtype_of(part) in DTYPE_BYTES:
+                at = part.untyped_storage().data_ptr()
+                if dtype_of(part) in DTYPE_BYTES and at not in seen:
+                    seen |= {at} - {0}
                     place = Place.DEVICE if part.device.type == "cuda" else Place.HOST
                     yield StateTensor(
                         parameter=str(number),
