@@ -49,7 +49,8 @@ def test_the_context_is_a_range_with_what_it_is_known_by(memcalc):
 
 def test_a_list_is_narrowed_by_a_word(memcalc):
     _, *rows = memcalc("list", "models", "Gemma").stdout.splitlines()
-    assert rows and all("gemma" in row for row in rows)
+    assert rows
+    assert all("gemma" in row for row in rows)
     done = memcalc("list", "gpus", "t44")
     assert (done.returncode, done.stdout) == (2, "")
     assert "'t44'" in done.stderr
