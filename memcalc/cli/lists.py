@@ -1,12 +1,14 @@
 """``memcalc list``: models, optimizers and GPUs."""
 
 import sys
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli.command import Command, option
+from memcalc.cli.command import Command, argument, option
 from memcalc.cli.output import seen_width
+from memcalc.errors import UsageError
 from memcalc.wrap import fold
 
 _app = typer.Typer(
@@ -18,16 +20,28 @@ _app = typer.Typer(
 )
 
 
+Word = Annotated[str, argument("Only those that have this in their name.", metavar="WORD")]
+
+
+def _named(names: Iterable[str], word: str) -> set[str]:
+    """The names that have a word in them; all without one."""
+    found = {name for name in names if word.lower() in name.lower()}
+    if not found:
+        raise UsageError(f"Nothing here has {word!r} in its name: leave it out to see all.")
+    return found
+
+
 @_app.command(cls=Command)
-def models() -> None:
+def models(word: Word = "") -> None:
     """The bundled models, their parameters, and the task each is trained for by default."""
     from memcalc.catalog import inventory
     from memcalc.catalog import models as catalog
     from memcalc.units import format_count
     from memcalc.workload import tasks
 
+    wanted = _named(catalog.bundled(), word)
     _row(f"{'model':44} {'params':>7}  trained for")
-    for name in catalog.bundled():
+    for name in filter(wanted.__contains__, catalog.bundled()):
         source = catalog.find(name)
         head = tasks.choose(source, "auto")
         known = inventory.load(source, head.name)
@@ -36,11 +50,12 @@ def models() -> None:
 
 
 @_app.command(cls=Command)
-def optimizers() -> None:
+def optimizers(word: Word = "") -> None:
     """All optimizers, with bytes of state per parameter by the rule of thumb."""
     from memcalc import registry
 
-    for row in registry.rows():
+    wanted = _named((row.name for row in registry.rows()), word)
+    for row in (row for row in registry.rows() if row.name in wanted):
         rule = f"{row.rule:g}" if row.rule is not None else "n/a"
         also = f" (also {', '.join(row.aliases)})" if row.aliases else ""
         _row(f"{row.name:28} {rule:>5} B/param  {row.summary}{also}")
@@ -48,6 +63,7 @@ def optimizers() -> None:
 
 @_app.command(cls=Command)
 def gpus(
+    word: Word = "",
     context: Annotated[
         bool,
         option(
@@ -63,6 +79,7 @@ def gpus(
     if context:
         _contexts()
         return
+    wanted = _named((gpu.name for gpu in catalog.table()), word)
     heads = ("GPU", "sold as", "to use", "capability", "multiprocessors")
     rows = [
         (
@@ -73,6 +90,7 @@ def gpus(
             gpu.multiprocessors,
         )
         for gpu in catalog.table()
+        if gpu.name in wanted
     ]
     for name, sold_as, memory, capability, multiprocessors in (heads, *rows):
         typer.echo(f"{name:30} {sold_as:>8} {memory:>10} {capability:>11} {multiprocessors:>16}")

@@ -23,8 +23,9 @@ _NAMES = {
     "gradient-accumulation gradient-accumulation-steps",
     "--lora r=16,target=all-linear": "lora-r lora-rank peft r rank",
     "--optim NAME": "opt optimizer",
-    "--parallel NAME": "ddp fsdp fsdp1 fsdp2 hsdp parallelism sharding strategy tp "
-    "tensor-parallel tensor-parallel-size zero zero-stage zero1 zero2 zero3",
+    "--parallel NAME": "ddp fsdp fsdp1 fsdp2 hsdp parallelism sharding strategy zero zero-stage "
+    "zero1 zero2 zero3",
+    "--parallel tp=N (with --engine: --devices N)": "tp tensor-parallel tensor-parallel-size",
     "--precision NAME": "amp amp-bf16 amp-fp16 dtype fp32 half mixed-precision tf32 torch-dtype",
     "--precision amp-bf16 (fp32 weights, as the Trainer's --bf16) or bf16 (bf16 weights)": "bf16 "
     "bfloat16",

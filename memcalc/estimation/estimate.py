@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import shlex
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -96,6 +99,7 @@ class Inventories(contextlib.ExitStack):
         return answer
 
 
+_LARGEST_SCRIPT = 1 << 22
 Answer = Prediction | MemcalcError
 T = TypeVar("T")
 
@@ -287,8 +291,30 @@ def _simulated(plan: Plan) -> str:
 
 
 def keep(traced: Traced) -> None:
-    """Keep what a command did for those who ask again."""
-    _store(_simulated(traced.prediction.plan), traced)
+    """Keep what a command did for those who ask again, and that it ran here."""
+    plan = traced.prediction.plan
+    _store(_simulated(plan), traced)
+    if plan.command:
+        cache.store(_as_it_is_here(plan), traced.prediction)
+
+
+def may_run_again(plan: Plan) -> bool:
+    """The command has run in this folder, and the files that it names are as they were."""
+    return cache.load(_as_it_is_here(plan), Prediction) is not None
+
+
+def _as_it_is_here(plan: Plan) -> str:
+    """In the cache, of a command with its folder and the files that it names."""
+    words = shlex.split(plan.command or "")
+    files = {word: Path(word).read_bytes() for word in words if _is_script(word)}
+    code = {word: hashlib.sha256(content).hexdigest() for word, content in files.items()}
+    return cache.key(plan, {"folder": str(Path().resolve()), "code": code}, "ran")
+
+
+def _is_script(word: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return Path(word).is_file() and Path(word).stat().st_size < _LARGEST_SCRIPT
+    return False
 
 
 def _store(name: str, answer: Prediction | Traced) -> None:

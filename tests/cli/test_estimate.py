@@ -46,6 +46,15 @@ def test_the_context_is_a_range_with_what_it_is_known_by(memcalc):
     assert "readings on" in anywhere["source"]
 
 
+def test_a_list_is_narrowed_by_a_word(memcalc):
+    _, *rows = memcalc("list", "models", "Gemma").stdout.splitlines()
+    assert rows
+    assert all("gemma" in row for row in rows)
+    done = memcalc("list", "gpus", "t44")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'t44'" in done.stderr
+
+
 def test_the_ranges_of_all_gpus_can_be_listed(memcalc):
     from memcalc.catalog import gpus
 

@@ -275,3 +275,49 @@ def test_tensors_in_objects_that_a_state_holds_are_optimizer_state(run):
         """
     )
     assert found.traced.prediction.components[Component.OPTIMIZER_STATE] == 2 * (4 << 20)
+
+
+def test_state_that_is_loaded_between_two_steps_is_optimizer_state(run):
+    found = run(
+        """
+        import torch
+        model = torch.nn.Linear(1024, 1024, bias=False).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for step in range(6):
+            rows = 8192 if step == 5 else 8
+            model(torch.randn(rows, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 4:
+                torch.save(optimizer.state_dict(), "state.pt")
+                kept = torch.load("state.pt", map_location="cuda")
+                optimizer.load_state_dict(kept)
+        """,
+        steps=0,
+    )
+    components = found.traced.prediction.components
+    assert components[Component.OPTIMIZER_STATE] == 4 << 20
+    assert components[Component.HELD] < 1 << 20
+
+
+def test_state_that_parameters_share_is_counted_once(run):
+    """The tables of an 8-bit optimizer are the same for all parameters."""
+    found = run(
+        """
+        import torch
+        table = torch.zeros(256, device="cuda")
+
+        class Tabled(torch.optim.SGD):
+            def step(self):
+                for parameter in self.param_groups[0]["params"]:
+                    self.state[parameter]["table"] = table
+
+        model = torch.nn.Linear(512, 512).cuda()
+        optimizer = Tabled(model.parameters())
+        for _ in range(3):
+            model(torch.randn(8, 512, device="cuda")).sum().backward()
+            optimizer.step()
+        """
+    )
+    state = found.traced.prediction.optimizer_state
+    assert [one.bytes for one in state.tensors] == [1024]

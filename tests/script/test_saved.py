@@ -70,6 +70,11 @@ def test_what_a_scripts_code_could_do_without_is_named_by_line(memcalc, tmp_path
     halved, _ = explained["remedies"]
     assert (halved["key"], halved["error"]) == ("half the batch", None)
     assert halved["saved"]["requested"] > 0
+    # What lies in another folder, or was changed since, is not what was run.
+    (tmp_path / "mine" / "train.py").write_text(f"{ATTENDS}\nopen('ran', 'w')\n")
+    explained = json.loads(memcalc("explain", "saved.json", "--format", "json").stdout)
+    assert [one["key"] for one in explained["remedies"]] == ["expandable"]
+    assert not (tmp_path / "ran").exists()
 
 
 RESUMES = """

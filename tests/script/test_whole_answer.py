@@ -337,6 +337,11 @@ PIPELINED = """
         schedule.step(torch.ones(64, 512, device=here))
         optimizer.step()
         optimizer.zero_grad()
+    import torch.distributed.checkpoint as dcp
+    dcp.save({"model": model.state_dict()}, checkpoint_id="shards")
+    dcp.async_save({"model": model.state_dict()}, checkpoint_id="later").result()
+    assert os.path.isdir("shards") and os.path.isdir("later")
+    dcp.load({"model": model.state_dict()}, checkpoint_id="shards")
 """
 
 
@@ -356,10 +361,11 @@ def test_a_launched_script_is_one_rank_of_all(tmp_path, monkeypatch):
     assert any("rank 0 of 4" in one for one in prediction.assumptions)
 
 
-def test_a_stage_of_a_pipeline_is_told_what_the_next_one_would_say(tmp_path, monkeypatch):
+def test_a_stage_of_a_pipeline_runs_alone_and_its_shards_are_not_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = launched(PIPELINED, tmp_path)
     assert (found.ending.code, found.ending.steps) == (0, 3)
+    assert not (tmp_path / "shards").exists()
     prediction = found.traced.prediction
     state = 2 * 4 * 512 * 512 // 4  # of this rank's share
     assert sum(one.bytes for one in prediction.optimizer_state.tensors) == state + 4

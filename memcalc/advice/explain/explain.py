@@ -22,7 +22,7 @@ from memcalc.advice.remedies.trials import Trials
 from memcalc.allocator.replay import replay
 from memcalc.catalog.plan import make, to_simulate
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.estimation.estimate import Traced, Tracer, may_run_again
 from memcalc.estimation.question import asked, code_in
 from memcalc.estimation.replays import UNLIMITED, as_it_ran, judged, of_replay, room_of
 from memcalc.records.fields import version_changes
@@ -243,13 +243,13 @@ def in_the_code(peak: PeakContents, plan: Plan) -> Iterator[str]:
 def _halved(plan: Plan) -> Iterator[Option]:
     """The script with half the batch, where that is an argument of it; what it prints is not shown.
 
-    A command whose trace is kept has run on this machine, so it may run again.
+    It runs again where it has run, as it was then: a saved answer may name any command.
     """
     from memcalc.script.simulate import simulate
 
     words = shlex.split(plan.command or "")
     found = _half(words)
-    if found is None:
+    if found is None or not may_run_again(plan):
         return
     at, argument, told = found
     changed = replace(

@@ -55,7 +55,7 @@ def cards(
         found.append(card)
         seen(card, 2 * len(tried))
 
-    with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
+    with Tracer(use_cache=use_cache, workers=None, counted=True, figures=True) as tracer:
         _answer([_search(plan, way, False, sizes, floor) for way in tried], tracer, told)
         # Who fits the smallest card as it is needs nothing leaner.
         done = {one.way.key for one in found if one.gpu == sizes[0].name}

@@ -80,17 +80,21 @@ def suggest_plan(
     gpu = gpus.find(plan.gpu)
     tried = list(ways(plan))
     found: list[Suggestion] = []
-    with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
+    with Tracer(use_cache=use_cache, workers=None, counted=True, figures=True) as tracer:
         floor = Floor(plan)
         # All of them first: who is asked cannot be asked something else in between.
         bases = list(_bases(_divided(plan), tried, tracer, floor))
         first = bases[0]
         fits = isinstance(first, Prediction) and fitting(figures(first)) is None
         several = plan.devices == 1 and not (fits or isinstance(first, MemcalcError))
-        for way, base in zip(tried, bases, strict=True):
-            one = _suggestion(way, base, tracer, floor, _undivided(plan, way))
-            found.append(one)
-            seen(one, len(tried) + several)
+        with tracer.pool().threads() as threads:
+            searched = [
+                threads.submit(_suggestion, way, base, tracer, floor, _undivided(plan, way))
+                for way, base in zip(tried, bases, strict=True)
+            ]
+            for future in searched:
+                found.append(future.result())
+                seen(found[-1], len(tried) + several)
         if plan.devices == 1 and found[0].figures is None and found[0].error is None:
             found += _over_several(plan, tried[0], tracer, floor)
     if all(one.error is not None for one in found):

@@ -58,6 +58,7 @@ class Models:
         patches.wrap(module, "__init__", self._made)
         patches.wrap(module, "__setstate__", self._restored)
         patches.wrap(module, "_apply", self._applied)
+        patches.wrap(torch.optim.Optimizer, "load_state_dict", self._loaded)
 
     def _made(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         self._add(module)
@@ -91,6 +92,11 @@ class Models:
             return moved
         finally:
             self._moving -= 1
+
+    def _loaded(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        # Its state is other tensors now.
+        self._entries.pop(id(optimizer), None)
 
     # ---- names
 
@@ -257,7 +263,7 @@ class Models:
         grew = self._entries.get(id(optimizer)) != entries
         if steps <= _SETTLED or grew or isinstance(optimizer, torch.optim.LBFGS):
             self._entries[id(optimizer)] = entries
-            self._states[id(optimizer)] = tuple(_states(optimizer))
+            self._states[id(getattr(optimizer, "optim", optimizer))] = tuple(_states(optimizer))
             self._counters.name_state(optimizer, self._homes())
 
     def _homes(self) -> dict[int, str]:
@@ -306,11 +312,14 @@ def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
 
 
 def _states(optimizer: Any) -> Iterator[StateTensor]:
-    """Every tensor that an optimizer keeps; parameters by their number."""
+    """Every tensor that an optimizer keeps, each storage once; parameters by their number."""
+    seen: set[int] = set()
     for number, state in enumerate(state_of(optimizer).values()):
         for name, value in flat("", state, objects=True):
             for part in plain(value):
-                if dtype_of(part) in DTYPE_BYTES:
+                at = part.untyped_storage().data_ptr()
+                if dtype_of(part) in DTYPE_BYTES and at not in seen:
+                    seen |= {at} - {0}
                     yield StateTensor(
                         parameter=str(number),
                         name=name,

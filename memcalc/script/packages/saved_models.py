@@ -1,11 +1,15 @@
-"""transformers and peft: what is saved lies in the overlay's mirror, and is found again there.
+"""Checkpoints of packages: what is saved lies in the overlay's mirror, and is found again there.
 
-They save by Python's functions and safetensors', and load so. Only tokenizers are written and read
-by code that is not Python, so their folder in the mirror is made whole before.
+transformers and peft save by Python's functions and safetensors', and load so. Only tokenizers are
+written and read by code that is not Python, so their folder in the mirror is made whole before. Of
+PyTorch's distributed checkpoints a rank writes only its share, and nothing is written.
 """
 
+import functools
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
+from types import ModuleType
 from typing import Any
 
 from memcalc.engine import source_lines
@@ -33,11 +37,27 @@ def install(patches: Patches, say: Callable[[str], None], overlay: Overlay) -> N
     ):
         patches.wrap_later("transformers.trainer", f"Trainer.{name}", around)
 
+    def sharded(module: ModuleType) -> None:
+        for name, instead in (
+            *(("save", saved.shards), ("save_state_dict", saved.shards)),
+            *(("async_save", saved.shards_later), ("load", saved.load_shards)),
+        ):
+            if hasattr(module, name):
+                original = getattr(module, name)
+                patches.set_everywhere(module, name, functools.partial(instead, original))
+
+    for module in ("state_dict_saver", "state_dict_loader"):
+        patches.when_imported(f"torch.distributed.checkpoint.{module}", sharded)
+
 
 _MODELS = "transformers.modeling_utils"
 _TOKENIZERS = "transformers.tokenization_utils_base"
 _NOT_WRITTEN = ("save_state", "save_metrics", "push_to_hub", "_push_from_checkpoint")
 """Methods of a Trainer that do nothing."""
+
+
+_PLACES = ("checkpoint_id", "storage_writer", "storage_reader")
+"""What names the place of a sharded checkpoint: a folder, or what has one as ``path``."""
 
 
 class _Saved:
@@ -92,6 +112,33 @@ class _Saved:
         if trainer.args.world_size == 1:
             original(trainer, *args, **kwargs)
 
+    def shards(self, original: Any, state: Any, *args: Any, **named: Any) -> None:
+        """Other ranks, which are not run, would write most of a sharded checkpoint."""
+        self.not_written(original)
+        if (folder := _folder(args, named)) is not None:
+            os.makedirs(self._instead(folder), exist_ok=True)
+
+    def shards_later(self, original: Any, state: Any, *args: Any, **named: Any) -> Future[None]:
+        self.shards(original, state, *args, **named)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def load_shards(self, original: Any, state: Any, *args: Any, **named: Any) -> None:
+        """Into tensors that are there: of what this run has saved, nothing is read."""
+        folder = _folder(args, named)
+        at = self._overlay.where(folder) if folder is not None else None
+        if at is None or at == folder:
+            original(state, *args, **named)
+
     def output_dir(self, original: Any, trainer: Any, *args: Any, **kwargs: Any) -> str:
         """Where checkpoints lie: rotation removes old ones there, and none of the user's."""
         return self._instead(original(trainer, *args, **kwargs))
+
+
+def _folder(args: Any, named: dict[str, Any]) -> str | None:
+    """Where a sharded checkpoint goes; ``None``: to no folder."""
+    place = next((named[key] for key in _PLACES if named.get(key) is not None), None)
+    if place is None:
+        place = next(iter(args), None)
+    return full(getattr(place, "path", place))
