@@ -1,0 +1,71 @@
+"""A script that a launcher starts runs as one rank of all, whatever ranks do for each other."""
+
+import textwrap
+
+from memcalc.records.trace import Component
+
+LAUNCHED = """
+    import os, torch, torch.distributed as dist
+    dist.init_process_group("nccl")
+    assert dist.get_world_size() == 4 == torch.cuda.device_count()
+    model = torch.nn.Linear(512, 512).cuda()
+    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(8, 512, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    everybody = [None] * 4
+    dist.all_gather_object(everybody, {"rank": dist.get_rank()})
+    assert everybody == [{"rank": 0}] * 4
+    dist.destroy_process_group()
+"""
+
+
+PIPELINED = """
+    import os, torch, torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    dist.init_process_group("nccl")
+    here = torch.device("cuda", 0)
+    model = torch.nn.Linear(512, 512, bias=False).to(here)
+    stage = PipelineStage(model, 0, 4, here)
+    schedule = Schedule1F1B(stage, 8, loss_fn=torch.nn.functional.mse_loss)
+    torch.distributed.fsdp.fully_shard(model, mesh=dist.init_device_mesh("cuda", (4,)))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for _ in range(3):
+        schedule.step(torch.ones(64, 512, device=here))
+        optimizer.step()
+        optimizer.zero_grad()
+    import torch.distributed.checkpoint as dcp
+    dcp.save({"model": model.state_dict()}, checkpoint_id="shards")
+    dcp.async_save({"model": model.state_dict()}, checkpoint_id="later").result()
+    assert os.path.isdir("shards") and os.path.isdir("later")
+    dcp.load({"model": model.state_dict()}, checkpoint_id="shards")
+"""
+
+
+def launched(program, folder):
+    from memcalc.script.simulate import plan_of, simulate
+
+    (folder / "ranks.py").write_text(textwrap.dedent(program))
+    return simulate(plan_of(["torchrun", "--nproc-per-node", "4", "ranks.py"], steps=0))
+
+
+def test_a_launched_script_is_one_rank_of_all(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = launched(LAUNCHED, tmp_path)
+    assert found.ending.code == 0
+    prediction = found.traced.prediction
+    assert prediction.components[Component.COMMUNICATION] >= 4 * (512 * 512 + 512)
+    assert any("rank 0 of 4" in one for one in prediction.assumptions)
+
+
+def test_a_stage_of_a_pipeline_runs_alone_and_its_shards_are_not_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = launched(PIPELINED, tmp_path)
+    assert (found.ending.code, found.ending.steps) == (0, 3)
+    assert not (tmp_path / "shards").exists()
+    prediction = found.traced.prediction
+    state = 2 * 4 * 512 * 512 // 4  # of this rank's share
+    assert sum(one.bytes for one in prediction.optimizer_state.tensors) == state + 4
+    assert prediction.components[Component.OPTIMIZER_STATE] == state
