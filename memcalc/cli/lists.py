@@ -1,8 +1,8 @@
 """``memcalc list``: models, optimizers and GPUs."""
 
 import sys
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -20,12 +20,13 @@ _app = typer.Typer(
 )
 
 
+T = TypeVar("T")
 Word = Annotated[str, argument("Only those that have this in their name.", metavar="WORD")]
 
 
-def _named(names: Iterable[str], word: str) -> set[str]:
-    """The names that have a word in them; all without one."""
-    found = {name for name in names if word.lower() in name.lower()}
+def _named(word: str, rows: Iterable[T], name: Callable[[T], str]) -> list[T]:
+    """The rows that have a word in their name; all without one."""
+    found = [row for row in rows if word.lower() in name(row).lower()]
     if not found:
         raise UsageError(f"Nothing here has {word!r} in its name: leave it out to see all.")
     return found
@@ -39,9 +40,9 @@ def models(word: Word = "") -> None:
     from memcalc.units import format_count
     from memcalc.workload import tasks
 
-    wanted = _named(catalog.bundled(), word)
+    wanted = _named(word, catalog.bundled(), str)
     _row(f"{'model':44} {'params':>7}  trained for")
-    for name in filter(wanted.__contains__, catalog.bundled()):
+    for name in wanted:
         source = catalog.find(name)
         head = tasks.choose(source, "auto")
         known = inventory.load(source, head.name)
@@ -54,8 +55,7 @@ def optimizers(word: Word = "") -> None:
     """All optimizers, with bytes of state per parameter by the rule of thumb."""
     from memcalc import registry
 
-    wanted = _named((row.name for row in registry.rows()), word)
-    for row in (row for row in registry.rows() if row.name in wanted):
+    for row in _named(word, registry.rows(), lambda row: row.name):
         rule = f"{row.rule:g}" if row.rule is not None else "n/a"
         also = f" (also {', '.join(row.aliases)})" if row.aliases else ""
         _row(f"{row.name:28} {rule:>5} B/param  {row.summary}{also}")
@@ -79,7 +79,6 @@ def gpus(
     if context:
         _contexts()
         return
-    wanted = _named((gpu.name for gpu in catalog.table()), word)
     heads = ("GPU", "sold as", "to use", "capability", "multiprocessors")
     rows = [
         (
@@ -89,8 +88,7 @@ def gpus(
             ".".join(map(str, gpu.capability)),
             gpu.multiprocessors,
         )
-        for gpu in catalog.table()
-        if gpu.name in wanted
+        for gpu in _named(word, catalog.table(), lambda gpu: gpu.name)
     ]
     for name, sold_as, memory, capability, multiprocessors in (heads, *rows):
         typer.echo(f"{name:30} {sold_as:>8} {memory:>10} {capability:>11} {multiprocessors:>16}")

@@ -22,8 +22,12 @@ def install(patches: Patches) -> None:
         original(thread)
 
     patches.wrap(threading.Thread, "_bootstrap_inner", begin)
-    patches.wrap(torch.autograd.graph, "_engine_run_backward", _backward, (torch.autograd,))
-    patches.wrap(torch.autograd.function.BackwardCFunction, "apply", _program_in_backward)
+    # Threads of autograd's engine follow as much as the one that calls it.
+    around = functools.partial(_followed, False)
+    patches.wrap(torch.autograd.graph, "_engine_run_backward", around, (torch.autograd,))
+    # Code of the program that autograd calls decides by values as any other does.
+    around = functools.partial(_followed, True)
+    patches.wrap(torch.autograd.function.BackwardCFunction, "apply", around)
     patches.when_imported("torch.utils.checkpoint", lambda module: _recomputed(patches, module))
 
 
@@ -45,19 +49,10 @@ def stop() -> None:
         _C._dispatch_tls_set_dispatch_key_included(key(name), False)
 
 
-def _backward(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Threads of the engine follow as much as the one that calls it."""
-    follow(False)
-    try:
-        return original(*args, **kwargs)
-    finally:
-        follow(True)
-
-
-def _program_in_backward(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Python code of the program that autograd calls decides by values as any other does."""
+def _followed(wanted: bool, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function, followed or not; then this thread is followed as before."""
     before = _C._dispatch_tls_is_dispatch_key_included(key(VALUES))
-    follow(True)
+    follow(wanted)
     try:
         return original(*args, **kwargs)
     finally:
@@ -68,6 +63,6 @@ def _recomputed(patches: Patches, checkpoint: Any) -> None:
     """A forward that is run again decides as it did before."""
 
     def made(original: Any, frame: Any, run_again: Any, *args: Any, **kwargs: Any) -> None:
-        original(frame, functools.partial(_program_in_backward, run_again), *args, **kwargs)
+        original(frame, functools.partial(_followed, True, run_again), *args, **kwargs)
 
     patches.wrap(checkpoint._CheckpointFrame, "__init__", made)

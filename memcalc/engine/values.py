@@ -51,8 +51,6 @@ _C: Any = torch._C
 _HELD, _MOVED = 1 << 16, 1 << 20
 """Elements of the largest tensors of fractions that are worked out where some of theirs are known:
 any, and those that are only laid anew or counted."""
-_DRAWN = 1 << 16
-"""Elements of the largest tensor of fractions that is drawn where a mask may come of it."""
 _COMPARED = 1 << 22
 """Elements of the largest tensor of fractions that a comparison looks at."""
 RULE = (
@@ -149,7 +147,7 @@ class Values:
         compares, puts = base in COMPARES, base in PUTS or base in PLACES
         most = _COMPARED if compares else 1 if base.startswith("_foreach") else FLOATS
         if base == "uniform_":
-            most = _DRAWN
+            most = _HELD  # A mask may come of it.
         writes = written(op)
         drawn = draws(op)
         transfers, moves = base in ("_to_copy", "copy_"), base in MOVES

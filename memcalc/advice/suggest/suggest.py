@@ -144,9 +144,9 @@ def _bases(plan: Plan, tried: list[Way], tracer: Tracer, floor: Floor) -> Iterat
             plans.append(size or there)
         except UsageError as error:
             plans.append(error)
-    analytic_answers = tracer.answers([one for one in plans if isinstance(one, Plan)])
+    answers = tracer.answers([one for one in plans if isinstance(one, Plan)])
     for one in plans:
-        yield next(analytic_answers) if isinstance(one, Plan) else one
+        yield next(answers) if isinstance(one, Plan) else one
 
 
 def _over_several(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Iterator[Suggestion]:

@@ -34,7 +34,8 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
         if config is None or os.path.isdir(name) or _is_found(str(name), kwargs):
             return original(cls, name, *args, **kwargs)
         say(f"the hub cannot be reached: the config of {name} is the one memcalc ships")
-        left = {key: value for key, value in kwargs.items() if key not in of_hub(kwargs)}
+        hubs = of_hub(kwargs)
+        left = {key: value for key, value in kwargs.items() if key not in hubs}
         return copy.deepcopy(config), left
 
     models, configs = "transformers.modeling_utils", "transformers.configuration_utils"
