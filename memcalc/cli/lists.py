@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -10,6 +10,9 @@ from memcalc.cli.command import Command, argument, option
 from memcalc.cli.output import seen_width
 from memcalc.errors import UsageError
 from memcalc.wrap import fold
+
+if TYPE_CHECKING:
+    from memcalc.catalog.gpus import Gpu
 
 _app = typer.Typer(
     help="List the models, optimizers and GPUs that memcalc knows.",
@@ -76,8 +79,9 @@ def gpus(
     from memcalc.catalog import gpus as catalog
     from memcalc.units import format_bytes
 
+    named = _named(word, catalog.table(), lambda gpu: gpu.name)
     if context:
-        _contexts()
+        _contexts(named)
         return
     heads = ("GPU", "sold as", "to use", "capability", "multiprocessors")
     rows = [
@@ -88,7 +92,7 @@ def gpus(
             ".".join(map(str, gpu.capability)),
             gpu.multiprocessors,
         )
-        for gpu in _named(word, catalog.table(), lambda gpu: gpu.name)
+        for gpu in named
     ]
     for name, sold_as, memory, capability, multiprocessors in (heads, *rows):
         typer.echo(f"{name:30} {sold_as:>8} {memory:>10} {capability:>11} {multiprocessors:>16}")
@@ -100,9 +104,8 @@ def _row(text: str) -> None:
     typer.echo(text if columns is None else "\n".join(fold(text, columns, 6)))
 
 
-def _contexts() -> None:
+def _contexts(named: Iterable["Gpu"]) -> None:
     from memcalc.allocator.outside import outside
-    from memcalc.catalog import gpus as catalog
     from memcalc.records.prediction import Span
     from memcalc.units import MIB
 
@@ -110,7 +113,7 @@ def _contexts() -> None:
         return f"{span.low / MIB:,.0f} to {span.high / MIB:,.0f}"
 
     typer.echo(f"{'':24} {'bare context':>14} {'with a model':>14} MiB")
-    for gpu in (*catalog.table(), None):
+    for gpu in (*named, None):
         held = outside(gpu)
         name = gpu.name if gpu is not None else "any"
         _row(f"{name:24} {words(held.context):>14} {words(held.total):>14}  {held.total.source}")

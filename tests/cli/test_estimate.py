@@ -50,6 +50,8 @@ def test_a_list_is_narrowed_by_a_word(memcalc):
     _, *rows = memcalc("list", "models", "Gemma").stdout.splitlines()
     assert rows
     assert all("gemma" in row for row in rows)
+    contexts = memcalc("list", "gpus", "H100", "--context", COLUMNS="200").stdout.splitlines()
+    assert [row[:4].strip() for row in contexts[1:]] == ["H100", "H100", "H100", "any"]
     done = memcalc("list", "gpus", "t44")
     assert (done.returncode, done.stdout) == (2, "")
     assert "'t44'" in done.stderr
