@@ -12,72 +12,21 @@ import time
 
 import pytest
 
-from memcalc.engine.environment import describe, find, hide, layers
+from memcalc.engine.environment import describe, hide, layers
 from memcalc.engine.environment.installed import Release, of_version, parse_torch
 from memcalc.engine.stub import elf
 from memcalc.errors import EstimateError, UsageError
-from memcalc.records.progress import listening
 from tests.engine import wheels
+from tests.engine.python_world import World
 
 FIND = """
-import sys
+import shutil, sys, types
 from memcalc.engine.environment import find
 from memcalc.records.progress import listening
+shutil.disk_usage = lambda _: types.SimpleNamespace(free=10**12)
 with listening(lambda at: print(at.text, flush=True)):
     print(find(sys.argv[1]).root)
 """
-
-
-class World:
-    """A Python with packages, a folder of wheels and an empty cache."""
-
-    def __init__(self, folder, monkeypatch):
-        self.monkeypatch = monkeypatch
-        self.site, self.offered = folder / "site", folder / "offered"
-        self.bin, self.cache = folder / "bin", folder / "cache"
-        for place in (self.site, self.offered, self.bin):
-            place.mkdir()
-        monkeypatch.syspath_prepend(str(self.site))
-        for name in [n for n in os.environ if n.startswith(("PIP_", "UV_", "HF_HUB_OFF"))]:
-            monkeypatch.delenv(name)
-        self.set(
-            MEMCALC_CACHE=str(self.cache),
-            PIP_CONFIG_FILE=os.devnull,
-            PIP_NO_INDEX="1",
-            PIP_FIND_LINKS=str(self.offered),
-            PATH=f"{self.bin}:/usr/bin:/bin",
-        )
-        self.told = []
-
-    def set(self, **variables):
-        for name, value in variables.items():
-            self.monkeypatch.setenv(name, value)
-
-    def has(self, name, version, **more):
-        wheels.install(self.site, name, version, **more)
-
-    def has_torch(self, version, cuda=None):
-        self.has("torch", version, modules=wheels.torch_modules(version, cuda))
-
-    def find(self, *names):
-        with listening(self.told.append):
-            return find(*names)
-
-    def said(self):
-        return [at.text for at in self.told]
-
-    def uv(self, script):
-        """An installer that is asked before pip; ``$T`` is the folder that is to be filled."""
-        path = self.bin / "uv"
-        start = '#!/bin/bash\nwhile [ "$1" != --target ]; do shift || exit 1; done; T=$2\n'
-        path.write_text(start + script)
-        path.chmod(0o755)
-        # pip is asked first where it is told of a folder of wheels.
-        self.monkeypatch.setenv("UV_INDEX", "https://uv.invalid")
-
-    def left(self):
-        """Folders under a name of their own that should be gone."""
-        return [entry.name for entry, layer in layers.existing() if layer is None]
 
 
 @pytest.fixture
@@ -248,15 +197,8 @@ def test_two_at_once_make_one(world):
 
 
 def test_a_disk_without_room_is_told_before_anything_is_fetched(world):
-    real = os.statvfs
+    world.has_free(300 << 20)
     world.monkeypatch.setattr(subprocess, "Popen", unreachable)
-
-    def small(path):
-        values = list(real(path))
-        values[4] = (300 << 20) // values[1]
-        return os.statvfs_result(values)
-
-    world.monkeypatch.setattr(os, "statvfs", small)
     text = refused(lambda: world.find("2.6"))
     assert re.search(r"needs about 2\.8 GB in .* 315 MB are free", text)
 

@@ -1,0 +1,67 @@
+"""A Python with packages of its own, for tests of where the engine's PyTorch comes from."""
+
+import os
+import shutil
+from types import SimpleNamespace
+
+from memcalc.engine.environment import find, layers
+from memcalc.records.progress import listening
+from tests.engine import wheels
+
+
+class World:
+    """A Python with packages, a folder of wheels and an empty cache."""
+
+    def __init__(self, folder, monkeypatch):
+        self.monkeypatch = monkeypatch
+        self.site, self.offered = folder / "site", folder / "offered"
+        self.bin, self.cache = folder / "bin", folder / "cache"
+        for place in (self.site, self.offered, self.bin):
+            place.mkdir()
+        monkeypatch.syspath_prepend(str(self.site))
+        for name in [n for n in os.environ if n.startswith(("PIP_", "UV_", "HF_HUB_OFF"))]:
+            monkeypatch.delenv(name)
+        self.set(
+            MEMCALC_CACHE=str(self.cache),
+            PIP_CONFIG_FILE=os.devnull,
+            PIP_NO_INDEX="1",
+            PIP_FIND_LINKS=str(self.offered),
+            PATH=f"{self.bin}:/usr/bin:/bin",
+        )
+        self.told = []
+        # The disk under the tests may be nearly full, and the wheels here are tiny.
+        self.has_free(10**12)
+
+    def has_free(self, size):
+        disk = SimpleNamespace(free=size)
+        self.monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
+
+    def set(self, **variables):
+        for name, value in variables.items():
+            self.monkeypatch.setenv(name, value)
+
+    def has(self, name, version, **more):
+        wheels.install(self.site, name, version, **more)
+
+    def has_torch(self, version, cuda=None):
+        self.has("torch", version, modules=wheels.torch_modules(version, cuda))
+
+    def find(self, *names):
+        with listening(self.told.append):
+            return find(*names)
+
+    def said(self):
+        return [at.text for at in self.told]
+
+    def uv(self, script):
+        """An installer that is asked before pip; ``$T`` is the folder that is to be filled."""
+        path = self.bin / "uv"
+        start = '#!/bin/bash\nwhile [ "$1" != --target ]; do shift || exit 1; done; T=$2\n'
+        path.write_text(start + script)
+        path.chmod(0o755)
+        # pip is asked first where it is told of a folder of wheels.
+        self.monkeypatch.setenv("UV_INDEX", "https://uv.invalid")
+
+    def left(self):
+        """Folders under a name of their own that should be gone."""
+        return [entry.name for entry, layer in layers.existing() if layer is None]
