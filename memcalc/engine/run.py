@@ -61,6 +61,8 @@ def trace(
         program, optimizer = _load(program, recorder)
         if drop is not None:
             followed.tell_places(program.model, drop)
+        if optimizer is not None and plan.target != "cpu":
+            followed.step_once_on_host(optimizer)
         if plan.infers:
             _infer(program, recorder)
         else:
@@ -121,6 +123,22 @@ class _Followed(Patches):
 
         self.also(torch.nn.modules.module.register_module_forward_pre_hook(begins).remove)
         self.also(register_optimizer_step_pre_hook(lambda *_: drop("the optimizer's step")).remove)
+
+    def step_once_on_host(self, optimizer: Any) -> None:
+        """Of an optimizer over parameters in host memory run the first step alone.
+
+        All take as long as on a real machine, and none takes anything of the GPU.
+        """
+        groups = getattr(optimizer, "param_groups", ())
+        stepped = any(p.device.type != "cpu" for group in groups for p in group["params"])
+
+        def step(original: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal stepped
+            before, stepped = stepped, True
+            return None if before else original(*args, **kwargs)
+
+        if groups and not stepped:
+            self.wrap(type(optimizer), "step", step)
 
     def _look_at_gradients(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         weights = [p for group in optimizer.param_groups for p in group["params"]]
