@@ -62,7 +62,7 @@ def trace(
         if drop is not None:
             followed.tell_places(program.model, drop)
         if optimizer is not None and plan.target != "cpu":
-            followed.step_once_on_host(optimizer)
+            _spare_host(optimizer)
         if plan.infers:
             _infer(program, recorder)
         else:
@@ -124,22 +124,6 @@ class _Followed(Patches):
         self.also(torch.nn.modules.module.register_module_forward_pre_hook(begins).remove)
         self.also(register_optimizer_step_pre_hook(lambda *_: drop("the optimizer's step")).remove)
 
-    def step_once_on_host(self, optimizer: Any) -> None:
-        """Of an optimizer over parameters in host memory run the first step alone.
-
-        All take as long as on a real machine, and none takes anything of the GPU.
-        """
-        groups = getattr(optimizer, "param_groups", ())
-        stepped = any(p.device.type != "cpu" for group in groups for p in group["params"])
-
-        def step(original: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal stepped
-            before, stepped = stepped, True
-            return None if before else original(*args, **kwargs)
-
-        if groups and not stepped:
-            self.wrap(type(optimizer), "step", step)
-
     def _look_at_gradients(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         weights = [p for group in optimizer.param_groups for p in group["params"]]
         missing = sum(p.nbytes for p in weights if p.requires_grad and p.grad is None)
@@ -151,6 +135,34 @@ class _Followed(Patches):
         if self._unreached:
             trace = replace(trace, assumptions=(self._unreached, *trace.assumptions))
         return replace(trace, assumptions=(*trace.assumptions, *self._said))
+
+
+def _spare_host(optimizer: Any) -> None:
+    """Of an optimizer over parameters in host memory run one step, for two of each group.
+
+    A step takes nothing of the GPU, and the host would calculate for real. The smallest and the
+    largest parameter show whether it runs at all. It stays so for the life of this process.
+    """
+    groups, ran = getattr(optimizer, "param_groups", ()), False
+    if any(p.device.type != "cpu" for group in groups for p in group["params"]):
+        return
+
+    def step(original: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal ran
+        if ran:
+            return None
+        ran, whole = True, [group["params"] for group in groups]
+        for group in groups:
+            trained = [p for p in group["params"] if p.grad is not None]
+            trained.sort(key=lambda p: p.numel())
+            group["params"] = list(dict.fromkeys((*trained[:1], *trained[-1:])))
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for group, parameters in zip(groups, whole, strict=True):
+                group["params"] = parameters
+
+    Patches().wrap(type(optimizer), "step", step)
 
 
 class _OfEachBatch:
