@@ -161,7 +161,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Lora | None,
         about(
             "Model",
-            "Train adapters instead of the model: r=16,target=all-linear, or none.",
+            "Train adapters instead of the model: 16 or r=16,target=all-linear, or none.",
             otherwise="none; r=16,target=all-linear when --quant is used for training",
         ),
     ] = None

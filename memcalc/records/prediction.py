@@ -9,6 +9,7 @@ from memcalc.records.display import Answer, figure
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase, Sent
+from memcalc.units import GIB
 
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 """Engines as people write them."""
@@ -125,6 +126,11 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     def runs_full(self) -> bool:
         """The GPU is full before a training of usual length has ended."""
         return self.steps is not None and self.steps < _LONG
+
+    @property
+    def matters(self) -> bool:
+        """A training of usual length gathers a GiB or more, or fills the GPU."""
+        return self.runs_full or self.bytes * _LONG >= GIB
 
 
 RUNGS = ("requested", "allocated", "reserved", "process_used")

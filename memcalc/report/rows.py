@@ -257,7 +257,7 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
             f"{format_bytes(refusal.free)} free; the figures are those "
             f"{'until then' if refusal.last else 'of a run without a limit'}"
         )
-    if grows is not None:
+    if grows is not None and grows.matters:
         yield growth_words(grows)
 
 

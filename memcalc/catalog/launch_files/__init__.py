@@ -19,7 +19,9 @@ from memcalc.records.fields import FIELDS
 from memcalc.records.values import USUAL_LORA, Scalar
 
 __all__ = ["FILES", "Said", "many", "mapping", "read", "spelled_out"]
-_SEVERAL = re.compile(r"([0-9]{1,6}) ?x ?(\S.*)")
+_SEVERAL = re.compile(
+    r"([0-9]{1,6}) ?x ?(?![0-9]{1,2}$)(\S.*)|(.*[0-9].*?) ?x ?([0-9]{1,2})", re.IGNORECASE
+)
 
 _READERS: dict[str, Callable[[Mapping[str, Any], str, Mapping[str, Any]], Said]] = {
     "accelerate_config": accelerate.said,
@@ -84,9 +86,9 @@ def _as_checkpoint(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def many(gpu: str) -> tuple[int | None, str]:
-    """Read ``8xh100``: how many, if it says so, and which."""
+    """Read ``8xh100`` or ``h100x8``: how many, if it says so, and which."""
     found = _SEVERAL.fullmatch(gpu)
-    return (int(found[1]), found[2]) if found is not None else (None, gpu)
+    return (int(found[1] or found[4]), found[2] or found[3]) if found is not None else (None, gpu)
 
 
 def _joined(settings: dict[str, Any], said: Said) -> dict[str, Any]:
