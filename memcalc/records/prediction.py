@@ -9,7 +9,6 @@ from memcalc.records.display import Answer, figure
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase, Sent
-from memcalc.units import GIB
 
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 """Engines as people write them."""
@@ -92,6 +91,8 @@ LONGER = "what a longer run reserves"
 """Begins what is not counted of a run whose steps differ."""
 _LONG = 100_000
 """Steps that few trainings make: a loss that is kept in a list fills no GPU by then."""
+_MUCH = 1 << 30
+"""Bytes that growth gathers in so many steps before it is worth a line."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,8 +130,8 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def matters(self) -> bool:
-        """A training of usual length gathers a GiB or more, or fills the GPU."""
-        return self.runs_full or self.bytes * _LONG >= GIB
+        """A training of usual length gathers much, or fills the GPU."""
+        return self.runs_full or self.bytes * _LONG >= _MUCH
 
 
 RUNGS = ("requested", "allocated", "reserved", "process_used")
