@@ -14,7 +14,7 @@ from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.question import ASSUMED, version_of
 from memcalc.files import compiler, extras
 from memcalc.records.model import Inventory
-from memcalc.records.names import FLASH_ATTN
+from memcalc.records.names import FLASH_ATTN, PLAIN_TENSORS
 from memcalc.records.plan import Plan
 from memcalc.records.values import adapter
 from memcalc.registry import Choice
@@ -147,7 +147,7 @@ def _check_layout(plan: Plan, choice: Choice) -> None:
     # DeepSpeed's stages hand over a rank's share of all parameters as flat tensors, where states
     # of bitsandbytes follow from lengths alone.
     flat = layout.package == "deepspeed" and choice.row.package == "bitsandbytes"
-    known = choice.traceable or flat or layout.name in _KNOWN_BY_STATE
+    known = choice.traceable or flat or layout.name in PLAIN_TENSORS
     if several and not known:
         reason = f"its kernels take no DTensors, which {layout.name} makes of parameters"
         if layout.package or choice.row.package != "bitsandbytes":
@@ -159,10 +159,6 @@ def _check_layout(plan: Plan, choice: Choice) -> None:
         )
     if layout.package and plan.target == "cpu":
         raise SettingError("target", f"--parallel {plan.parallel} needs GPUs: leave --target out.")
-
-
-_KNOWN_BY_STATE = ("ddp", "zero1", "fsdp1")
-"""Layouts that hand plain tensors to an optimizer whose own code is not run here."""
 
 
 def _check_wrapped(plan: Plan, layout: layouts.Layout) -> None:

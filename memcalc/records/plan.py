@@ -64,8 +64,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         about(
             "Training",
             "Settings that are usual together, where they are not given: bf16, paged 8-bit AdamW "
-            "and checkpointing (full), with LoRA on all linear layers (lora), on a base in 4 bit "
-            "(qlora).",
+            "(fused AdamW where DTensors are trained) and checkpointing (full), with LoRA on all "
+            "linear layers (lora), on a base in 4 bit (qlora).",
             otherwise="none",
         ),
     ] = None

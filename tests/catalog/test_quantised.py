@@ -190,6 +190,10 @@ def test_presets_stand_for_settings_and_give_way_to_what_is_said():
     assert (lora.quant, lora.lora is not None) == (None, True)
     full = make({"model": "smollm2-135m", "preset": "full"})
     assert (full.quant, full.lora, full.precision) == (None, None, "bf16")
+    sharded = {"fsdp2": "adamw_torch_fused", "fsdp1": "paged_adamw_8bit"}
+    for layout, optim in sharded.items():
+        over = make({"model": "gpt2", "preset": "full", "devices": 2, "parallel": layout})
+        assert over.optim == optim
     with pytest.raises(UsageError, match="preset"):
         make({"model": "smollm2-135m", "preset": "huge"})
 
