@@ -134,7 +134,7 @@ def _check_layout(plan: Plan, choice: Choice) -> None:
         if missing:
             raise UsageError(f"{missing}.")
     if plan.compile and layout.package:
-        told = "DeepSpeed's engine is not compiled here so far: leave out compile, or parallel."
+        told = "compile is not supported with DeepSpeed's engine yet: leave one of them out."
         raise SettingError("compile", told)
     if several and plan.loop != "plain":
         _check_wrapped(plan, layout)
@@ -174,7 +174,7 @@ def _check_wrapped(plan: Plan, layout: layouts.Layout) -> None:
         "device_mesh": f"Under --loop {plan.loop} PyTorch itself finds out how many GPUs a machine "
         "has: HYBRID_SHARD works in the plain loop only, so leave --loop out.",
         "no_sync": f"Under --loop {plan.loop} accelerate decides when gradients are exchanged: "
-        "no_sync is of the plain loop, so leave one of them out.",
+        "no_sync works in the plain loop only, so leave one of them out.",
     }
     if plan.loop == "trainer":
         view = "gradient_as_bucket_view"
@@ -200,7 +200,7 @@ def _check_quant(plan: Plan, source: models.ModelSource) -> None:
     if plan.scheme is None and "load" in dict(plan.parallel_args):
         raise SettingError(
             "parallel_args",
-            "load=cpu is of quantized bases, which are loaded before they are divided; others "
+            "load=cpu is for quantized bases, which are loaded before they are divided; others "
             "never lie whole on a GPU: leave it out, or add quant.",
         )
     already = checkpoint_refusal(plan, source)

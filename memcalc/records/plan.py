@@ -74,9 +74,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "bf16+amp", "bf16", "fp16"],
         about(
             "Training",
-            "What weights are kept and computed in. amp-bf16 keeps fp32 weights under autocast, as "
-            "the Trainer's bf16=True does; bf16+amp keeps bf16 weights under it, as axolotl and "
-            "most recipes load them; bf16 has no autocast.",
+            "Type of the weights and of the computation. amp-bf16 keeps fp32 weights under "
+            "autocast, as the Trainer's bf16=True does; bf16+amp keeps bf16 weights under it, as "
+            "axolotl and most recipes load them; bf16 has no autocast.",
         ),
     ] = "fp32"
     batch: Annotated[

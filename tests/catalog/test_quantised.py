@@ -233,7 +233,7 @@ def test_a_checkpoint_of_bitsandbytes_is_answered_as_it_is_without_a_word(model,
 def test_only_a_quantised_base_is_loaded_on_the_host_before_it_is_divided():
     over = {"model": "gpt2", "devices": 2, "parallel": "fsdp2", "parallel_args": {"load": "cpu"}}
     check(make({**over, "quant": "nf4"}))
-    with pytest.raises(UsageError, match="load=cpu is of quantized bases"):
+    with pytest.raises(UsageError, match="load=cpu is for quantized bases"):
         check(make(over))
     with pytest.raises(UsageError, match="load=gpu is not cpu"):
         check(make({**over, "quant": "nf4", "parallel_args": {"load": "gpu"}}))
