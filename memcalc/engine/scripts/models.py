@@ -3,10 +3,11 @@
 import copy
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
+import msgspec
 import torch
 from msgspec.structs import replace
 from torch.nn.parameter import is_lazy
@@ -14,7 +15,14 @@ from torch.nn.parameter import is_lazy
 from memcalc.engine.notes import dtype_of, flat, state_of
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.counters import Counters
-from memcalc.records.model import DTYPE_BYTES, Inventory, OptimizerState, Place, StateTensor
+from memcalc.records.model import (
+    DTYPE_BYTES,
+    Inventory,
+    OptimizerState,
+    Parameter,
+    Place,
+    StateTensor,
+)
 from memcalc.records.trace import Component
 from memcalc.workload.inventory import take
 from memcalc.workload.wrapped_tensors import plain
@@ -25,6 +33,35 @@ _SETTLED = 3
 """Steps after which an optimizer has made all its state; LBFGS makes its anew."""
 
 
+class _Counted(msgspec.Struct):
+    """The tensors that a model has and no model before it."""
+
+    inventory: Inventory
+    parameters: list[weakref.ref[torch.Tensor]]
+    numbers: dict[str, int]
+    """The ``id`` of each, by its name."""
+    born: int
+    """The interval in which it was made."""
+    gone: int = -1
+    """The interval in which the last of them died so far."""
+
+    def at(self, interval: int) -> bool:
+        """The model was there in this interval."""
+        lives = any(ref() is not None for ref in self.parameters)
+        return self.born <= interval and (lives or interval <= self.gone)
+
+    def has(self, parameters: Mapping[int, torch.Tensor]) -> bool:
+        """Some of these are its own."""
+        mine = (ref() for ref in self.parameters)
+        return any(one is not None and id(one) in parameters for one in mine)
+
+    def tensors(self, trained: Container[int]) -> Iterator[Parameter]:
+        """They, and whether they train: those of a GAN do by turns."""
+        for one in self.inventory.tensors:
+            trains = one.trainable or self.numbers.get(one.name) in trained
+            yield replace(one, trainable=trains)
+
+
 class Models:
     """Knows every module of the program, and what optimizers hold."""
 
@@ -32,6 +69,8 @@ class Models:
         self._counters = counters
         self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
         """Every living module, in order of birth."""
+        self._births: dict[int, int] = {}
+        """In which interval each of them was made."""
         self._copied: set[int] = set()
         """Modules that were made by copying others."""
         self._paths: dict[int, str] = {}
@@ -40,11 +79,12 @@ class Models:
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._alone: list[weakref.ref[torch.Tensor]] = []
         """Parameters that optimizers hold and no module has."""
-        self._inventories: list[Inventory] = []
+        self._inventories: list[_Counted] = []
         self._counted: dict[int, weakref.ref[torch.Tensor]] = {}
         self._trained: set[int] = set()
         self._names: dict[str, None] = {}
-        self._states: dict[int, tuple[StateTensor, ...]] = {}
+        self._states: dict[int, tuple[list[_Counted], tuple[StateTensor, ...]]] = {}
+        """What each optimizer keeps, and of which models."""
         self._entries: dict[int, int] = {}
         """Of each optimizer's state, when it was looked at last."""
         self._moving = 0
@@ -75,10 +115,12 @@ class Models:
 
         def gone(_: Any) -> None:
             self._modules.pop(key, None)
+            self._births.pop(key, None)
             self._copied.discard(key)
             self._paths.pop(key, None)
 
         self._modules[key] = weakref.ref(module, gone)
+        self._births[key] = self._counters.interval()
 
     def _applied(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         """What is moved or cast was weights before, and is weights afterwards."""
@@ -148,11 +190,23 @@ class Models:
             if (ref := self._counted.get(id(one))) is not None and ref() is one
         }
         self._counted.update({id(one): weakref.ref(one) for one in named.values()})
-        new = tuple(one for one in inventory.tensors if one.name not in known)
-        if known:
-            inventory = replace(inventory, tensors=new)
-        if inventory.parameters:
-            self._inventories.append(inventory)
+        new = {one.name: one for one in inventory.tensors if one.name not in known}
+        inventory = replace(inventory, tensors=tuple(new.values()))
+        if not inventory.parameters:
+            return
+        own = {name: one for name, one in named.items() if name in new}
+        counted = _Counted(
+            inventory=inventory,
+            parameters=[],
+            numbers={name: id(one) for name, one in own.items()},
+            born=self._births.get(id(model), 0),
+        )
+
+        def gone(_: Any) -> None:
+            counted.gone = self._counters.interval()
+
+        counted.parameters = [weakref.ref(one, gone) for one in own.values()]
+        self._inventories.append(counted)
 
     def sweep(self) -> None:
         """Name the weights and buffers of all modules that there are."""
@@ -252,7 +306,6 @@ class Models:
         if steps == 1:
             self._names[type(optimizer).__name__] = None
             held = list(held_by(optimizer))
-            self._trained.update(map(id, held))
             known = {id(ref()) for ref in self._parameters}
             alone = [p for p in held if id(p) not in known]
             self._alone += [weakref.ref(p) for p in alone]
@@ -263,7 +316,11 @@ class Models:
         grew = self._entries.get(id(optimizer)) != entries
         if steps <= _SETTLED or grew or isinstance(optimizer, torch.optim.LBFGS):
             self._entries[id(optimizer)] = entries
-            self._states[id(getattr(optimizer, "optim", optimizer))] = tuple(_states(optimizer))
+            trained = {id(p): p for p in held_by(optimizer) if p.requires_grad}
+            self._trained.update(trained)
+            models = [one for one in self._inventories if one.has(trained)]
+            key = id(getattr(optimizer, "optim", optimizer))
+            self._states[key] = models, tuple(_states(optimizer))
             self._counters.name_state(optimizer, self._homes())
 
     def _homes(self) -> dict[int, str]:
@@ -277,16 +334,22 @@ class Models:
 
     # ---- answers
 
-    def inventory(self, name: str) -> Inventory:
-        """Every tensor of the models that ran."""
-        head = " + ".join(dict.fromkeys(one.head for one in self._inventories))
-        tensors = tuple(tensor for one in self._inventories for tensor in one.tensors)
+    def inventory(self, name: str, interval: int) -> Inventory:
+        """Every tensor of the models that ran and were there in an interval; of none: of all."""
+        there = [one for one in self._inventories if one.at(interval)] or self._inventories
+        head = " + ".join(dict.fromkeys(one.inventory.head for one in there))
+        tensors = tuple(tensor for one in there for tensor in one.tensors(self._trained))
         return Inventory(model=name, task="script", head=head, tensors=tensors)
 
-    def state(self) -> OptimizerState:
-        """What all optimizers keep, whether or not they are still there."""
+    def state(self, interval: int) -> OptimizerState:
+        """What all optimizers keep of the models that were there in an interval."""
         names = ", ".join(self._names) or "no optimizer"
-        tensors = tuple(tensor for state in self._states.values() for tensor in state)
+        tensors = tuple(
+            tensor
+            for models, state in self._states.values()
+            if not models or any(one.at(interval) for one in models)
+            for tensor in state
+        )
         return OptimizerState(optimizer=names, implementation=names, tensors=tensors)
 
 

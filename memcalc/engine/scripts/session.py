@@ -28,6 +28,7 @@ from memcalc.engine.scripts.models import Models
 from memcalc.engine.scripts.phases import Phases
 from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.engine.values import Values
+from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import LONGER, Refusal
 from memcalc.records.trace import Component, Phase, Trace
 from memcalc.units import format_bytes
@@ -112,6 +113,10 @@ class Session:
             self.groups.install(self.patches)
             self.steps.settle = self.groups.settle
 
+    def state(self) -> OptimizerState:
+        """What optimizers keep of the models that were there at the peak."""
+        return self.models.state(self.counters.peak(*self.counters.notes))
+
     def recorded(self, name: str) -> tuple[dict[int, Trace], Refusal | None]:
         """What the program took of each GPU, and the request that failed last; it has ended."""
         if not self.counters.notes:
@@ -133,7 +138,7 @@ class Session:
                 _name_held(timeline, notes.intervals)
             started = (_OTHERS.format(format_bytes(others)),) if others else ()
             traces[notes.device] = timeline.trace(
-                inventory=self.models.inventory(name),
+                inventory=self.models.inventory(name, self.counters.peak(notes)),
                 steps=self.phases.step + 1,
                 uncounted=(*_longer(notes.intervals, alike), *started),
                 sent=timeline.sent(max(0, self.phases.step - 1)),
