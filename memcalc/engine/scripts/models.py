@@ -1,9 +1,10 @@
 """The models, optimizers and gradients of a program, held by weak references."""
 
+import contextlib
 import copy
 import sys
 import weakref
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -12,14 +13,13 @@ import torch
 from msgspec.structs import replace
 from torch.nn.parameter import is_lazy
 
-from memcalc.engine.notes import dtype_of, flat, state_of
+from memcalc.engine.notes import dtype_of, flat, held_by, state_of
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.counters import Counters
 from memcalc.records.model import (
     DTYPE_BYTES,
     Inventory,
     OptimizerState,
-    Parameter,
     Place,
     StateTensor,
 )
@@ -34,32 +34,26 @@ _SETTLED = 3
 
 
 class _Counted(msgspec.Struct):
-    """The tensors that a model has and no model before it."""
+    """The tensors of a model that no model before has, or what an optimizer keeps."""
 
-    inventory: Inventory
-    parameters: list[weakref.ref[torch.Tensor]]
-    numbers: dict[str, int]
-    """The ``id`` of each, by its name."""
     born: int
-    """The interval in which it was made."""
-    gone: int = -1
-    """The interval in which the last of them died so far."""
+    """The interval in which the model or the optimizer was made."""
+    tensors: tuple[Any, ...] = ()
+    head: str = ""
+    numbers: dict[str, int] = {}
+    """The ``id`` of each tensor of a model, by its name."""
+    died: dict[str, int] = {}
+    """The interval in which each of them died, or (``""``) the optimizer."""
+    watched: list[weakref.ref[Any]] = []
 
-    def at(self, interval: int) -> bool:
-        """The model was there in this interval."""
-        lives = any(ref() is not None for ref in self.parameters)
-        return self.born <= interval and (lives or interval <= self.gone)
+    def watch(self, name: str, one: Any, interval: Callable[[], int]) -> None:
+        """Note when this dies."""
+        with contextlib.suppress(TypeError):
+            self.watched.append(weakref.ref(one, lambda _: self.died.update({name: interval()})))
 
-    def has(self, parameters: Mapping[int, torch.Tensor]) -> bool:
-        """Some of these are its own."""
-        mine = (ref() for ref in self.parameters)
-        return any(one is not None and id(one) in parameters for one in mine)
-
-    def tensors(self, trained: Container[int]) -> Iterator[Parameter]:
-        """They, and whether they train: those of a GAN do by turns."""
-        for one in self.inventory.tensors:
-            trains = one.trainable or self.numbers.get(one.name) in trained
-            yield replace(one, trainable=trains)
+    def was_there(self, interval: int, name: str = "") -> bool:
+        """The optimizer, or a tensor of the model, was there in this interval."""
+        return self.born <= interval <= self.died.get(name, interval)
 
 
 class Models:
@@ -70,7 +64,7 @@ class Models:
         self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
         """Every living module, in order of birth."""
         self._births: dict[int, int] = {}
-        """In which interval each of them was made."""
+        """In which interval each of them, and each optimizer, was made."""
         self._copied: set[int] = set()
         """Modules that were made by copying others."""
         self._paths: dict[int, str] = {}
@@ -83,8 +77,9 @@ class Models:
         self._counted: dict[int, weakref.ref[torch.Tensor]] = {}
         self._trained: set[int] = set()
         self._names: dict[str, None] = {}
-        self._states: dict[int, tuple[list[_Counted], tuple[StateTensor, ...]]] = {}
-        """What each optimizer keeps, and of which models."""
+        self._kept: dict[int, _Counted] = {}
+        """What each living optimizer keeps."""
+        self._states: list[_Counted] = []
         self._entries: dict[int, int] = {}
         """Of each optimizer's state, when it was looked at last."""
         self._moving = 0
@@ -98,6 +93,7 @@ class Models:
         patches.wrap(module, "__init__", self._made)
         patches.wrap(module, "__setstate__", self._restored)
         patches.wrap(module, "_apply", self._applied)
+        patches.wrap(torch.optim.Optimizer, "__init__", self._optimizer_made)
         patches.wrap(torch.optim.Optimizer, "load_state_dict", self._loaded)
 
     def _made(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
@@ -134,6 +130,10 @@ class Models:
             return moved
         finally:
             self._moving -= 1
+
+    def _optimizer_made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self._births[id(optimizer)] = self._counters.interval()
+        original(optimizer, *args, **kwargs)
 
     def _loaded(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
@@ -196,16 +196,13 @@ class Models:
             return
         own = {name: one for name, one in named.items() if name in new}
         counted = _Counted(
-            inventory=inventory,
-            parameters=[],
-            numbers={name: id(one) for name, one in own.items()},
             born=self._births.get(id(model), 0),
+            tensors=inventory.tensors,
+            head=inventory.head,
+            numbers={name: id(one) for name, one in own.items()},
         )
-
-        def gone(_: Any) -> None:
-            counted.gone = self._counters.interval()
-
-        counted.parameters = [weakref.ref(one, gone) for one in own.values()]
+        for name, one in own.items():
+            counted.watch(name, one, self._counters.interval)
         self._inventories.append(counted)
 
     def sweep(self) -> None:
@@ -316,12 +313,20 @@ class Models:
         grew = self._entries.get(id(optimizer)) != entries
         if steps <= _SETTLED or grew or isinstance(optimizer, torch.optim.LBFGS):
             self._entries[id(optimizer)] = entries
-            trained = {id(p): p for p in held_by(optimizer) if p.requires_grad}
-            self._trained.update(trained)
-            models = [one for one in self._inventories if one.has(trained)]
-            key = id(getattr(optimizer, "optim", optimizer))
-            self._states[key] = models, tuple(_states(optimizer))
+            self._trained.update(id(p) for p in held_by(optimizer) if p.requires_grad)
+            self._kept_by(getattr(optimizer, "optim", optimizer)).tensors = tuple(
+                _states(optimizer)
+            )
             self._counters.name_state(optimizer, self._homes())
+
+    def _kept_by(self, optimizer: Any) -> _Counted:
+        found = self._kept.get(id(optimizer))
+        if found is None or found.died:
+            found = _Counted(born=self._births.pop(id(optimizer), 0))
+            found.watch("", optimizer, self._counters.interval)
+            self._kept[id(optimizer)] = found
+            self._states.append(found)
+        return found
 
     def _homes(self) -> dict[int, str]:
         """Which module each parameter is of."""
@@ -335,21 +340,27 @@ class Models:
     # ---- answers
 
     def inventory(self, name: str, interval: int) -> Inventory:
-        """Every tensor of the models that ran and were there in an interval; of none: of all."""
-        there = [one for one in self._inventories if one.at(interval)] or self._inventories
-        head = " + ".join(dict.fromkeys(one.inventory.head for one in there))
-        tensors = tuple(tensor for one in there for tensor in one.tensors(self._trained))
+        """Every tensor of the models that ran, of those that were there in an interval."""
+        there = [
+            (model, tensor)
+            for model in self._inventories
+            for tensor in model.tensors
+            if model.was_there(interval, tensor.name)
+        ]
+        there = there or [(model, one) for model in self._inventories for one in model.tensors]
+        head = " + ".join(dict.fromkeys(model.head for model, _ in there))
+        # Those of a GAN train by turns.
+        tensors = tuple(
+            replace(one, trainable=one.trainable or model.numbers.get(one.name) in self._trained)
+            for model, one in there
+        )
         return Inventory(model=name, task="script", head=head, tensors=tensors)
 
     def state(self, interval: int) -> OptimizerState:
-        """What all optimizers keep of the models that were there in an interval."""
+        """What optimizers keep, of those that were there in an interval."""
         names = ", ".join(self._names) or "no optimizer"
-        tensors = tuple(
-            tensor
-            for models, state in self._states.values()
-            if not models or any(one.at(interval) for one in models)
-            for tensor in state
-        )
+        there = [one for one in self._states if one.was_there(interval)] or self._states
+        tensors = tuple(tensor for one in there for tensor in one.tensors)
         return OptimizerState(optimizer=names, implementation=names, tensors=tensors)
 
 
@@ -361,17 +372,6 @@ def _is_deepcopy() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
-    """The parameters of an optimizer, also of one that is no ``torch.optim.Optimizer``."""
-    groups = getattr(optimizer, "param_groups", None)
-    if isinstance(groups, list) and groups and isinstance(groups[0], dict):
-        for group in groups:
-            yield from (p for p in group.get("params", ()) if isinstance(p, torch.Tensor))
-        return
-    for value in getattr(optimizer, "__dict__", {}).values():
-        yield from (one for _, one in flat("", value, depth=3) if one.requires_grad)
 
 
 def _states(optimizer: Any) -> Iterator[StateTensor]:

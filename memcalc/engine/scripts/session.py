@@ -134,8 +134,7 @@ class Session:
             notes.private = internals.private_pools(snapshot, notes.device)
             notes.arrived += [(moment - notes.zero, address) for moment, address in arrived]
             timeline = Timeline(notes, entries, line_of)
-            if not notes.wrapped:
-                _name_held(timeline, notes.intervals)
+            _name_held(timeline, notes.intervals, wrapped=notes.wrapped)
             started = (_OTHERS.format(format_bytes(others)),) if others else ()
             traces[notes.device] = timeline.trace(
                 inventory=self.models.inventory(name, self.counters.peak(notes)),
@@ -194,8 +193,11 @@ def _file_of(kind: type) -> str:
     return next((code.co_filename for code in codes if code is not None), "<unknown>")
 
 
-def _name_held(timeline: Timeline, intervals: list[Interval]) -> None:
-    """What outlives the backward of its own step and another is held by nobody but the program."""
+def _name_held(timeline: Timeline, intervals: list[Interval], *, wrapped: bool) -> None:
+    """What outlives the backward of its own step and another is held by nobody but the program.
+
+    ``wrapped``: or by what spreads the model over several GPUs, unless a variable holds it.
+    """
     ends = [
         one.end
         for one, after in itertools.pairwise(intervals)
@@ -211,8 +213,11 @@ def _name_held(timeline: Timeline, intervals: list[Interval]) -> None:
     guessed = [
         block
         for block in timeline.blocks
-        if block.component in (None, Component.ACTIVATIONS)
-        or (block.component is Component.INPUTS and not block.given)
+        if (block.op or not wrapped)
+        and (
+            block.component in (None, Component.ACTIVATIONS)
+            or (block.component is Component.INPUTS and not block.given)
+        )
     ]
     free = [
         block
