@@ -9,6 +9,7 @@ from memcalc.records.display import Answer, figure
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase, Sent
+from memcalc.units import MIB
 
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 """Engines as people write them."""
@@ -109,6 +110,11 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """Free bytes of the GPU."""
     last: bool = False
     """The figures end here: without a limit the script failed as well."""
+
+    @property
+    def by_own_limit(self) -> bool:
+        """The GPU had room: the script itself allows PyTorch only a part of it."""
+        return self.free >= self.asked + 32 * MIB
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
