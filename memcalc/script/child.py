@@ -167,7 +167,7 @@ def _answer(session: Session, name: str, ending: Ending) -> dict[str, Any]:
     return {
         "ending": encode(ending),
         "raised": _raised,
-        "state": encode(session.models.state()),
+        "state": encode(session.state()),
         "traces": {
             device: base64.b64encode(pack(trace)).decode() for device, trace in traces.items()
         },

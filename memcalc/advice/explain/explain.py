@@ -64,7 +64,7 @@ def again(saved: Prediction, tracer: Tracer, *, depth: int | None = None) -> Cha
     # Of a command the trace is kept; it is never run again.
     code = code_in(saved.plan) if not saved.plan.command else None
     if saved.method != "trace":
-        found = "closed forms answered: there is no timeline"
+        found = "the analytic method has no timeline"
     elif code is not None:
         found = f"no timeline: {code} is Python code, and a file does not run code"
     else:

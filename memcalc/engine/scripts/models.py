@@ -1,20 +1,28 @@
 """The models, optimizers and gradients of a program, held by weak references."""
 
+import contextlib
 import copy
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
+import msgspec
 import torch
 from msgspec.structs import replace
 from torch.nn.parameter import is_lazy
 
-from memcalc.engine.notes import dtype_of, flat, state_of
+from memcalc.engine.notes import dtype_of, flat, held_by, state_of
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.counters import Counters
-from memcalc.records.model import DTYPE_BYTES, Inventory, OptimizerState, Place, StateTensor
+from memcalc.records.model import (
+    DTYPE_BYTES,
+    Inventory,
+    OptimizerState,
+    Place,
+    StateTensor,
+)
 from memcalc.records.trace import Component
 from memcalc.workload.inventory import take
 from memcalc.workload.wrapped_tensors import plain
@@ -25,6 +33,29 @@ _SETTLED = 3
 """Steps after which an optimizer has made all its state; LBFGS makes its anew."""
 
 
+class _Counted(msgspec.Struct):
+    """The tensors of a model that no model before has, or what an optimizer keeps."""
+
+    born: int
+    """The interval in which the model or the optimizer was made."""
+    tensors: tuple[Any, ...] = ()
+    head: str = ""
+    numbers: dict[str, int] = {}
+    """The ``id`` of each tensor of a model, by its name."""
+    died: dict[str, int] = {}
+    """The interval in which each of them died, or (``""``) the optimizer."""
+    watched: list[weakref.ref[Any]] = []
+
+    def watch(self, name: str, one: Any, interval: Callable[[], int]) -> None:
+        """Note when this dies."""
+        with contextlib.suppress(TypeError):
+            self.watched.append(weakref.ref(one, lambda _: self.died.update({name: interval()})))
+
+    def was_there(self, interval: int, name: str = "") -> bool:
+        """The optimizer, or a tensor of the model, was there in this interval."""
+        return self.born <= interval <= self.died.get(name, interval)
+
+
 class Models:
     """Knows every module of the program, and what optimizers hold."""
 
@@ -32,6 +63,8 @@ class Models:
         self._counters = counters
         self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
         """Every living module, in order of birth."""
+        self._births: dict[int, int] = {}
+        """In which interval each of them, and each optimizer, was made."""
         self._copied: set[int] = set()
         """Modules that were made by copying others."""
         self._paths: dict[int, str] = {}
@@ -40,11 +73,13 @@ class Models:
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._alone: list[weakref.ref[torch.Tensor]] = []
         """Parameters that optimizers hold and no module has."""
-        self._inventories: list[Inventory] = []
+        self._inventories: list[_Counted] = []
         self._counted: dict[int, weakref.ref[torch.Tensor]] = {}
         self._trained: set[int] = set()
         self._names: dict[str, None] = {}
-        self._states: dict[int, tuple[StateTensor, ...]] = {}
+        self._kept: dict[int, _Counted] = {}
+        """What each living optimizer keeps."""
+        self._states: list[_Counted] = []
         self._entries: dict[int, int] = {}
         """Of each optimizer's state, when it was looked at last."""
         self._moving = 0
@@ -58,6 +93,7 @@ class Models:
         patches.wrap(module, "__init__", self._made)
         patches.wrap(module, "__setstate__", self._restored)
         patches.wrap(module, "_apply", self._applied)
+        patches.wrap(torch.optim.Optimizer, "__init__", self._optimizer_made)
         patches.wrap(torch.optim.Optimizer, "load_state_dict", self._loaded)
 
     def _made(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
@@ -75,10 +111,12 @@ class Models:
 
         def gone(_: Any) -> None:
             self._modules.pop(key, None)
+            self._births.pop(key, None)
             self._copied.discard(key)
             self._paths.pop(key, None)
 
         self._modules[key] = weakref.ref(module, gone)
+        self._births[key] = self._counters.interval()
 
     def _applied(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         """What is moved or cast was weights before, and is weights afterwards."""
@@ -92,6 +130,10 @@ class Models:
             return moved
         finally:
             self._moving -= 1
+
+    def _optimizer_made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self._births[id(optimizer)] = self._counters.interval()
+        original(optimizer, *args, **kwargs)
 
     def _loaded(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
@@ -148,11 +190,20 @@ class Models:
             if (ref := self._counted.get(id(one))) is not None and ref() is one
         }
         self._counted.update({id(one): weakref.ref(one) for one in named.values()})
-        new = tuple(one for one in inventory.tensors if one.name not in known)
-        if known:
-            inventory = replace(inventory, tensors=new)
-        if inventory.parameters:
-            self._inventories.append(inventory)
+        new = {one.name: one for one in inventory.tensors if one.name not in known}
+        inventory = replace(inventory, tensors=tuple(new.values()))
+        if not inventory.parameters:
+            return
+        own = {name: one for name, one in named.items() if name in new}
+        counted = _Counted(
+            born=self._births.get(id(model), 0),
+            tensors=inventory.tensors,
+            head=inventory.head,
+            numbers={name: id(one) for name, one in own.items()},
+        )
+        for name, one in own.items():
+            counted.watch(name, one, self._counters.interval)
+        self._inventories.append(counted)
 
     def sweep(self) -> None:
         """Name the weights and buffers of all modules that there are."""
@@ -252,7 +303,6 @@ class Models:
         if steps == 1:
             self._names[type(optimizer).__name__] = None
             held = list(held_by(optimizer))
-            self._trained.update(map(id, held))
             known = {id(ref()) for ref in self._parameters}
             alone = [p for p in held if id(p) not in known]
             self._alone += [weakref.ref(p) for p in alone]
@@ -263,8 +313,20 @@ class Models:
         grew = self._entries.get(id(optimizer)) != entries
         if steps <= _SETTLED or grew or isinstance(optimizer, torch.optim.LBFGS):
             self._entries[id(optimizer)] = entries
-            self._states[id(getattr(optimizer, "optim", optimizer))] = tuple(_states(optimizer))
+            self._trained.update(id(p) for p in held_by(optimizer) if p.requires_grad)
+            self._kept_by(getattr(optimizer, "optim", optimizer)).tensors = tuple(
+                _states(optimizer)
+            )
             self._counters.name_state(optimizer, self._homes())
+
+    def _kept_by(self, optimizer: Any) -> _Counted:
+        found = self._kept.get(id(optimizer))
+        if found is None or found.died:
+            found = _Counted(born=self._births.pop(id(optimizer), 0))
+            found.watch("", optimizer, self._counters.interval)
+            self._kept[id(optimizer)] = found
+            self._states.append(found)
+        return found
 
     def _homes(self) -> dict[int, str]:
         """Which module each parameter is of."""
@@ -277,16 +339,28 @@ class Models:
 
     # ---- answers
 
-    def inventory(self, name: str) -> Inventory:
-        """Every tensor of the models that ran."""
-        head = " + ".join(dict.fromkeys(one.head for one in self._inventories))
-        tensors = tuple(tensor for one in self._inventories for tensor in one.tensors)
+    def inventory(self, name: str, interval: int) -> Inventory:
+        """Every tensor of the models that ran, of those that were there in an interval."""
+        there = [
+            (model, tensor)
+            for model in self._inventories
+            for tensor in model.tensors
+            if model.was_there(interval, tensor.name)
+        ]
+        there = there or [(model, one) for model in self._inventories for one in model.tensors]
+        head = " + ".join(dict.fromkeys(model.head for model, _ in there))
+        # Those of a GAN train by turns.
+        tensors = tuple(
+            replace(one, trainable=one.trainable or model.numbers.get(one.name) in self._trained)
+            for model, one in there
+        )
         return Inventory(model=name, task="script", head=head, tensors=tensors)
 
-    def state(self) -> OptimizerState:
-        """What all optimizers keep, whether or not they are still there."""
+    def state(self, interval: int) -> OptimizerState:
+        """What optimizers keep, of those that were there in an interval."""
         names = ", ".join(self._names) or "no optimizer"
-        tensors = tuple(tensor for state in self._states.values() for tensor in state)
+        there = [one for one in self._states if one.was_there(interval)] or self._states
+        tensors = tuple(tensor for one in there for tensor in one.tensors)
         return OptimizerState(optimizer=names, implementation=names, tensors=tensors)
 
 
@@ -298,17 +372,6 @@ def _is_deepcopy() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
-    """The parameters of an optimizer, also of one that is no ``torch.optim.Optimizer``."""
-    groups = getattr(optimizer, "param_groups", None)
-    if isinstance(groups, list) and groups and isinstance(groups[0], dict):
-        for group in groups:
-            yield from (p for p in group.get("params", ()) if isinstance(p, torch.Tensor))
-        return
-    for value in getattr(optimizer, "__dict__", {}).values():
-        yield from (one for _, one in flat("", value, depth=3) if one.requires_grad)
 
 
 def _states(optimizer: Any) -> Iterator[StateTensor]:

@@ -28,6 +28,7 @@ from memcalc.engine.scripts.models import Models
 from memcalc.engine.scripts.phases import Phases
 from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.engine.values import Values
+from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import LONGER, Refusal
 from memcalc.records.trace import Component, Phase, Trace
 from memcalc.units import format_bytes
@@ -112,6 +113,10 @@ class Session:
             self.groups.install(self.patches)
             self.steps.settle = self.groups.settle
 
+    def state(self) -> OptimizerState:
+        """What optimizers keep of the models that were there at the peak."""
+        return self.models.state(self.counters.peak(*self.counters.notes))
+
     def recorded(self, name: str) -> tuple[dict[int, Trace], Refusal | None]:
         """What the program took of each GPU, and the request that failed last; it has ended."""
         if not self.counters.notes:
@@ -129,11 +134,10 @@ class Session:
             notes.private = internals.private_pools(snapshot, notes.device)
             notes.arrived += [(moment - notes.zero, address) for moment, address in arrived]
             timeline = Timeline(notes, entries, line_of)
-            if not notes.wrapped:
-                _name_held(timeline, notes.intervals)
+            _name_held(timeline, notes.intervals, wrapped=notes.wrapped)
             started = (_OTHERS.format(format_bytes(others)),) if others else ()
             traces[notes.device] = timeline.trace(
-                inventory=self.models.inventory(name),
+                inventory=self.models.inventory(name, self.counters.peak(notes)),
                 steps=self.phases.step + 1,
                 uncounted=(*_longer(notes.intervals, alike), *started),
                 sent=timeline.sent(max(0, self.phases.step - 1)),
@@ -189,8 +193,11 @@ def _file_of(kind: type) -> str:
     return next((code.co_filename for code in codes if code is not None), "<unknown>")
 
 
-def _name_held(timeline: Timeline, intervals: list[Interval]) -> None:
-    """What outlives the backward of its own step and another is held by nobody but the program."""
+def _name_held(timeline: Timeline, intervals: list[Interval], *, wrapped: bool) -> None:
+    """What outlives the backward of its own step and another is held by nobody but the program.
+
+    ``wrapped``: or by what spreads the model over several GPUs, unless a variable holds it.
+    """
     ends = [
         one.end
         for one, after in itertools.pairwise(intervals)
@@ -206,8 +213,11 @@ def _name_held(timeline: Timeline, intervals: list[Interval]) -> None:
     guessed = [
         block
         for block in timeline.blocks
-        if block.component in (None, Component.ACTIVATIONS)
-        or (block.component is Component.INPUTS and not block.given)
+        if (block.op or not wrapped)
+        and (
+            block.component in (None, Component.ACTIVATIONS)
+            or (block.component is Component.INPUTS and not block.given)
+        )
     ]
     free = [
         block
