@@ -128,7 +128,7 @@ class Parent(contextlib.AbstractContextManager["Parent"]):
                 self._process = launch(theirs, self.environment, self._noise, self.first)
         except OSError as error:
             self._stop()
-            raise self.failure(f"No process can be started: {error.strerror}.") from None
+            raise self.failure(f"Cannot start a process: {error.strerror}.") from None
 
     def _stop(self) -> None:
         if self._control is not None:

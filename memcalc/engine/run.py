@@ -61,6 +61,8 @@ def trace(
         program, optimizer = _load(program, recorder)
         if drop is not None:
             followed.tell_places(program.model, drop)
+        if optimizer is not None and plan.target != "cpu":
+            _spare_host(optimizer)
         if plan.infers:
             _infer(program, recorder)
         else:
@@ -133,6 +135,34 @@ class _Followed(Patches):
         if self._unreached:
             trace = replace(trace, assumptions=(self._unreached, *trace.assumptions))
         return replace(trace, assumptions=(*trace.assumptions, *self._said))
+
+
+def _spare_host(optimizer: Any) -> None:
+    """Of an optimizer over parameters in host memory run one step, for two of each group.
+
+    A step takes nothing of the GPU, and the host would calculate for real. The smallest and the
+    largest parameter show whether it runs at all. It stays so for the life of this process.
+    """
+    groups, ran = getattr(optimizer, "param_groups", ()), False
+    if any(p.device.type != "cpu" for group in groups for p in group["params"]):
+        return
+
+    def step(original: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal ran
+        if ran:
+            return None
+        ran, whole = True, [group["params"] for group in groups]
+        for group in groups:
+            trained = [p for p in group["params"] if p.grad is not None]
+            trained.sort(key=lambda p: p.numel())
+            group["params"] = list(dict.fromkeys((*trained[:1], *trained[-1:])))
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for group, parameters in zip(groups, whole, strict=True):
+                group["params"] = parameters
+
+    Patches().wrap(type(optimizer), "step", step)
 
 
 class _OfEachBatch:

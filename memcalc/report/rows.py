@@ -260,7 +260,7 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
             f"{left}; the figures are those "
             f"{'until then' if refusal.last else 'of a run without a limit'}"
         )
-    if grows is not None:
+    if grows is not None and grows.matters:
         yield growth_words(grows)
 
 

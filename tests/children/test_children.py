@@ -190,7 +190,7 @@ def test_a_parent_outlives_the_thread_that_started_it():
 
 def test_a_program_that_cannot_start_a_process_says_so(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(EstimateError, match="No process can be started: No such file"):
+    with pytest.raises(EstimateError, match="Cannot start a process: No such file"):
         Parent(EstimateError, {}).child(JOB, "run")
 
 
