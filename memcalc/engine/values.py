@@ -62,8 +62,8 @@ RULE = (
 )
 ZEROS = "reads such as `.item()` at {} return 0 here (this rarely changes memory)"
 BALANCED = (
-    "`argmax`, `topk` and the like of unknown scores choose each place equally often, as a "
-    "balanced router does"
+    "`topk`, `argmax` and the like choose each place equally often where scores are not computed "
+    "here, as a balanced router does"
 )
 _SHOWN = 6
 """Lines of a script that are named."""

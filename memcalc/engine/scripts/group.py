@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
-from memcalc.engine.packages import pipelining
+from memcalc.engine.packages import fsdp, pipelining
 from memcalc.engine.patches import Patches
 from memcalc.engine.ranks import SingleRankStore
 from memcalc.engine.scripts.counters import Counters
@@ -49,6 +49,7 @@ class Groups:
             patches.wrap(distributed_c10d, name, around, also=(dist, device_mesh))
         patches.set(dist.ProcessGroup, "monitored_barrier", lambda *_, **__: None)
         pipelining.install(patches)
+        fsdp.install(patches)
         parallel = torch.nn.parallel.DistributedDataParallel
         # Its buckets are made as it is, and anew as its second forward begins.
         for name in ("__init__", "_pre_forward"):

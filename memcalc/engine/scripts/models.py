@@ -37,7 +37,7 @@ class _Counted(msgspec.Struct):
     """The tensors of a model that no model before has, or what an optimizer keeps."""
 
     born: int
-    """The interval in which the model or the optimizer was made."""
+    """The interval in which the model came to the GPU, or the optimizer was made."""
     tensors: tuple[Any, ...] = ()
     head: str = ""
     numbers: dict[str, int] = {}
@@ -64,7 +64,7 @@ class Models:
         self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
         """Every living module, in order of birth."""
         self._births: dict[int, int] = {}
-        """In which interval each of them, and each optimizer, was made."""
+        """In which interval each of them, and each optimizer, was made or came to the GPU."""
         self._copied: set[int] = set()
         """Modules that were made by copying others."""
         self._paths: dict[int, str] = {}
@@ -125,7 +125,10 @@ class Models:
         self._moving += 1
         try:
             self._counters.name_models([("", module)])
+            came = not any(one.is_cuda for one in module.parameters())
             moved = original(module, *args, **kwargs)
+            if came and any(one.is_cuda for one in module.parameters()):
+                self._births[id(module)] = self._counters.interval()
             self._counters.name_models([("", module)])
             return moved
         finally:
