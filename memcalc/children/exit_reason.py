@@ -113,6 +113,10 @@ _ADVICE = {
     "No operator found for `memory_efficient_attention": (
         "this xformers has no kernels for this PyTorch: install the release that is built for it."
     ),
+    "import of transformers halted": (
+        "the installed transformers does not take this PyTorch: add one that does, such as "
+        "--transformers 4.48."
+    ),
     "cusparseLt": (
         "only cuSPARSELt knows the size of 2:4 sparse weights, and it needs a GPU: they are not "
         "simulated."

@@ -119,7 +119,7 @@ class Compiling:
 _HOOKS: tuple[dict[int, Any], ...] = (
     modules._global_forward_pre_hooks,
     modules._global_forward_hooks,
-    modules._global_forward_hooks_always_called,
+    getattr(modules, "_global_forward_hooks_always_called", {}),
 )
 
 

@@ -5,16 +5,12 @@ modules, which takes longer than the step. Only products, convolutions and atten
 multiplication and an addition are two.
 """
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import (
-    flop_registry,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
 
 _aten = torch.ops.aten
 _FORWARD = (
@@ -30,7 +26,7 @@ class Counter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
-        self._counts = {**flop_registry, **_mapping()}
+        self._counts = {**_counts_of("flop_registry"), **_mapping()}
         self._whole = {torch.ops.prim.device.default}
         """Operators that are not made of others."""
 
@@ -53,22 +49,28 @@ class Counter(TorchDispatchMode):
 
 def of_step(step: Callable[[Counter], int]) -> int | str:
     """How many operations a step makes; why that is not known, where PyTorch cannot count them."""
-    counter = Counter()
     try:
-        with counter:
+        with Counter() as counter:
             return step(counter)
     except Exception as error:
         # What cannot be counted ends no estimate.
         return f"PyTorch cannot count them ({type(error).__name__})"
 
 
+def _counts_of(name: str) -> Any:
+    """PyTorch's own counts; PyTorch before 2.3 has no register of them."""
+    return getattr(importlib.import_module("torch.utils.flop_counter"), name)
+
+
 def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     """Keys and values of grouped heads are those of several heads of the queries."""
-    return int(sdpa_flop_count(q.shape, _spread(k, q), _spread(v, q)))
+    return int(_counts_of("sdpa_flop_count")(q.shape, _spread(k, q), _spread(v, q)))
 
 
 def _attention_backward(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(grad.shape, q.shape, _spread(k, q), _spread(v, q)))
+    return int(
+        _counts_of("sdpa_backward_flop_count")(grad.shape, q.shape, _spread(k, q), _spread(v, q))
+    )
 
 
 def _spread(tensor: torch.Tensor, q: torch.Tensor) -> tuple[int, ...]:

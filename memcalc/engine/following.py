@@ -24,7 +24,11 @@ def install(patches: Patches) -> None:
     patches.wrap(threading.Thread, "_bootstrap_inner", begin)
     # Threads of autograd's engine follow as much as the one that calls it.
     around = functools.partial(_followed, False)
-    patches.wrap(torch.autograd.graph, "_engine_run_backward", around, (torch.autograd,))
+    if hasattr(torch.autograd.graph, "_engine_run_backward"):
+        patches.wrap(torch.autograd.graph, "_engine_run_backward", around, (torch.autograd,))
+    else:  # PyTorch before 2.3
+        patches.wrap(torch.autograd, "backward", around)
+        patches.wrap(torch.autograd, "grad", around)
     # Code of the program that autograd calls decides by values as any other does.
     around = functools.partial(_followed, True)
     patches.wrap(torch.autograd.function.BackwardCFunction, "apply", around)
@@ -34,7 +38,7 @@ def install(patches: Patches) -> None:
 @functools.cache
 def key(name: str) -> Any:
     """A dispatch key of PyTorch's."""
-    return _C._parse_dispatch_key(name)
+    return _C._dispatch_key_parse(name)
 
 
 def follow(wanted: bool) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torch.overrides import TorchFunctionMode
 
 from memcalc import registry
-from memcalc.errors import MeasureError
+from memcalc.errors import EstimateError, MeasureError
 from memcalc.records.plan import Plan
 from memcalc.workload import layouts, liger, loops, quantised
 from memcalc.workload.job import Job, Program
@@ -22,10 +22,21 @@ from memcalc.workload.prepare import prepare, program_of
 
 Move = Callable[[torch.nn.Module], Any]
 Make = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+def _enable_cudnn(wanted: bool) -> None:
+    enable = getattr(torch.backends.cuda, "enable_cudnn_sdp", None)
+    if enable is not None:
+        enable(wanted)
+    elif wanted:
+        told = f"PyTorch {torch.__version__} has no attention by cuDNN: leave --attention out."
+        raise EstimateError(told)
+
+
 _BACKENDS = {
     "flash": torch.backends.cuda.enable_flash_sdp,
     "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
-    "cudnn": torch.backends.cuda.enable_cudnn_sdp,
+    "cudnn": _enable_cudnn,
     "math": torch.backends.cuda.enable_math_sdp,
 }
 
@@ -35,7 +46,7 @@ def configure(plan: Plan) -> None:
     torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"
     torch.backends.cudnn.benchmark = plan.cudnn_benchmark
     if not plan.cudnn_attention:
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        _enable_cudnn(False)
     if plan.attention in _BACKENDS:
         for name, enable in _BACKENDS.items():
             enable(name == plan.attention or name == "math")

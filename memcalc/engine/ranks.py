@@ -2,7 +2,7 @@
 
 What ranks would tell each other through a store is there already, so nobody waits. What a wrapper
 allocates on streams of its own is communication; its buckets and gathered weights only its own
-functions tell apart. Read in PyTorch 2.4 to 2.14.
+functions tell apart. Read in PyTorch 2.2 to 2.14.
 """
 
 from __future__ import annotations

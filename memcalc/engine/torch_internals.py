@@ -2,7 +2,7 @@
 
 Among them is the event tree of PyTorch's profiler, which tells the operator of each block.
 
-Read in PyTorch 2.4 to 2.14.
+Read in PyTorch 2.2 to 2.14.
 """
 
 import ctypes

@@ -144,7 +144,7 @@ def observe_oom() -> RefusedRequest:
 
 def ran_out(error: BaseException) -> bool:
     """Whether an error says that memory ran out."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _LIBRARIES)
 

@@ -144,7 +144,7 @@ def _failed(error: BaseException) -> Ending:
     helps = exit_reason.advice(error)
     if helps:
         print(f"memcalc: {helps}", file=sys.stderr)
-    lacked = str(error) if isinstance(error, torch.OutOfMemoryError) else ""
+    lacked = str(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
     return Ending(code=1, out_of_memory=lacked)
 
 
@@ -187,7 +187,7 @@ def _show(error: BaseException) -> None:
     """The program's own traceback; where memory ran out, the user's own frames alone."""
     shown = traceback.TracebackException.from_exception(error)
     own = str(Path(__file__).resolve().parents[1])
-    only_users = isinstance(error, torch.OutOfMemoryError)
+    only_users = isinstance(error, torch.cuda.OutOfMemoryError)
     kept = [
         frame
         for frame in shown.stack

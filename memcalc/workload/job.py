@@ -21,6 +21,11 @@ from memcalc.workload.inputs import Batch, Inputs
 from memcalc.workload.layouts import Layout
 
 
+def scaler_class() -> Any:
+    """The class of gradient scalers; PyTorch before 2.3 has one for CUDA alone."""
+    return getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
+
+
 class Precision(msgspec.Struct, frozen=True, kw_only=True):
     """How weights are stored and in what the forward computes."""
 
@@ -37,7 +42,11 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
     def scaler(self, device_type: str) -> Any:
         """Make the gradient scaler, or ``None`` where there is none."""
-        return torch.amp.GradScaler(device_type) if self.scaled else None
+        if not self.scaled:
+            return None
+        scaler = scaler_class()
+        of_device = scaler is not torch.cuda.amp.GradScaler
+        return scaler(device_type) if of_device else scaler()
 
 
 PRECISIONS = {

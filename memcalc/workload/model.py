@@ -60,7 +60,7 @@ def build(
     finally:
         torch.set_default_dtype(default)
     _settle(model)
-    if torch.get_default_device().type == "meta":
+    if torch.empty(0).is_meta:
         _join(model)
     return model if as_loaded else model.to(dtype)
 
@@ -81,8 +81,13 @@ def _of_text(config: Any, cls: Any) -> Any:
     """
     parts = getattr(config, "sub_configs", None) or {}
     if parts.get("text_config") == cls.config_class and type(config) is not cls.config_class:
-        return config.get_text_config()
+        return text_part(config)
     return config
+
+
+def text_part(config: Any) -> Any:
+    """What a config says of its text model; transformers before 4.45 has no parts."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _join(model: torch.nn.Module) -> None:
@@ -133,7 +138,7 @@ def configure(source: ModelSource, head: Head, *, attention: str | None = None) 
             f"transformers refuses the config of {source.name}: {line(error)}."
         ) from None
     if head.task.by_last_token:
-        for part in (config, config.get_text_config()):
+        for part in (config, text_part(config)):
             if getattr(part, "pad_token_id", None) is None:
                 part.pad_token_id = 0
     if attention is not None:

@@ -20,7 +20,7 @@ from memcalc.workload.inputs import Inputs, Use, check, described
 from memcalc.workload.inventory import take
 from memcalc.workload.job import PRECISIONS, Program
 from memcalc.workload.loops import Loop
-from memcalc.workload.model import attach, build, told_attention
+from memcalc.workload.model import attach, build, text_part, told_attention
 from memcalc.workload.quantised import compute_dtype
 from memcalc.workload.tasks import CALLABLE, Task
 
@@ -130,7 +130,7 @@ def _kv_cache(model: torch.nn.Module, wanted: bool | None) -> bool:
                 f"{type(model).__name__} keeps no keys and values: type --no-kv-cache."
             )
         return False
-    for part in (config, config.get_text_config()):
+    for part in (config, text_part(config)):
         part.use_cache = wanted
     return wanted
 

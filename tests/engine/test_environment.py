@@ -277,6 +277,19 @@ def test_torchvision_of_another_pytorch_is_replaced_or_hidden(world):
     assert world.find("2.14").path == ()
 
 
+def test_the_oldest_pytorch_brings_what_it_was_built_with(world):
+    world.has_torch("2.14.1+cu130", "13.0")
+    world.has("numpy", "2.4.0")
+    world.has("safetensors", "0.8.0", requires=["torch>=2.4 ; extra == 'torch'"])
+    wheels.cuda_wheel(world.offered, "2.2.2")
+    wheels.wheel(world.offered, "numpy", "1.26.4")
+    wheels.wheel(world.offered, "safetensors", "0.5.3")
+    found = world.find("2.2")
+    assert not {"numpy", "safetensors"} & set(found.hidden)
+    brought = [name for place in found.path for name in os.listdir(place) if "dist-info" in name]
+    assert {"numpy-1.26.4.dist-info", "safetensors-0.5.3.dist-info"} <= set(brought)
+
+
 @pytest.mark.parametrize("requires", [["torch"], pytest.param([], marks=pytest.mark.nightly)])
 def test_what_is_compiled_for_another_pytorch_is_hidden(world, requires):
     real = pytest.importorskip("torch").__file__
@@ -301,8 +314,8 @@ def test_what_is_no_release_is_refused(world, text):
 
 
 def test_releases_before_2_4_are_refused_and_newer_ones_are_not():
-    assert "PyTorch 2.4 and newer" in refused(lambda: parse_torch("2.3.1"), UsageError)
-    assert "PyTorch 2.4 and newer" in refused(lambda: parse_torch("1.13"), UsageError)
+    assert "PyTorch 2.2 and newer" in refused(lambda: parse_torch("2.1.1"), UsageError)
+    assert "PyTorch 2.2 and newer" in refused(lambda: parse_torch("1.13"), UsageError)
     assert parse_torch("2.16") == Release(2, 16)
     assert parse_torch("3.1.4") == Release(3, 1, 4)
     assert parse_torch(" v2.12.1+cu126 ") == Release(2, 12, 1, "cu126")

@@ -170,7 +170,7 @@ def missing(wanted: Iterable[Requirement], here: Mapping[str, Package]) -> list[
     ]
 
 
-OLDEST_TORCH = (2, 4)
+OLDEST_TORCH = (2, 2)
 """Releases before it were not held against the stub driver."""
 _FORM = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:\+(\w+))?")
 _BUILD = re.compile(r"cu\d{2,4}")

@@ -25,6 +25,8 @@ ELSEWHERE = (
 )
 """What is said on Windows and macOS."""
 _OWN = "torch-memcalc"
+_ANY_TORCH = Release(0, 5)
+"""Of safetensors; newer ones name an oldest PyTorch."""
 _SECOND = {"torchvision": 15, "torchaudio": 0}
 """Packages of the PyTorch project that are built for one release of it each, and by how much
 their minor version is ahead: torchvision 0.21 and torchaudio 2.6 are of PyTorch 2.6. Whether that
@@ -152,6 +154,9 @@ class _Search:
             elif here.version.endswith("+cpu") and (same := installed.of_version(here.version)):
                 # A build without CUDA has no operators for tensors there.
                 self._replace(name, [same])
+        files = self.below.get("safetensors")
+        if files is not None and _refuses(files, "torch", self.torch.version):
+            self._replace("safetensors", [_ANY_TORCH])
 
     def _replace(self, name: str, likely: Sequence[Release]) -> None:
         """Put a release of a package first that takes this PyTorch, if the index has one."""
@@ -173,11 +178,15 @@ class _Search:
 
     def _rest(self) -> None:
         """Add what the folders' packages need and the Python lacks."""
+        from packaging.requirements import Requirement
+
         own = installed.packages([str(layer.path) for layer in self.first])
         wanted = [need for package in own.values() for need in package.requirements()]
         torch = self._imported().get("torch")
         if torch is not None and self.layer is not None:
             wanted += [need for need in torch.requirements() if not installed.is_vendor(need)]
+            if self.torch.release.startswith("2.2."):
+                wanted.append(Requirement("numpy<2"))  # It was compiled against NumPy 1.
         lacking = installed.missing(wanted, self._imported())
         if lacking:
             self.first.insert(0, self.make.rest(lacking, self._imported()))

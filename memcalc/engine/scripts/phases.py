@@ -25,6 +25,7 @@ from memcalc.engine.scripts.models import Models
 from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.records.trace import Component, Phase
 from memcalc.workload.inference import caches_of
+from memcalc.workload.job import scaler_class
 
 _PLAIN = 0
 """Key of tensors that are trained without a module."""
@@ -143,7 +144,7 @@ class Phases:
         patches.wrap(torch.autograd, "grad", self._grad)
         patches.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         patches.wrap(torch.nn.Module, "zero_grad", self._zero_grad)
-        patches.wrap(torch.amp.GradScaler, "unscale_", self._stepping)
+        patches.wrap(scaler_class(), "unscale_", self._stepping)
         for name in _CLIPPING:
             patches.wrap(torch.nn.utils, name, self._stepping)
             patches.set(clip_grad, name, getattr(torch.nn.utils, name))

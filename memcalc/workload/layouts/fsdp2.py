@@ -6,6 +6,7 @@ The model is on the meta device, is sharded, gets its memory, and is tied again.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +52,13 @@ def is_loaded(model: torch.nn.Module) -> bool:
 
 def shard(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
     """Shard each block, then what is left."""
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+    from torch.distributed import fsdp
 
     from memcalc.workload.blocks import blocks, dtype_of
 
+    home: Any = fsdp
+    if not hasattr(fsdp, "fully_shard"):  # PyTorch 2.3 to 2.5
+        home = importlib.import_module("torch.distributed._composable.fsdp")
     if wrapped_by(options) != WRAPS[0]:
         raise UsageError(
             f"--parallel-arg auto_wrap_policy={options['auto_wrap_policy']} is accelerate's, and "
@@ -64,14 +68,14 @@ def shard(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
     said: dict[str, Any] = {"mesh": mesh}
     low, reduce = (dtype_of(options.get(name)) for name in ("param_dtype", "reduce_dtype"))
     if low is not None or reduce is not None:
-        said["mp_policy"] = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce)
+        said["mp_policy"] = home.MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce)
     if options.get("offload") == "cpu":
-        said["offload_policy"] = CPUOffloadPolicy()
+        said["offload_policy"] = home.CPUOffloadPolicy()
     if "reshard_after_forward" in options:
         said["reshard_after_forward"] = options["reshard_after_forward"]
     for block in blocks(model, str(options.get("transformer_layer_cls_to_wrap", ""))):
-        fully_shard(block, **said)
-    fully_shard(model, **said)
+        home.fully_shard(block, **said)
+    home.fully_shard(model, **said)
 
 
 def materialize(model: torch.nn.Module, rank: Rank) -> None:
