@@ -139,17 +139,20 @@ class Values:
                 for overload in packet.overloads() if packet is not None else ():
                     op = getattr(packet, overload)
                     writes_out = "out" in overload.split("_") and base not in CALLED_WITH_OUT
-                    if op.name() not in known or writes_out or is_composed(op):
+                    counts = at == COUNTS
+                    if op.name() not in known or (counts and writes_out) or is_composed(op):
                         continue
-                    made = self._counted if at == COUNTS else self._worked_out
-                    library.impl(op.name().split("::")[1], made(op, base), at)
+                    made = self._counted(op, base)
+                    if not counts:
+                        made = self._worked_out(op, base, whole=writes_out)
+                    library.impl(op.name().split("::")[1], made, at)
         if at == COUNTS:
             library.impl("equal", self._equal, at)
 
     # ---- operators
 
-    def _worked_out(self, op: Any, base: str) -> Callable[..., Any]:
-        """An operator whose small results are worked out."""
+    def _worked_out(self, op: Any, base: str, *, whole: bool) -> Callable[..., Any]:
+        """An operator whose small results are worked out; ``whole``: those of whole numbers."""
         keys, guard = self._keys, _C._ExcludeDispatchKeyGuard
         highest = HIGHEST.get(op.name())
         compares, puts = base in COMPARES, bool(highest) or base in PUTS or base in PLACES
@@ -173,10 +176,11 @@ class Values:
                 if (
                     isinstance(first, torch.Tensor)
                     and first.is_floating_point()
-                    and first.numel() > most
+                    and (whole or first.numel() > most)
                 ):
                     limit = WHOLES if puts else held
-                    if updates or first.numel() > limit or not (puts or self.knows(first)):
+                    skips = whole or updates or first.numel() > limit
+                    if skips or not (puts or self.knows(first)):
                         return op(*args, **kwargs)  # Most calls of a training.
                 else:
                     limit = most

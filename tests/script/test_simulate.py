@@ -233,6 +233,13 @@ PROGRAMS = {
         assert torch.stack(losses).isfinite().all()
         assert torch.tensor(0.0).cuda().log() == -torch.inf
     """,
+    "whole numbers are known that an operator puts into a tensor it is given": """
+        import torch
+        lengths, ends = torch.tensor([5, 3, 7]).cuda(), torch.empty(4, dtype=torch.long).cuda()
+        ends[:1].zero_()
+        torch.cumsum(lengths, 0, out=ends[1:])
+        assert ends.tolist() == [0, 5, 8, 15]
+    """,
     "tensors on the gpu are compared by what is known of them": """
         import torch
         ones, two = torch.ones(3, device="cuda"), torch.tensor([1.0, 1.0, 2.0], device="cuda")
