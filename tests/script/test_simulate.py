@@ -224,6 +224,8 @@ PROGRAMS = {
         chosen = scores.topk(2)[1], scores.argmax(-1), scores.max(1)[1], scores.topk(2, 0)[1]
         for one in chosen:
             assert one.flatten().unique(return_counts=True)[1].unique().numel() == 1
+        # Of a vocabulary the first is the padding.
+        assert scores.multinomial(1)[0] == scores[0].argmax() == 4
         assert (torch.eye(400, 8).cuda().topk(1)[1][:8, 0] == torch.arange(8).cuda()).all()
     """,
     "no infinity or nan comes of numbers that are not known": """
