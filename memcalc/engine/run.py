@@ -1,6 +1,7 @@
 """Runs a program for a few steps in this process and reads the allocator's history."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -106,9 +107,15 @@ class _Followed(Patches):
             decisions.install(self, known, self._say)
             if values:
                 known.install(self)
+            # Triton's own key of kernels that are kept is a hash over its whole library.
+            self.when_imported("triton.runtime.cache", self._key_by_version)
         self._unreached = ""
         if not plan.infers and layouts.spread(plan).layout == layouts.SINGLE:
             self.also(register_optimizer_step_pre_hook(self._look_at_gradients).remove)
+
+    def _key_by_version(self, cache: Any) -> None:
+        if hasattr(cache, "triton_key"):
+            self.set(cache, "triton_key", lambda: sys.modules["triton"].__version__)
 
     def _say(self, assumed: str) -> None:
         self._said[assumed] = None

@@ -77,8 +77,8 @@ class Pool(contextlib.ExitStack):
         answers: list[Future[T | MemcalcError]] = [Future() for _ in plans]
         waiting = dict(enumerate(plans))
         lock = threading.Lock()
-        for _ in range(min(self.workers, len(plans))):
-            arguments = (waiting, lock, ask, answers)
+        for number in range(min(self.workers, len(plans))):
+            arguments = (waiting, lock, ask, answers, number == 0)
             threading.Thread(target=self._work, args=arguments, daemon=True).start()
         try:
             for found in answers:
@@ -93,16 +93,21 @@ class Pool(contextlib.ExitStack):
         lock: threading.Lock,
         ask: Callable[[Client, Plan], T],
         answers: Sequence[Future[T | MemcalcError]],
+        leads: bool,
     ) -> None:
-        """Have one child answer what is left, of the model that it built last before others."""
+        """Have one child answer what is left, of the model that it built last before others.
+
+        The first begins at the front, which is waited for; the others at the back, where what
+        takes longest stands if anything does, so that nobody is left alone with it at the end.
+        """
         model = ""
         with self.client() as client:
             while True:
                 with lock:
                     if not waiting:
                         return
-                    same = (n for n, plan in waiting.items() if plan.model == model)
-                    index = next(same, next(iter(waiting)))
+                    left = list(waiting) if leads else list(reversed(waiting))
+                    index = next((n for n in left if waiting[n].model == model), left[0])
                     plan = waiting.pop(index)
                 model = plan.model
                 try:
