@@ -20,8 +20,9 @@ MOVES = frozenset("stack cat clone flip roll tril triu gather index_select".spli
 HIGHEST: dict[str, tuple[int, int | None]] = {
     **dict.fromkeys(("aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim"), (1, None)),
     "aten::topk": (2, -1),
+    "aten::multinomial": (4, -1),
 }
-"""Operators that say where the highest scores are; place and default of their dimension."""
+"""Operators that choose places by scores; place and default of their dimension."""
 UNDEFINED_AT_ZERO = {"div": 1, "fmod": 1, "remainder": 1, "log": 0, "pow": 0, "reciprocal": 0}
 """Operators that a zero can make infinite, and the place of the argument where it stands."""
 CALLED_WITH_OUT = frozenset("arange eye linspace randperm".split())
@@ -70,14 +71,15 @@ def draws(op: Any) -> bool | None:
 
 
 def spread(places: torch.Tensor, scores: torch.Tensor, dim: int | None) -> torch.Tensor:
-    """Where the highest scores are if each is as often as any other: a router's experts."""
-    numbers = torch.arange(places.numel(), device="cpu")
-    if dim is None or not places.dim():
-        return numbers.reshape(places.shape)
-    several = places.dim() == scores.dim()
-    shape = places.movedim(dim, -1).shape if several else places.shape
-    made = (numbers % scores.shape[dim]).view(shape)
-    return made.movedim(-1, dim) if several else made
+    """Places of which each is chosen as often as any other, as a router's experts are.
+
+    The first is in the middle: special tokens are the first of a vocabulary, or its last.
+    """
+    among = scores.numel() if dim is None else scores.shape[dim]
+    numbers = (torch.arange(places.numel(), device="cpu") + among // 2) % among
+    if dim is None or not places.dim() or places.dim() < scores.dim():
+        return numbers.view(places.shape)
+    return numbers.view(places.movedim(dim, -1).shape).movedim(-1, dim)
 
 
 def read_by(

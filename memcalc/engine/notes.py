@@ -179,21 +179,20 @@ class Notebook:
     ) -> None:
         """Name weights and buffers, and say of which module each is, after its model's name."""
         owners: dict[int, Owner] = {}
-        weights: list[int] = []
-        buffers: list[int] = []
+        places: dict[Component, list[int]] = {Component.WEIGHTS: [], Component.BUFFERS: []}
         for prefix, model in models:
             found: dict[int, Owner] = {}
-            for path, name, tensor in named(model, paths or {}):
+            for path, name, tensor, component in named(model, paths or {}):
                 home = ".".join(filter(None, (prefix, path)))
                 self._name_quantised(tensor)
                 # Of a parameter that DeepSpeed divides, ``ds_tensor`` is what this rank keeps.
                 at = self.addresses(getattr(tensor, "ds_tensor", tensor))
-                (weights if isinstance(tensor, torch.nn.Parameter) else buffers).extend(at)
+                places[component] += at
                 for address in at:
                     found.setdefault(address, (home, name, dtype_of(tensor)))
             owners |= found
-        self.name_at(Component.WEIGHTS, weights)
-        self.name_at(Component.BUFFERS, buffers)
+        for component, addresses in places.items():
+            self.name_at(component, addresses)
         self.own(owners)
 
     def _name_quantised(self, tensor: torch.Tensor) -> None:
@@ -218,14 +217,18 @@ class Notebook:
 
 def named(
     model: torch.nn.Module, paths: Mapping[int, str]
-) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Parameters and buffers: the path of their module, their name there, and themselves."""
+) -> Iterator[tuple[str, str, torch.Tensor, Component]]:
+    """Parameters and buffers: the path of their module, their name there, and themselves.
+
+    Libraries that replace parameters, such as higher, put tensors of other classes in their place.
+    """
     for path, module in model.named_modules():
         home = paths.get(id(module), path)
-        for held in (module._parameters, module._buffers):
+        of = (Component.WEIGHTS, module._parameters), (Component.BUFFERS, module._buffers)
+        for component, held in of:
             for name, tensor in held.items():
                 if tensor is not None:
-                    yield home, name, tensor
+                    yield home, name, tensor, component
 
 
 def held_by(optimizer: Any) -> Iterator[torch.Tensor]:

@@ -95,7 +95,7 @@ class Recorder(Notes, Notebook):
                 self.guess(Component.GRADIENTS, [interval.begin])
         named_now = phase in (Phase.RESUME, Phase.BACKWARD, Phase.STEP)
         if named_now and self.model is not None and self.optimizer is not None:
-            homes = {id(tensor): home for home, _, tensor in named(self.model, self.paths)}
+            homes = {id(tensor): home for home, _, tensor, _ in named(self.model, self.paths)}
             self.name_state(self.optimizer, homes)
 
     def meet(self, model: torch.nn.Module | None, optimizer: Any) -> None:

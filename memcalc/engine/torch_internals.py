@@ -37,6 +37,17 @@ def start_history(*, with_lines: bool) -> None:
     _record_history("all", context=context, stacks="python", max_entries=EVERYTHING)
 
 
+def keywords_of_call() -> dict[str, Any]:
+    """Keywords of the module's call around a global hook, which is told of places alone.
+
+    They are variables of ``Module._call_impl`` (torch/nn/modules/module.py).
+    """
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != torch.nn.modules.module.__file__:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame.f_locals.get("kwargs") or {} if frame is not None else {}
+
+
 def go_on_without_lines() -> None:
     """Keep the history, and no more lines; releases that would forget it go on as they are."""
     if "clear_history" in inspect.signature(_record_history).parameters:

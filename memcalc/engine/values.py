@@ -139,20 +139,23 @@ class Values:
                 for overload in packet.overloads() if packet is not None else ():
                     op = getattr(packet, overload)
                     writes_out = "out" in overload.split("_") and base not in CALLED_WITH_OUT
-                    if op.name() not in known or writes_out or is_composed(op):
+                    counts = at == COUNTS
+                    if op.name() not in known or (counts and writes_out) or is_composed(op):
                         continue
-                    made = self._counted if at == COUNTS else self._worked_out
-                    library.impl(op.name().split("::")[1], made(op, base), at)
+                    made = self._counted(op, base)
+                    if not counts:
+                        made = self._worked_out(op, base, whole=writes_out)
+                    library.impl(op.name().split("::")[1], made, at)
         if at == COUNTS:
             library.impl("equal", self._equal, at)
 
     # ---- operators
 
-    def _worked_out(self, op: Any, base: str) -> Callable[..., Any]:
-        """An operator whose small results are worked out."""
+    def _worked_out(self, op: Any, base: str, *, whole: bool) -> Callable[..., Any]:
+        """An operator whose small results are worked out; ``whole``: those of whole numbers."""
         keys, guard = self._keys, _C._ExcludeDispatchKeyGuard
         highest = HIGHEST.get(op.name())
-        compares, puts = base in COMPARES, bool(highest) or base in PUTS or base in PLACES
+        compares, puts = base in COMPARES, base in PUTS or base in PLACES
         most = _COMPARED if compares else 1 if base.startswith("_foreach") else FLOATS
         if base == "uniform_":
             most = _HELD  # A mask may come of it.
@@ -166,6 +169,8 @@ class Values:
 
         def called(*args: Any, **kwargs: Any) -> Any:
             with guard(keys):
+                if highest and self._is_unknown(args, 0):
+                    return self._spread(op(*args, **kwargs), args, kwargs, *highest)
                 # A copy is worth as much as its source.
                 first = args[bool(writes)] if transfers else args[0] if args else None
                 if isinstance(first, list) and first:
@@ -173,10 +178,11 @@ class Values:
                 if (
                     isinstance(first, torch.Tensor)
                     and first.is_floating_point()
-                    and first.numel() > most
+                    and (whole or first.numel() > most)
                 ):
                     limit = WHOLES if puts else held
-                    if updates or first.numel() > limit or not (puts or self.knows(first)):
+                    skips = whole or updates or first.numel() > limit
+                    if skips or not (puts or self.knows(first)):
                         return op(*args, **kwargs)  # Most calls of a training.
                 else:
                     limit = most
@@ -185,9 +191,7 @@ class Values:
                 if transfers:
                     return self._transfer(op, args, kwargs, writes, limit)
                 out = op(*args, **kwargs)
-                if highest and self._is_unknown(args, 0):
-                    self._spread(out, args, kwargs, *highest)
-                elif not moves or self._knows_some(args[0]):
+                if not moves or self._knows_some(args[0]):
                     self._work_out(op, args, kwargs, out, writes, limit, drawn)
                 return out
 
@@ -254,13 +258,14 @@ class Values:
                 for one in tensors_in((args[place] if place < len(args) else kwargs.get(name),)):
                     self._held(one)
 
-    def _spread(self, out: Any, args: Any, kwargs: Any, place: int, default: int | None) -> None:
+    def _spread(self, out: Any, args: Any, kwargs: Any, place: int, default: int | None) -> Any:
         """Of scores that are not known each is the highest as often as any other."""
         places = out[1] if isinstance(out, tuple) else out
         dim = args[place] if place < len(args) else kwargs.get("dim", default)
         if places.numel() <= WHOLES and args[0].numel() and is_plain((places, args[0])):
             self._put(places, spread(places, args[0], dim))
             self._say(BALANCED)
+        return out
 
     def _draw(
         self, op: Any, args: Any, kwargs: dict[str, Any], device: int | None, named: bool

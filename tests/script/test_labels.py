@@ -84,7 +84,34 @@ THAWED = """
         optimizer.step()
         optimizer.zero_grad()
 """
+PARTS = """
+    import torch
+
+    model = torch.nn.Linear(256, 256).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        for part in [torch.ones(64, 256).cuda() for _ in range(4)]:
+            model(input=part).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+REPLACED = """
+    import torch
+
+    model = torch.nn.Linear(256, 256).cuda()
+    model._parameters["weight"] = model.weight.detach().requires_grad_()
+    for _ in range(3):
+        model(torch.ones(64, 256, device="cuda")).sum().backward()
+"""
 COMPONENTS = {
+    "tensors in the place of parameters": (
+        REPLACED,
+        {Component.WEIGHTS: WEIGHTS, Component.BUFFERS: 0},
+    ),
+    "parts of a batch that are given by keyword": (
+        PARTS,
+        {Component.INPUTS: 4 * 4 * 64 * 256, Component.HELD: 0},
+    ),
     "copies that no one calls": (COPIED, {Component.WEIGHTS: 2 * WEIGHTS}),
     "batches that another stream prepares ahead": (
         AHEAD,

@@ -224,6 +224,8 @@ PROGRAMS = {
         chosen = scores.topk(2)[1], scores.argmax(-1), scores.max(1)[1], scores.topk(2, 0)[1]
         for one in chosen:
             assert one.flatten().unique(return_counts=True)[1].unique().numel() == 1
+        # Of a vocabulary the first is the padding.
+        assert scores.multinomial(1)[0] == scores[0].argmax() == 4
         assert (torch.eye(400, 8).cuda().topk(1)[1][:8, 0] == torch.arange(8).cuda()).all()
     """,
     "no infinity or nan comes of numbers that are not known": """
@@ -232,6 +234,13 @@ PROGRAMS = {
         losses = (norm / norm, norm.log(), 1 / norm, norm**-0.5, norm.pow(2).reciprocal())
         assert torch.stack(losses).isfinite().all()
         assert torch.tensor(0.0).cuda().log() == -torch.inf
+    """,
+    "whole numbers are known that an operator puts into a tensor it is given": """
+        import torch
+        lengths, ends = torch.tensor([5, 3, 7]).cuda(), torch.empty(4, dtype=torch.long).cuda()
+        ends[:1].zero_()
+        torch.cumsum(lengths, 0, out=ends[1:])
+        assert ends.tolist() == [0, 5, 8, 15]
     """,
     "tensors on the gpu are compared by what is known of them": """
         import torch

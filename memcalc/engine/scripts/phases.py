@@ -278,7 +278,8 @@ class Phases:
             evaluates = quiet and self._models.is_trained(module)
             self._enter(Phase.EVAL if evaluates else Phase.FORWARD)
         # What nothing has computed was handed to the model from outside.
-        given = (t for t in tensors_in(args) if t.grad_fn is None and not t.requires_grad)
+        given = tensors_in((*args, internals.keywords_of_call()))
+        given = (t for t in given if t.grad_fn is None and not t.requires_grad)
         self._counters.name_at(None, [at for t in given for at in self._counters.addresses(t)])
 
     def _leaving(self, module: torch.nn.Module, args: Any, out: Any) -> None:
