@@ -54,7 +54,7 @@ def program(request: Request, session: Session) -> Iterable[str]:
         _count_gpus(patches, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     elif request.gpus > 1:
         follow_lightning(patches, request.gpus, started("processes that Lightning starts"))
-    decisions.install(patches, session.values, say)
+    decisions.install(patches, session.values)
     if not request.weights:
         large_weights.install(patches, say)
     files = saving.install(patches, say)

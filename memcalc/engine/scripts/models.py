@@ -11,9 +11,9 @@ import torch
 from msgspec.structs import replace
 from torch.nn.parameter import is_lazy
 
+from memcalc.engine.counters import Counters
 from memcalc.engine.notes import dtype_of, flat, state_of
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.counters import Counters
 from memcalc.records.model import DTYPE_BYTES, Inventory, OptimizerState, Place, StateTensor
 from memcalc.records.trace import Component
 from memcalc.workload.inventory import take
