@@ -9,8 +9,9 @@ from torch.nn.modules import module as modules
 
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.counters import Counters
-from memcalc.engine.notes import AtWork, named
+from memcalc.engine.notes import AtWork, Notebook, named
 from memcalc.records.trace import Component, Phase
+from memcalc.workload import quantised
 
 _MANY = 25_000
 """Births and deaths of a step whose operators are not worth the time of PyTorch's profiler, which
@@ -83,6 +84,8 @@ class Recorder:
         self.model, self.optimizer = model, optimizer
         if model is None:
             return
+        if optimizer is not None:
+            _name_quantised_shards(model, self.counters)
         self.counters.name_models([("", model)], self.paths)
         if optimizer is not None and self._notes.wrapped:
             held = (p for group in optimizer.param_groups for p in group["params"])
@@ -147,3 +150,13 @@ class Recorder:
         """Nothing is followed any more; what cuBLAS holds shows when it is told to let go."""
         self._unfollow()
         self.counters.end()
+
+
+def _name_quantised_shards(model: torch.nn.Module, book: Notebook) -> None:
+    """Of weights in 4 bit that a wrapper divided, each layer still knows the constants."""
+    for module in model.modules():
+        state = getattr(module, "quant_state", None)
+        weight = getattr(module, "weight", None)
+        if state is not None and isinstance(weight, torch.Tensor):
+            book.name(Component.QUANTISATION_CONSTANTS, quantised.constants_in(state).values())
+            book.name(Component.QUANTISED_WEIGHTS, [weight])

@@ -10,11 +10,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memcalc.engine import decisions, flops, ranks
 from memcalc.engine import program as programs
-from memcalc.engine import torch_internals as internals
 from memcalc.engine.compiling import Compiling
 from memcalc.engine.counters import Counters, CpuCounters
 from memcalc.engine.history import Timeline
-from memcalc.engine.notes import Notebook
 from memcalc.engine.patches import Patches
 from memcalc.engine.recorder import Recorder
 from memcalc.engine.values import Values
@@ -26,7 +24,6 @@ from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, 
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.job import Program
-from memcalc.workload.prepare import finished
 
 STEPS_ON_CPU = 2
 """There is no cache to settle: the second step is like all that follow."""
@@ -59,13 +56,14 @@ def trace(
     watched = range(steps - 1, steps) if not plan.infers else _passes(program)
     how = {"detailed": detailed, "named": named or _may_convolve(program)}
     with _Followed(plan, values, watched, **how) as followed:
-        program, optimizer = _load(program, followed.recorder)
+        recorder = followed.recorder
+        program, optimizer = programs.load(program, plan.target, recorder, recorder)
         if drop is not None:
             followed.tell_places(program.model, drop)
         if plan.infers:
-            _infer(program, followed.recorder)
+            _infer(program, recorder)
         else:
-            _train(program, optimizer, followed.recorder, steps)
+            _train(program, optimizer, recorder, steps)
     traced = followed.trace(program, steps)
     if plan.infers or not counted:
         return traced
@@ -183,7 +181,7 @@ def over_lengths(program: Program, lengths: Sequence[int], *, values: bool = Fal
 
     with _Followed(plan, values) as followed:
         recorder = followed.recorder
-        program, optimizer = _load(program, recorder)
+        program, optimizer = programs.load(program, plan.target, recorder, recorder)
 
         def batch() -> Batch:
             return _batch(program.resized(plan.batch, next(coming)), recorder)
@@ -199,34 +197,6 @@ def _passes(program: Program) -> tuple[int, ...]:
     """The passes of a generation that are followed: the prompt's, the first ones and the last."""
     last = (program.plan.generate or 1) - 1
     return tuple(sorted({0, 1, 2, last - 1, last}))
-
-
-def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
-    """The program with its model on the GPU, under its layout, and the optimizer over it."""
-    plan = program.plan
-    simulated, optimizer = plan.target != "cpu", None
-    recorder.know(program.model)
-    with recorder.phase(Phase.LOAD, 0):
-        program = programs.place(program, plan.target, simulated=simulated)
-        if plan.scheme is None and not plan.infers:
-            optimizer = programs.optimizer(program, program.model.train())
-        recorder.meet(program.model, optimizer)
-    if plan.scheme is None:
-        return program, optimizer
-    if plan.infers and plan.adapters is None:
-        return finished(program, program.model), None
-    with recorder.phase(Phase.PREPARE, 0), Patches() as patches:
-        for name in internals.DRAWS if simulated else ():
-            # Adapters are made on the host, where drawing them takes seconds.
-            patches.wrap(torch.nn.init, name, lambda _, tensor, *__, **___: tensor)
-        program = finished(program, program.model)
-        if not plan.infers:
-            recorder.know(program.model)
-            program = programs.wrap(program, plan.target, simulated=simulated)
-            _name_quantised_shards(program.model, recorder.counters)
-            optimizer = programs.optimizer(program, program.model.train())
-        recorder.meet(program.model, optimizer)
-    return program, optimizer
 
 
 def _train(program: Program, optimizer: Any, recorder: Recorder, steps: int) -> None:
@@ -272,16 +242,6 @@ def _batch(program: Program, recorder: Recorder) -> Batch:
     made = program.batch(program.plan.target)
     recorder.counters.name(Component.INPUTS, made.values())
     return made
-
-
-def _name_quantised_shards(model: torch.nn.Module, book: Notebook) -> None:
-    """Of weights in 4 bit that a wrapper divided, each layer still knows the constants."""
-    for module in model.modules():
-        state = getattr(module, "quant_state", None)
-        weight = getattr(module, "weight", None)
-        if state is not None and isinstance(weight, torch.Tensor):
-            book.name(Component.QUANTISATION_CONSTANTS, quantised.constants_in(state).values())
-            book.name(Component.QUANTISED_WEIGHTS, [weight])
 
 
 def _said(program: Program, recorder: Recorder) -> Iterator[str]:

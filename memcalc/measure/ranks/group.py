@@ -18,15 +18,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from memcalc.catalog import models
 from memcalc.children.child import Channel
 from memcalc.children.client import folder
 from memcalc.children.exit_reason import ending, oom_kills, status_of
 from memcalc.errors import MeasureError, UsageError
-from memcalc.files.artifact import decode, encode
-from memcalc.measure.gpu.sampler import INTERVAL, Sampler
+from memcalc.files.artifact import encode
+from memcalc.measure.gpu.sampler import INTERVAL
 from memcalc.measure.ranks.rank import DesertedError
-from memcalc.measure.runs.runner import Request, Runner, with_gpu
+from memcalc.measure.runs.runner import Listener, Request, Runner
 from memcalc.records.measurement import GroupReading, Measurement, PhaseReading, RankReading
 
 _PATIENCE = 5.0
@@ -55,11 +54,14 @@ class Member:
         self.reached: list[PhaseReading] = []
         self.left: float | None = None
         """When it was gone or had answered, by the monotonic clock."""
-        self._said = said
         self._garbled = False
         self._channel: Channel | None = None
-        # It reads what was on the GPUs before any rank came to them.
-        self._sampler = Sampler() if device == "cuda" else None
+
+        def reached(reading: PhaseReading) -> None:
+            self.reached.append(reading)
+            said(reading)
+
+        self._listener = Listener(device, reached)
 
     @property
     def place(self) -> str:
@@ -92,14 +94,12 @@ class Member:
                 self._leave()
                 return
             self._take(message)
-        if self._sampler is not None:
-            self._sampler.tick()
+        self._listener.tick()
 
     def close(self) -> None:
         """Nobody listens to it any more."""
         self._leave()
-        if self._sampler is not None:
-            self._sampler.close()
+        self._listener.close()
 
     def _leave(self) -> None:
         if self._channel is not None:
@@ -110,11 +110,14 @@ class Member:
 
     def _take(self, message: dict[str, Any]) -> None:
         if "event" in message:
-            self._event(message["event"])
+            self._listener.heard(message["event"])
             if message.get("waits"):
                 self._tell({"go": 1})
         elif "answer" in message:
-            self._answered(message["answer"])
+            try:
+                self.measurement = self._listener.measurement(message["answer"], self.name)
+            except MeasureError as error:
+                self.error = str(error)
             self._leave()
         elif "error" in message:
             code = message.get("exit_code")
@@ -123,21 +126,6 @@ class Member:
             if code == UsageError.exit_code:
                 self.usage = self.error
             self._leave()
-
-    def _event(self, event: dict[str, Any]) -> None:
-        if "phase" in event:
-            self.reached.append(decode(PhaseReading, event["phase"]))
-            self._said(self.reached[-1])
-        elif self._sampler is not None:
-            self._sampler.moment(event["moment"], event["facts"], event["pid"])
-
-    def _answered(self, answer: dict[str, Any]) -> None:
-        try:
-            measured = decode(Measurement, answer["measurement"])
-        except (ValueError, KeyError, TypeError):
-            self.error = f"The {self.name} sent an unreadable measurement."
-            return
-        self.measurement = measured if self._sampler is None else with_gpu(measured, self._sampler)
 
     def _tell(self, message: dict[str, Any]) -> None:
         # One that is gone shows in what comes, or does not.
@@ -190,10 +178,8 @@ def measure(
 
 def _failures(runner: Runner, request: Request, group: _Group, world: int) -> Mapping[int, int]:
     """Start the ranks and wait for them; the exit codes of those that failed."""
-    hint = models.find(request.plan.model).model_type
-    child = runner.parent_for(request.plan).child(
-        "memcalc.measure.ranks.launching", "process that starts the ranks", hint=hint
-    )
+    starter = "memcalc.measure.ranks.launching", "process that starts the ranks"
+    child = runner.child(request.plan, *starter)
     try:
         answer = child.ask(
             {"processes": world, "address": group.address},

@@ -32,7 +32,6 @@ from memcalc.records.trace import Phase
 from memcalc.workload import inference, layerdrop, layouts, loops
 from memcalc.workload.job import Program
 from memcalc.workload.model import in_its_words
-from memcalc.workload.prepare import finished
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,19 +117,7 @@ def _load(
     program: Program, device: str, watch: _Watch, found: dict[str, Any]
 ) -> tuple[Program, Any]:
     """The program with its model on the device, and the optimizer of one that trains."""
-    plan, optimizer = program.plan, None
-    with watch.phase(Phase.LOAD, 0):
-        program = programs.place(program, device)
-        if plan.scheme is None and not plan.infers:
-            optimizer = programs.optimizer(program, program.model.train())
-    if plan.scheme is not None and plan.infers and plan.adapters is None:
-        program = finished(program, program.model)
-    elif plan.scheme is not None:
-        with watch.phase(Phase.PREPARE, 0):
-            program = finished(program, program.model)
-            if not plan.infers:
-                program = programs.wrap(program, device)
-                optimizer = programs.optimizer(program, program.model.train())
+    program, optimizer = programs.load(program, device, watch)
     found["weights"] = storage_bytes(program.model.parameters())
     found["buffers"] = storage_bytes(program.model.buffers())
     return program, optimizer
