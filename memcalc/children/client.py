@@ -241,11 +241,15 @@ class Child:
                 # The job may still be running, and nobody waits for it.
                 self.end()
 
+    def kill(self) -> None:
+        """Kill the child, from any thread; who waits for its answer is told."""
+        self._parent.end(self._number)
+
     def end(self) -> None:
         """Kill the child and wait until it is gone."""
         if not self.alive:
             return
-        self._parent.end(self._number)
+        self.kill()
         with contextlib.suppress(TimeoutError):
             for message in self._messages(time.monotonic() + _PATIENCE, math.inf, lambda: None):
                 if "ended" in message:

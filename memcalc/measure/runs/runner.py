@@ -70,18 +70,18 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
             MeasureError: the run failed, or died.
             UsageError: the plan cannot be run.
         """
-        listener = Listener(request.device, said)
+        observer = Observer(request.device, said)
         child = None
         try:
             child = self.child(request.plan, "memcalc.measure.runs.run", "run")
             answer = child.ask(
                 encode(request),
-                heard=listener.heard,
-                tick=listener.tick,
-                interval=INTERVAL if listener.sampler is not None else math.inf,
+                heard=observer.heard,
+                tick=observer.tick,
+                interval=INTERVAL if observer.sampler is not None else math.inf,
                 timeout=request.timeout,
             )
-            return listener.measurement(answer, "run")
+            return observer.measurement(answer, "run")
         except TimeoutError:
             raise MeasureTimeoutError(
                 f"The run took longer than {request.timeout:g} seconds and was ended: "
@@ -91,7 +91,7 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
             # What it held on the GPU is free before the next run looks.
             if child is not None:
                 child.end()
-            listener.close()
+            observer.close()
 
     def child(self, plan: Plan, module: str, name: str) -> Child:
         """A process for a plan's run: PyTorch reads its environment as it is imported."""
@@ -118,7 +118,7 @@ def environment_of(plan: Plan) -> dict[str, str]:
     return kept
 
 
-class Listener:
+class Observer:
     """Hears what a run tells while it goes, and samples its GPU."""
 
     def __init__(self, device: str, said: Callable[[PhaseReading], None]) -> None:
