@@ -167,40 +167,6 @@ class Measurement(Answer, msgspec.Struct, frozen=True, kw_only=True):
         return self.gpu.total if self.gpu is not None else None
 
 
-class RankReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process of a run over several came to."""
-
-    rank: int
-    measurement: Measurement | None = None
-    error: str | None = None
-    """Why there is no measurement."""
-    reached: tuple[PhaseReading, ...] = ()
-    """Where there is none: the phases that had ended."""
-
-
-class GroupReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run over several processes came to."""
-
-    ranks: tuple[RankReading, ...]
-    error: str | None = None
-    """Which process failed first, and how; ``None``: none failed."""
-
-    @property
-    def worst(self) -> RankReading | None:
-        """The process that needs most: one that ran out of memory, else the highest peak."""
-
-        def need(one: RankReading) -> tuple[bool, bool, tuple[int, ...], int]:
-            """What orders processes by what they need; of equal ones the first counts."""
-            if (measured := one.measurement) is None:
-                return False, False, (), -one.rank
-            peaks = (steady_peak(measured, rung) for rung in reversed(ALLOCATOR_RUNGS))
-            levels = tuple(level or 0 for level in (measured.process_used, *peaks))
-            return True, measured.out_of_memory is not None, levels, -one.rank
-
-        found = max(self.ranks, key=need, default=None)
-        return found if found is not None and found.measurement is not None else None
-
-
 def last_finished(readings: Iterable[PhaseReading]) -> int | None:
     """The last step that was finished, gradients cleared; ``None``: not one was."""
     return max((one.step for one in readings if one.phase is Phase.ZERO_GRAD), default=None)

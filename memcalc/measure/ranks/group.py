@@ -11,12 +11,17 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from memcalc.children.client import Child
 from memcalc.errors import MeasureError, UsageError
 from memcalc.files.artifact import encode
+from memcalc.files.results import Run
 from memcalc.measure.gpu.sampler import INTERVAL
 from memcalc.measure.runs.runner import Observer, Request, Runner
-from memcalc.records.measurement import GroupReading, Measurement, PhaseReading, RankReading
+from memcalc.records.measurement import Measurement, PhaseReading, steady_peak
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import ALLOCATOR_RUNGS
 
 _TIME_TO_TELL = 1.0
 """Seconds in which the others may say what went wrong, once a rank has failed."""
@@ -97,8 +102,8 @@ class Member:
 
 def measure(
     runner: Runner, request: Request, world: int, said: Callable[[PhaseReading], None]
-) -> GroupReading:
-    """Measure one plan on several devices of this machine.
+) -> Run:
+    """Measure one plan on several devices of this machine; the rank that needs most stands for all.
 
     Raises:
         MeasureError: no process can be started.
@@ -121,7 +126,7 @@ def measure(
             f"The run took longer than {request.timeout:g} seconds and was ended, "
             f"{where_they_are(members)}: give it more with --timeout."
         )
-    return GroupReading(ranks=readings(members, trouble), error=trouble)
+    return _of_all(request.plan, members, trouble)
 
 
 def _run(runner: Runner, request: Request, members: Sequence[Member]) -> list[BaseException | None]:
@@ -167,11 +172,26 @@ def where_they_are(members: Sequence[Member]) -> str:
     return ", ".join(f"rank {one.rank}{one.place}" for one in waiting) or "all ranks through"
 
 
-def readings(members: Sequence[Member], trouble: str | None) -> tuple[RankReading, ...]:
-    """What each rank came to."""
-    return tuple(
-        RankReading(rank=one.rank, measurement=one.measurement)
-        if one.measurement is not None
-        else RankReading(rank=one.rank, error=one.error or trouble, reached=tuple(one.reached))
+def _of_all(plan: Plan, members: Sequence[Member], trouble: str | None) -> Run:
+    ranks = tuple(
+        Run(
+            plan=replace(plan, rank=one.rank),
+            measurement=one.measurement,
+            error=one.error or trouble if one.measurement is None else None,
+            reached=() if one.measurement is not None else tuple(one.reached),
+        )
         for one in members
     )
+    measured = (max(ranks, key=_need) if plan.rank is None else ranks[plan.rank]).measurement
+    if trouble is not None and measured is not None and measured.out_of_memory is None:
+        measured = None
+    return Run(plan=plan, measurement=measured, error=trouble, ranks=ranks)
+
+
+def _need(one: Run) -> tuple[bool, bool, tuple[int, ...]]:
+    """What orders ranks by what they need: out of memory is most, then the highest peak."""
+    if (measured := one.measurement) is None:
+        return False, False, ()
+    peaks = (steady_peak(measured, rung) for rung in reversed(ALLOCATOR_RUNGS))
+    levels = tuple(level or 0 for level in (measured.process_used, *peaks))
+    return True, measured.out_of_memory is not None, levels
