@@ -37,6 +37,7 @@ _UNREACHED = f"{{}} of weights {NO_GRADIENT} here (experts without tokens?): tra
 def trace(
     program: Program,
     *,
+    lengths: Sequence[int] = (),
     detailed: bool = False,
     named: bool = True,
     counted: bool = False,
@@ -49,11 +50,17 @@ def trace(
     operator and the dtype of every block of the last step, whatever time that takes; ``named`` its
     operators, as is done where cuDNN may run: what it needs beside the allocator is told by their
     names. ``counted`` runs one step more, and counts its floating-point operations; ``values``
-    follows what the model's code reads back from the GPU; ``drop`` is always told where it is.
+    follows what the model's code reads back from the GPU; ``drop`` is always told where it is. With
+    ``lengths`` it trains on one batch of each, a step each, and every step counts.
+
+    Raises:
+        UsageError: there are lengths, and the model takes no tokens.
     """
     plan = program.plan
-    steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else STEPS
-    watched = range(steps - 1, steps) if not plan.infers else _passes(program)
+    if lengths and program.seq is None:
+        raise UsageError(f"{plan.name} takes no tokens: leave out --lengths.")
+    steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else len(lengths) or STEPS
+    watched = _passes(program) if plan.infers else () if lengths else (steps - 1,)
     how = {"detailed": detailed, "named": named or _may_convolve(program)}
     with _Followed(plan, values, watched, **how) as followed:
         recorder = followed.recorder
@@ -63,8 +70,8 @@ def trace(
         if plan.infers:
             _infer(program, recorder)
         else:
-            _train(program, optimizer, recorder, steps)
-    traced = followed.trace(program, steps)
+            _train(program, optimizer, recorder, steps, lengths)
+    traced = followed.trace(program, steps, whole=plan.infers or bool(lengths))
     if plan.infers or not counted:
         return traced
     operations = flops.of_step(lambda counter: _one_more_step(program, optimizer, counter))
@@ -93,7 +100,7 @@ def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> 
 class _Followed(Patches):
     """Records a plan's program, and follows the compiler and what it reads back from the GPU."""
 
-    def __init__(self, plan: Plan, values: bool, watched: Iterable[int] = (), **how: bool) -> None:
+    def __init__(self, plan: Plan, values: bool, watched: Iterable[int], **how: bool) -> None:
         super().__init__()
         self._unreached: tuple[str, ...] = ()
         wrapped = layouts.spread(plan).layout != layouts.SINGLE
@@ -120,7 +127,7 @@ class _Followed(Patches):
             self.recorder.end()
         super().__exit__(*error)
 
-    def trace(self, program: Program, steps: int, *, whole: bool = False) -> Trace:
+    def trace(self, program: Program, steps: int, *, whole: bool) -> Trace:
         """The trace of a run that has ended."""
         [(notes, entries)] = self.recorder.counters.histories()
         timeline = Timeline(notes, entries)
@@ -129,7 +136,7 @@ class _Followed(Patches):
             steps=steps,
             seq=program.seq,
             sent=timeline.sent(steps - 1),
-            whole=whole or program.plan.infers,
+            whole=whole,
             assumptions=(*self._unreached, *_said(program, self.recorder), *self.said),
         )
 
@@ -166,46 +173,28 @@ class _OfEachBatch:
             self.found += self._counter.total - before
 
 
-def over_lengths(program: Program, lengths: Sequence[int], *, values: bool = False) -> Trace:
-    """Train on one batch of each length, a step each; every step counts.
-
-    ``values`` as for ``trace``.
-
-    Raises:
-        UsageError: the model takes no tokens.
-    """
-    plan = program.plan
-    if program.seq is None:
-        raise UsageError(f"{plan.name} takes no tokens: leave out --lengths.")
-    coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
-
-    with _Followed(plan, values) as followed:
-        recorder = followed.recorder
-        program, optimizer = programs.load(program, plan.target, recorder, recorder)
-
-        def batch() -> Batch:
-            return _batch(program.resized(plan.batch, next(coming)), recorder)
-
-        job = programs.job(program, optimizer, plan.target)
-        job = replace(job, batch=batch, plan=replace(plan, eval=None))
-        with layerdrop.off(program.model):
-            loops.of(plan).run(job, recorder, len(lengths))
-    return followed.trace(program, len(lengths), whole=True)
-
-
 def _passes(program: Program) -> tuple[int, ...]:
     """The passes of a generation that are followed: the prompt's, the first ones and the last."""
     last = (program.plan.generate or 1) - 1
     return tuple(sorted({0, 1, 2, last - 1, last}))
 
 
-def _train(program: Program, optimizer: Any, recorder: Recorder, steps: int) -> None:
-    job = programs.job(program, optimizer, program.plan.target)
-    job = replace(
-        job, batch=lambda: _batch(program, recorder), simulated=program.plan.target != "cpu"
-    )
+def _train(
+    program: Program, optimizer: Any, recorder: Recorder, steps: int, lengths: Sequence[int]
+) -> None:
+    plan = program.plan
+    coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
+
+    def batch() -> Batch:
+        sized = program.resized(plan.batch, next(coming)) if lengths else program
+        return _batch(sized, recorder)
+
+    job = programs.job(program, optimizer, plan.target)
+    job = replace(job, batch=batch, simulated=plan.target != "cpu")
+    if lengths:
+        job = replace(job, plan=replace(plan, eval=None))
     with layerdrop.off(program.model):
-        loops.of(program.plan).run(job, recorder, steps)
+        loops.of(plan).run(job, recorder, steps)
 
 
 def _infer(program: Program, recorder: Recorder) -> None:

@@ -70,8 +70,11 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """Held by PyTorch's allocator at that moment."""
 
 
-class OtherProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """Another process on the same GPU."""
+class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process on a GPU; ``nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv``.
+
+    In a container the number is that of the host.
+    """
 
     pid: int
     name: str
@@ -101,7 +104,7 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     interval: float
     """Seconds between samples."""
     cuda_total: int | None = None
-    others: tuple[OtherProcess, ...] = ()
+    others: tuple[GpuProcess, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def moment(self, name: str) -> Moment | None:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import torch
 from msgspec.structs import replace
 
@@ -26,26 +25,13 @@ from memcalc.files.artifact import decode, encode
 from memcalc.measure import process
 from memcalc.measure.meters import CpuMeter, CudaMeter
 from memcalc.measure.process import read_state, storage_bytes
+from memcalc.measure.runs.runner import Options, Request
 from memcalc.records.measurement import Measurement, OutOfMemory, PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 from memcalc.workload import inference, layerdrop, layouts, loops
 from memcalc.workload.job import Program
 from memcalc.workload.model import in_its_words
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How to measure."""
-
-    device: str
-    """``cuda`` or ``cpu``."""
-    steps: int = 4
-    weights: bool = False
-    """Load real weights instead of random ones."""
-    index: int = 0
-    """Which of the GPUs that PyTorch sees."""
-    snapshot: str | None = None
-    """File for ``torch.cuda.memory._dump_snapshot`` of the whole run."""
 
 
 class Listener:
@@ -260,7 +246,6 @@ def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], 
 
 
 def _answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
-    plan, options = decode(Plan, request["plan"]), decode(Options, request)
-    listener = Listener(speaker)
-    with in_its_words(plan.model, lambda: listener.place):
-        return {"measurement": encode(measure(plan, options, listener))}
+    asked, listener = decode(Request, request), Listener(speaker)
+    with in_its_words(asked.plan.model, lambda: listener.place):
+        return {"measurement": encode(measure(asked.plan, asked, listener))}

@@ -35,17 +35,26 @@ _KEPT_PREFIXES = (
 )
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How to measure."""
+
+    device: str
+    """``cuda`` or ``cpu``."""
+    steps: int = 4
+    weights: bool = False
+    """Load real weights instead of random ones."""
+    index: int = 0
+    """Which of the GPUs that PyTorch sees."""
+    snapshot: str | None = None
+    """File for ``torch.cuda.memory._dump_snapshot`` of the whole run."""
+
+
+class Request(Options, frozen=True, kw_only=True):
     """One run to measure."""
 
     plan: Plan
-    device: str
-    steps: int = 4
     timeout: float = 600.0
     """Seconds after which the child is killed."""
-    weights: bool = False
-    """Load real weights instead of random ones."""
-    snapshot: str | None = None
 
 
 class Runner(contextlib.AbstractContextManager["Runner"]):
