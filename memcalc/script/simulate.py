@@ -255,7 +255,7 @@ class _Run:
         if plan.alloc_conf:
             found[VARIABLES[0]] = plan.alloc_conf
         check_environment(found)
-        return loading.preload(found)
+        return found
 
     def _engine(self) -> Environment | None:
         """The environment with the releases that the plan names; ``None``: it names none."""
