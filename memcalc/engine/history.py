@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import torch
 
-from memcalc.engine import nccl_traffic, torch_internals
+from memcalc.engine import nccl_traffic, source_lines, torch_internals
 from memcalc.engine.notes import Gap, Interval, Notes, Owner, Told
 from memcalc.errors import EstimateError
 from memcalc.records.prediction import Refusal
@@ -36,17 +36,12 @@ _PRIVATE = (
 class Timeline:
     """Blocks in order of allocation, and all events in order.
 
-    ``entries``: the allocator's history of one GPU, as ``torch.cuda.memory._snapshot`` has it;
-    ``line_of`` finds the user's line that requested a block, from the frames of its entry.
+    ``entries``: the allocator's history of one GPU, as ``torch.cuda.memory._snapshot`` has it.
     """
 
-    def __init__(
-        self,
-        notes: Notes,
-        entries: Sequence[dict[str, Any]],
-        line_of: Callable[[Sequence[dict[str, Any]]], str] = lambda frames: "",
-    ) -> None:
-        self._line_of = line_of
+    def __init__(self, notes: Notes, entries: Sequence[dict[str, Any]]) -> None:
+        self._lines: dict[int, str] = {}
+        """Of the user's code, by the frames of entries, which share them."""
         self._refused: tuple[int, dict[str, Any]] | None = None
         """When a request failed last for lack of memory, and its entry."""
         self.events: list[int] = []
@@ -95,10 +90,19 @@ class Timeline:
         self._live[entry["addr"]] = len(self.blocks)
         stream = self._stream(entry["stream"])
         block = _Block(entry["addr"], entry["size"], len(self.events), stream)
-        block.line = self._line_of(entry.get("frames", ()))
+        block.line = self._line_of(entry)
         self.blocks.append(block)
         self.events.append(len(self.blocks) - 1)
         self._requested.born(entry["size"])
+
+    def _line_of(self, entry: dict[str, Any]) -> str:
+        """The user's line that requested a block."""
+        frames = entry.get("frames")
+        if not frames:
+            return ""
+        if id(frames) not in self._lines:
+            self._lines[id(frames)] = source_lines.of_frames(frames)
+        return self._lines[id(frames)]
 
     def _stream(self, known: int) -> int:
         """The number of a stream in a trace; what a private pool holds nobody else can use."""
@@ -233,7 +237,7 @@ class Timeline:
             device=self._notes.device,
             phase=interval.phase,
             step=interval.step,
-            line=self._line_of(entry.get("frames", ())) or interval.line,
+            line=self._line_of(entry) or interval.line,
             asked=entry["size"],
             free=entry["device_free"],
         )

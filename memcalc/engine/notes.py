@@ -182,10 +182,6 @@ class Notebook:
 
         return around
 
-    def at_work(self) -> str:
-        """The module that is at work now."""
-        return self.notes[0].marks[-1][1]
-
     def mark(self, module: str) -> None:
         """From now on this module is at work."""
         for notes in self.notes:
@@ -292,27 +288,22 @@ class AtWork:
         self._begun: list[int] = []
         """When the outermost began."""
 
-    @property
-    def depth(self) -> int:
-        """How many there are."""
-        return len(self._stack) - 1
-
     def enters(self, path: str | None, args: Any, *, again: bool) -> None:
         """A module begins, also in backward (``again``), as checkpointing has it."""
-        if not self.depth:
+        if not self._stack[1:]:
             self._begun = self._book.moments()
-            self._stack[0] = self._book.at_work() if again else ""
+            self._stack[0] = self._book.notes[0].marks[-1][1] if again else ""
         tag(args, self._stack[-1], self._book.mark)
         self._stack.append(self._stack[-1] if path is None else path)
         self._book.mark(self._stack[-1])
 
     def leaves(self, out: Any, *, keeps: bool) -> None:
         """A module ends; ``keeps``: what the outermost leaves behind is for backward."""
-        if not self.depth:
+        if not self._stack[1:]:
             return  # It began before anybody followed.
         tag(out, self._stack.pop(), self._book.mark)
         self._book.mark(self._stack[-1])
-        if not self.depth:
+        if not self._stack[1:]:
             self._stack[0] = ""
             if keeps:
                 self._book.guess(Component.ACTIVATIONS, self._begun)

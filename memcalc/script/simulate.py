@@ -19,7 +19,7 @@ from memcalc.allocator.settings import VARIABLES, check_environment
 from memcalc.catalog import gpus
 from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.plan import make
-from memcalc.children.exit_reason import ending, oom_kills, status_of
+from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine import driver, environment, simulated_gpu
 from memcalc.engine.cudnn import loading
 from memcalc.engine.environment.search import Environment
@@ -195,9 +195,8 @@ class _Run:
             print(done.stdout or "", end="", file=seen, flush=True)
             print(done.stderr or "", end="", file=sys.stderr, flush=True)
             if not answered.exists():
-                raise EstimateError(
-                    ending("process of the program", status_of(done.returncode), kills=kills)
-                )
+                name = "process of the program"
+                raise EstimateError(ending(name, done.returncode, kills=kills))
             answer = msgspec.json.decode(answered.read_bytes(), type=Answer)
             if answer.raised:
                 self.raised = _raised(answer.raised)

@@ -9,7 +9,7 @@ import bisect
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -113,16 +113,15 @@ class Session:
         """What the program took of each GPU, and the request that failed last; it has ended."""
         # One that is made by hand ends before the next backward.
         alike = range(self.phases.settled, self.phases.step + (BY_HAND not in self.steps.made))
-        histories, line_of = self.counters.histories(), _cached_lines()
         arrived, others = internals.arrivals(), internals.most_of_others()
         started = (_OTHERS.format(format_bytes(others)),) if others else ()
         traces, refusal = {}, None
-        for notes, entries in histories:
+        for notes, entries in self.counters.histories():
             if not entries:
                 continue
             notes.wrapped = max(self.groups.sizes, default=1) > 1
             notes.told += [(moment - notes.zero, Told.ARRIVED, at) for moment, at in arrived]
-            timeline = Timeline(notes, entries, line_of)
+            timeline = Timeline(notes, entries)
             if not notes.wrapped:
                 _name_held(timeline, notes.intervals)
             traces[notes.device] = timeline.trace(
@@ -231,15 +230,3 @@ def _longer(intervals: Sequence[Interval], alike: range) -> tuple[str, ...]:
     if len(found) < 2 or min(found) >= (1 - _ALIKE) * max(found):
         return ()
     return (_LONGER.format(len(whole), 10 * len(whole)),)
-
-
-def _cached_lines() -> Callable[[Any], str]:
-    """Finds the line of the frames of an entry, which entries share."""
-    known: dict[int, str] = {}
-
-    def line_of(frames: Any) -> str:
-        if id(frames) not in known:
-            known[id(frames)] = source_lines.of_frames(frames)
-        return known[id(frames)]
-
-    return line_of
