@@ -33,7 +33,7 @@ def ending(
 ) -> str:
     """Say why a process, named for what it did, ended without an answer.
 
-    ``code`` is its exit code, below zero a signal's number; ``kills`` are ``oom_kills`` from before,
+    ``code`` is its exit code, below zero a signal's number; ``kills`` are ``oom_kills`` of before;
     ``where`` is its last place, as breadcrumbs say it; of its ``noise`` on standard error the last
     line is repeated.
     """
