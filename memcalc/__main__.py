@@ -11,7 +11,7 @@ INTERRUPTED = 130
 _GO_ON = (
     "memcalc: interrupted; what was answered is kept (unless --no-cache): type the same to go on."
 )
-_NOT_KEPT = "memcalc: interrupted; of a script that has not ended nothing is kept."
+_NOT_KEPT = "memcalc: interrupted; nothing is kept of a script that has not ended."
 BROKEN_PIPE = 141
 """The exit code of shells for a broken pipe: 128 + SIGPIPE."""
 

@@ -112,9 +112,8 @@ def _limits() -> Schema:
                 "description": "Requested bytes at the peak for each parameter of the model.",
             },
             "fits": {
-                "type": "string",
-                "pattern": r"\S",
-                "description": "A GPU that the run must fit.",
+                "anyOf": [{"type": "string", "pattern": r"\S"}, {"const": True}],
+                "description": "A GPU that the run must fit; true: the run's own.",
             },
             "margin": {
                 "$ref": "#/$defs/share",

@@ -99,7 +99,7 @@ def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
         raise source.error(places["lengths"], f"{method} knows one length: leave lengths out.")
     plan = _plan(source, here, settings, places)
     tables: list[Key] = [("defaults", "limits"), (*here, "limits")]
-    found = budgets(source, name, tables, default_peak(plan.target, method))
+    found = budgets(source, plan, name, tables, default_peak(plan.target, method))
     if not found:
         raise source.error(here, f"run {name} has no limits: write [runs.{name}.limits].")
     plan = _on_gpu(source, plan, found)
@@ -190,7 +190,9 @@ def _on_gpu(source: Source, plan: Plan, found: tuple[Budget, ...]) -> Plan:
 KEYS = ("peak", *COMPONENTS, PER_PARAMETER, "fits", "margin", "max_growth")
 
 
-def budgets(source: Source, run: str, tables: list[Key], default: str) -> tuple[Budget, ...]:
+def budgets(
+    source: Source, plan: Plan, run: str, tables: list[Key], default: str
+) -> tuple[Budget, ...]:
     """Read all limits of one run; of two tables the later one wins. ``default``: a bare ``peak``.
 
     Raises:
@@ -207,7 +209,10 @@ def budgets(source: Source, run: str, tables: list[Key], default: str) -> tuple[
                     _once(here, path, path)
                     margin = records.share_or_size(value)
                     continue
-                budget = _budget(run, path, value, default)
+                if path == ("fits",):
+                    budget = _fits(run, plan, value)
+                else:
+                    budget = _budget(run, path, value, default)
                 _once(here, (budget.rule, budget.metric), path)
                 place = source.where((*table, *written))
                 found[budget.rule, budget.metric] = replace(budget, where=place)
@@ -235,21 +240,28 @@ def _leaves(table: Mapping[str, Any], path: Key = ()) -> Iterator[tuple[Key, Any
             yield (*path, key), value
 
 
+def _fits(run: str, plan: Plan, value: Any) -> Budget:
+    """The GPU that a run must fit, by its name; ``true``: the one it is on."""
+    named = plan.gpu if value is True else value
+    if not isinstance(named, str):
+        raise UsageError('fits names no GPU: write one, as fits = "t4".')
+    gpu = gpus.find(named).name
+    return Budget(run=run, rule=Rule.FITS, metric="fits", gpu=gpu, where=_NOWHERE)
+
+
+_NOWHERE = Source(path="", data={}).where(())
+"""A budget's place until its reader knows it."""
+
+
 def _budget(run: str, path: Key, value: Any, default: str) -> Budget:
-    """Read one limit; its place is filled in by the caller."""
-    nowhere = Source(path="", data={}).where(())
-    if path == ("fits",):
-        if not isinstance(value, str):
-            raise UsageError(f'fits = {value!r} names no GPU: write one, as fits = "t4".')
-        gpu = gpus.find(value).name
-        return Budget(run=run, rule=Rule.FITS, metric="fits", gpu=gpu, where=nowhere)
+    """Read one other limit."""
     if path[0] == "max_growth":
         metric = _metric(path[1:] or ("peak",), default)
         amount, rule = records.share_or_size(value), Rule.GROWTH
     else:
         metric, rule = _metric(path, default), Rule.MAX
         amount = records.per_parameter(value) if path[0] == PER_PARAMETER else records.size(value)
-    return Budget(run=run, rule=rule, metric=metric, amount=amount, where=nowhere)
+    return Budget(run=run, rule=rule, metric=metric, amount=amount, where=_NOWHERE)
 
 
 def _metric(path: Key, default: str) -> str:

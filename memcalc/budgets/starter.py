@@ -118,7 +118,7 @@ def _limits(prediction: Prediction, margin: Fraction) -> list[str]:
     if fit is not None and fit.fits:
         lines.append(f"fits = {toml(fit.gpu)}")
     elif fit is not None:
-        lines.append(f"# It does not surely fit {fit.gpu}: fits = {toml(fit.gpu)} would fail.")
+        lines.append(f"# It may not fit {fit.gpu}: fits = {toml(fit.gpu)} would fail.")
     return [*lines, '# Against the baseline, once there is one.\nmax_growth = "2%"']
 
 

@@ -163,7 +163,7 @@ def disagreement(plan: Plan) -> str | None:
     if plan.liger and plan.target == "cpu":
         return "Liger's kernels are for GPUs: leave out liger, or target cpu."
     if plan.compile and plan.target == "cpu":
-        return "compile is answered for GPUs: leave out compile, or target cpu."
+        return "compile is supported on GPUs only: leave out compile, or target cpu."
     if plan.attention == FLASH_ATTN and plan.target == "cpu":
         return "flash-attn's kernels are for GPUs: leave out attention, or target cpu."
     if (wrong := _about_devices(plan)) is not None:
@@ -209,7 +209,7 @@ def _without_training(plan: Plan) -> str | None:
     if named is not None:
         return f"{asked} trains nothing: leave out {named}, or {asked}."
     if plan.compile:
-        return f"compile is answered for training so far: leave out compile, or {asked}."
+        return f"compile is supported for training only: leave out compile, or {asked}."
     if plan.parallel is not None or (plan.devices > 1 and plan.engine != "vllm"):
         return f"{asked} works on one GPU only: leave out devices and parallel."
     if plan.generate is not None and plan.inputs:
@@ -221,7 +221,7 @@ def _about_engines(plan: Plan) -> str | None:
     if plan.engine is None:
         return _ARGS_ALONE if plan.engine_args else None
     if plan.gpu is None:
-        return "an engine reserves a share of a GPU: name it, such as --gpu a100-80gb."
+        return "an engine reserves a share of a GPU: name the GPU, such as --gpu a100-80gb."
     if "amp" in plan.precision:
         half = "fp16" if "fp16" in plan.precision else "bf16"
         return f"engines have no {plan.precision}: type --precision {half}."

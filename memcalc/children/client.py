@@ -128,7 +128,7 @@ class Parent(contextlib.AbstractContextManager["Parent"]):
                 self._process = launch(theirs, self.environment, self._noise, self.first)
         except OSError as error:
             self._stop()
-            raise self.failure(f"No process can be started: {error.strerror}.") from None
+            raise self.failure(f"Cannot start a process: {error.strerror}.") from None
 
     def _stop(self) -> None:
         if self._control is not None:
@@ -180,7 +180,7 @@ def launch(
 
 
 class Child:
-    """A child process that does one job after another; used by one thread."""
+    """A child process that does one job after another; one thread asks, another may end it."""
 
     def __init__(self, parent: Parent, number: int, end: socket.socket, name: str) -> None:
         self.alive = True
@@ -190,6 +190,8 @@ class Child:
         self._name = name
         self._job = 0
         self._garbled = False
+        self._asker: int | None = None
+        """The thread that waits for an answer."""
         path = [*parent.first, *_path()]
         self._send({"environment": parent.environment, "folder": folder(), "path": path})
 
@@ -218,6 +220,7 @@ class Child:
         """
         self._job += 1
         self._garbled = False
+        self._asker = threading.get_ident()
         done = False
         try:
             self._send({"job": self._job, **request})
@@ -240,16 +243,15 @@ class Child:
             if not done:
                 # The job may still be running, and nobody waits for it.
                 self.end()
-
-    def kill(self) -> None:
-        """Kill the child, from any thread; who waits for its answer is told."""
-        self._parent.end(self._number)
+            self._asker = None
 
     def end(self) -> None:
-        """Kill the child and wait until it is gone."""
+        """Kill the child, and wait until it is gone unless another thread does."""
         if not self.alive:
             return
-        self.kill()
+        self._parent.end(self._number)
+        if self._asker not in (None, threading.get_ident()):
+            return  # Whoever waits for an answer hears of it, and closes.
         with contextlib.suppress(TimeoutError):
             for message in self._messages(time.monotonic() + _PATIENCE, math.inf, lambda: None):
                 if "ended" in message:

@@ -119,6 +119,11 @@ _ADVICE = {
         "version 1 (pytorch issue 140514). Use an optimizer that is not fused: --optim-arg "
         'fused=false here, optim="adamw_torch" in TrainingArguments, or bf16.'
     ),
+    "You can enable unused parameter detection": (
+        "a GPU raises this error too: DDP finds parameters that a batch does not use only with "
+        "find_unused_parameters=True, which memcalc estimate takes as --parallel-arg "
+        "find_unused_parameters=true."
+    ),
     "invalid device ordinal": (
         "the program uses a GPU that is not there: name as many as it uses, such as --gpu 2xa10g."
     ),

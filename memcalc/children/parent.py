@@ -129,7 +129,7 @@ class _Family:
         try:
             pid = os.fork()
         except OSError as error:
-            self._farewell(one, f"There is no process for the {one.name}: {error.strerror}.")
+            self._farewell(one, f"Cannot start a process for the {one.name}: {error.strerror}.")
             return
         if pid == 0:
             self._be(one, message["module"])

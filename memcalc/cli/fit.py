@@ -26,6 +26,10 @@ _Find = Annotated[
         value=TEXT,
     ),
 ]
+_Gpus = Annotated[
+    bool,
+    option("--gpus", "Show which GPUs fit the plan, of those that clouds rent (-v: of all)."),
+]
 _SettingsToo = Annotated[
     bool, option("--settings", "Show which changes to the plan fit, and their cost.")
 ]
@@ -42,7 +46,10 @@ def command(
     memory: _Memory = None,
     find: _Find = None,
     grid: Annotated[bool, option("--grid", "Show batches by sequences.")] = False,
-    gpus: Annotated[bool, option("--gpus", "Show which GPUs fit the plan.")] = False,
+    gpus: Annotated[
+        bool,
+        option("--gpus", "Show which GPUs fit the plan, of those that clouds rent (-v: of all)."),
+    ] = False,
     settings_too: _SettingsToo = False,
     count: _Count = False,
     format: Annotated[str | None, format_option("fit")] = None,
@@ -52,6 +59,7 @@ def command(
 ) -> None:
     """Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit."""
     from memcalc.advice.fit.fit import answer
+    from memcalc.catalog.gpus import table
 
     plan = plan_of(settings, "memcalc fit answers for")
     name = chosen("fit", format, output)
@@ -59,7 +67,8 @@ def command(
     wanted = [thing for thing, asked in more.items() if asked]
     wanted += _axes(find, otherwise=not wanted)
     with progress(f"fitting {plan.model}"):
-        found = answer(plan, wanted, memory=memory, use_cache=not no_cache)
+        among = table() if verbose else None
+        found = answer(plan, wanted, memory=memory, among=among, use_cache=not no_cache)
     deliver_answer(found, name, output, verbose=verbose)
 
 

@@ -125,9 +125,10 @@ def _say_what_became(ending: Ending, *, figures: bool = True) -> None:
     until_then = (
         "; the figures are those until then" if figures else " before anything was on the GPU"
     )
-    if ending.out_of_memory:
+    refusal = ending.refusal
+    if ending.out_of_memory and not (refusal is not None and refusal.by_own_limit):
         # Figures of a run without a limit have said where it ran out.
-        if not figures or ending.refusal is None or ending.refusal.last:
+        if not figures or refusal is None or refusal.last:
             say("memcalc: GPU memory ran out; leave --gpu out for a run without a limit.")
     elif ending.code:
         say(f"memcalc: the script ended with exit code {ending.code}{until_then}.")

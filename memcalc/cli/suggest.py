@@ -77,7 +77,7 @@ def command(
     work = suggested.Work(tokens=tokens, prices=known)
     if plan.gpu is None:
         if program is not None:
-            raise UsageError("Settings are those of one GPU: name it with --gpu.")
+            raise UsageError("--as writes settings for one GPU: name it with --gpu.")
         _cards(plan, work, name, output, verbose=verbose, use_cache=not no_cache)
         return
     if known is not None:

@@ -69,6 +69,15 @@ class Counters(Notebook):
         self.leave()
         self._open(phase, step, line)
 
+    def interval(self) -> int:
+        """The number of the present interval, on every GPU."""
+        return len(self.notes[0].intervals) - 1 if self.notes else 0
+
+    def peak(self, *notes: Notes) -> int:
+        """The number of the interval in which most of one of these GPUs was allocated."""
+        numbered = (pair for one in notes for pair in enumerate(one.intervals))
+        return max(numbered, key=lambda pair: pair[1].allocated, default=(0, None))[0]
+
     def _open(self, phase: Phase, step: int, line: str) -> None:
         for number, notes in enumerate(self.notes):
             begin = notes.now()

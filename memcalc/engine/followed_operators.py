@@ -14,9 +14,16 @@ COMPARES = frozenset("eq ne lt le gt ge isnan isinf isposinf isneginf isfinite a
 PUTS = frozenset("scatter scatter_add masked_fill index_fill index_put where fill fill_".split())
 """Operators that put numbers into tensors of which nothing else need be known."""
 PLACES = frozenset("sort topk".split())
-"""Operators whose places are different ones whatever the numbers are: a router's experts."""
+"""Operators whose places are different ones whatever the numbers are."""
 MOVES = frozenset("stack cat clone flip roll tril triu gather index_select".split())
 """Operators whose results are zeros where all that they are given is."""
+HIGHEST: dict[str, tuple[int, int | None]] = {
+    **dict.fromkeys(("aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim"), (1, None)),
+    "aten::topk": (2, -1),
+}
+"""Operators that say where the highest scores are; place and default of their dimension."""
+UNDEFINED_AT_ZERO = {"div": 1, "fmod": 1, "remainder": 1, "log": 0, "pow": 0, "reciprocal": 0}
+"""Operators that a zero can make infinite, and the place of the argument where it stands."""
 CALLED_WITH_OUT = frozenset("arange eye linspace randperm".split())
 """Operators that PyTorch's own C++ calls by the overloads that are given their result."""
 RESULTS = """
@@ -60,6 +67,17 @@ def draws(op: Any) -> bool | None:
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return None
     return any(one.name == "generator" for one in op._schema.arguments)
+
+
+def spread(places: torch.Tensor, scores: torch.Tensor, dim: int | None) -> torch.Tensor:
+    """Where the highest scores are if each is as often as any other: a router's experts."""
+    numbers = torch.arange(places.numel(), device="cpu")
+    if dim is None or not places.dim():
+        return numbers.reshape(places.shape)
+    several = places.dim() == scores.dim()
+    shape = places.movedim(dim, -1).shape if several else places.shape
+    made = (numbers % scores.shape[dim]).view(shape)
+    return made.movedim(-1, dim) if several else made
 
 
 def read_by(

@@ -241,6 +241,17 @@ def named(
                     yield home, name, tensor
 
 
+def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
+    """The parameters of an optimizer, also of one that is no ``torch.optim.Optimizer``."""
+    groups = getattr(optimizer, "param_groups", None)
+    if isinstance(groups, list) and groups and isinstance(groups[0], dict):
+        for group in groups:
+            yield from (p for p in group.get("params", ()) if isinstance(p, torch.Tensor))
+        return
+    for value in getattr(optimizer, "__dict__", {}).values():
+        yield from (one for _, one in flat("", value, depth=3) if one.requires_grad)
+
+
 def state_of(optimizer: Any) -> Mapping[Any, Any]:
     """What an optimizer keeps, by parameter; of one that is none of PyTorch's, all in one."""
     # ZeroRedundancyOptimizer holds another that has this rank's share.

@@ -188,15 +188,24 @@ _LARGE = 512 << 20
 _MMAP_THRESHOLD = -3
 """``M_MMAP_THRESHOLD`` of glibc's ``malloc.h``."""
 _FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
+_DRAWS = {"normal_", "trunc_normal_", "uniform_"}
+"""Of ``torch.nn.init``, and functions of transformers around them."""
 
 
 class _LargeOnMeta(TorchFunctionMode):
-    """Makes no large tensor on the host: no buffer that is computed comes near that size."""
+    """Makes no large tensor on the host: no buffer that is computed comes near that size.
+
+    Nor does it draw values for what has no memory, which takes as long as the rest of a model.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _DRAWS:
+            drawn = args[0] if args else kwargs["tensor"]
+            if drawn.is_meta:
+                return drawn
         if func in _FACTORIES and torch.device(kwargs.get("device") or "cpu").type == "cpu":
             meta = func(*args, **{**kwargs, "device": "meta"})
             if meta.is_floating_point() and meta.nbytes > _LARGE:

@@ -1,6 +1,7 @@
 """Runs a program for a few steps in this process and reads the allocator's history."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -67,6 +68,8 @@ def trace(
         program, optimizer = programs.load(program, plan.target, recorder, recorder)
         if drop is not None:
             followed.tell_places(program.model, drop)
+        if optimizer is not None and plan.target != "cpu":
+            _spare_host(optimizer)
         if plan.infers:
             _infer(program, recorder)
         else:
@@ -119,6 +122,8 @@ class _Followed(Patches):
             decisions.install(self, known)
             if values:
                 known.install(self)
+            # Triton's own key of kernels that are kept is a hash over its whole library.
+            self.when_imported("triton.runtime.cache", self._key_by_version)
         if not plan.infers and not wrapped:
             self.also(register_optimizer_step_pre_hook(self._look_at_gradients).remove)
 
@@ -140,6 +145,10 @@ class _Followed(Patches):
             assumptions=(*self._unreached, *_said(program, self.recorder), *self.said),
         )
 
+    def _key_by_version(self, cache: Any) -> None:
+        if hasattr(cache, "triton_key"):
+            self.set(cache, "triton_key", lambda: sys.modules["triton"].__version__)
+
     def tell_places(self, model: torch.nn.Module, drop: Callable[[str], None]) -> None:
         """Say which module of a model runs, as it begins."""
         paths = {id(module): path for path, module in model.named_modules()}
@@ -156,6 +165,34 @@ class _Followed(Patches):
         missing = sum(p.nbytes for p in weights if p.requires_grad and p.grad is None)
         if missing > _NOTED * sum(p.nbytes for p in weights):
             self._unreached = (_UNREACHED.format(format_bytes(missing)),)
+
+
+def _spare_host(optimizer: Any) -> None:
+    """Of an optimizer over parameters in host memory run one step, for two of each group.
+
+    A step takes nothing of the GPU, and the host would calculate for real. The smallest and the
+    largest parameter show whether it runs at all. It stays so for the life of this process.
+    """
+    groups, ran = getattr(optimizer, "param_groups", ()), False
+    if any(p.device.type != "cpu" for group in groups for p in group["params"]):
+        return
+
+    def step(original: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal ran
+        if ran:
+            return None
+        ran, whole = True, [group["params"] for group in groups]
+        for group in groups:
+            trained = [p for p in group["params"] if p.grad is not None]
+            trained.sort(key=lambda p: p.numel())
+            group["params"] = list(dict.fromkeys((*trained[:1], *trained[-1:])))
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for group, parameters in zip(groups, whole, strict=True):
+                group["params"] = parameters
+
+    Patches().wrap(type(optimizer), "step", step)
 
 
 class _OfEachBatch:

@@ -252,6 +252,9 @@ _MAKERS = (
     "aten::zeros",
 )
 """Operators that make a tensor for the operator around them."""
+_VIEWS = {"aten::select", "aten::slice"}
+"""Operators around one that makes the view: it reads the same tensor, and neither asks for any
+memory. Where experts run one after the other they are half of all."""
 _COMPILED = ("## Call CompiledFxGraph", "CompiledFunction", "Torch-Compiled Region")
 """What ``torch.compile`` made: many kernels, and what they hand on to each other."""
 _KINDS: Any = _C._profiler._EventType
@@ -284,7 +287,7 @@ class _Frame(msgspec.Struct):
 def blocks_by_operator(profiler: Any, device: str = "cuda") -> list[Block]:
     """The blocks of a device that were born while the profiler ran, in order of birth."""
     changes: list[tuple[int, int, int, _Frame]] = []
-    reads: list[tuple[int, int, str]] | None = [] if profiler.record_shapes else None
+    reads: list[tuple[int, int, torch.dtype]] | None = [] if profiler.record_shapes else None
     _visit(profiler_events(profiler), _Frame("", 0, ""), device, changes, reads)
     found: list[Block] = []
     alive: dict[int, tuple[Block, int]] = {}
@@ -303,7 +306,7 @@ def blocks_by_operator(profiler: Any, device: str = "cuda") -> list[Block]:
     for moment, address, dtype in reads or ():
         for born, block in reversed(spans.get(address, ())):
             if born <= moment:
-                block.dtype = block.dtype or dtype
+                block.dtype = block.dtype or str(dtype).removeprefix("torch.")
                 break
     return found
 
@@ -313,7 +316,7 @@ def _visit(
     frame: _Frame,
     device: str,
     changes: list[tuple[int, int, int, _Frame]],
-    reads: list[tuple[int, int, str]] | None,
+    reads: list[tuple[int, int, torch.dtype]] | None,
 ) -> None:
     for event in events:
         kind, children = event.tag, event.children
@@ -322,18 +325,20 @@ def _visit(
             if fields.device.type == device:
                 changes.append((event.start_time_ns, fields.ptr, fields.alloc_size, frame))
             continue
+        if kind == _OPERATOR and reads is not None:
+            for tensor in event.extra_fields.inputs:
+                key = getattr(tensor, "storage_data_ptr", None)
+                if key is not None:
+                    reads.append((event.start_time_ns, key, tensor.dtype))
         # Of operators that ask for nothing there are most, and a look at each takes as long as a
         # step.
-        if not children and reads is None:
+        if not children:
             continue
         inner = frame
         if kind == _OPERATOR:
             name = event.name
-            for tensor in event.extra_fields.inputs:
-                key = getattr(tensor, "storage_data_ptr", None)
-                if key is not None and reads is not None:
-                    dtype = str(tensor.dtype).removeprefix("torch.")
-                    reads.append((event.start_time_ns, key, dtype))
+            if name in _VIEWS:
+                continue
             if name.startswith(_NODE):
                 inner = _Frame(frame.op, frame.end, name.removeprefix(_NODE))
             elif name.startswith(_COMPILED):

@@ -21,14 +21,17 @@ from memcalc.engine import following, source_lines
 from memcalc.engine.followed_operators import (
     CALLED_WITH_OUT,
     COMPARES,
+    HIGHEST,
     MOVES,
     PLACES,
     PUTS,
     RESULTS,
+    UNDEFINED_AT_ZERO,
     WITH_COUNTS,
     draws,
     is_composed,
     read_by,
+    spread,
     written,
 )
 from memcalc.engine.following import COUNTS, VALUES, key
@@ -58,6 +61,10 @@ RULE = (
     "correctly"
 )
 ZEROS = "reads such as `.item()` at {} return 0 here (this rarely changes memory)"
+BALANCED = (
+    "`topk`, `argmax` and the like choose each place equally often where scores are not computed "
+    "here, as a balanced router does"
+)
 _SHOWN = 6
 """Lines of a script that are named."""
 
@@ -144,7 +151,8 @@ class Values:
     def _worked_out(self, op: Any, base: str) -> Callable[..., Any]:
         """An operator whose small results are worked out."""
         keys, guard = self._keys, _C._ExcludeDispatchKeyGuard
-        compares, puts = base in COMPARES, base in PUTS or base in PLACES
+        highest = HIGHEST.get(op.name())
+        compares, puts = base in COMPARES, bool(highest) or base in PUTS or base in PLACES
         most = _COMPARED if compares else 1 if base.startswith("_foreach") else FLOATS
         if base == "uniform_":
             most = _HELD  # A mask may come of it.
@@ -152,6 +160,7 @@ class Values:
         drawn = draws(op)
         transfers, moves = base in ("_to_copy", "copy_"), base in MOVES
         held = _MOVED if transfers or moves or base == "sum" else _HELD
+        undefined = UNDEFINED_AT_ZERO.get(base)
         # Nobody decides by a weight that was updated.
         updates = bool(writes) and not (puts or transfers)
 
@@ -171,10 +180,14 @@ class Values:
                         return op(*args, **kwargs)  # Most calls of a training.
                 else:
                     limit = most
+                if undefined is not None and self._is_unknown(args, undefined):
+                    return op(*args, **kwargs)  # No NaN comes of a zero that stands for a number.
                 if transfers:
                     return self._transfer(op, args, kwargs, writes, limit)
                 out = op(*args, **kwargs)
-                if not moves or self._knows_some(args[0]):
+                if highest and self._is_unknown(args, 0):
+                    self._spread(out, args, kwargs, *highest)
+                elif not moves or self._knows_some(args[0]):
                     self._work_out(op, args, kwargs, out, writes, limit, drawn)
                 return out
 
@@ -240,6 +253,14 @@ class Values:
             for place, name in writes:
                 for one in tensors_in((args[place] if place < len(args) else kwargs.get(name),)):
                     self._held(one)
+
+    def _spread(self, out: Any, args: Any, kwargs: Any, place: int, default: int | None) -> None:
+        """Of scores that are not known each is the highest as often as any other."""
+        places = out[1] if isinstance(out, tuple) else out
+        dim = args[place] if place < len(args) else kwargs.get("dim", default)
+        if places.numel() <= WHOLES and args[0].numel() and is_plain((places, args[0])):
+            self._put(places, spread(places, args[0], dim))
+            self._say(BALANCED)
 
     def _draw(
         self, op: Any, args: Any, kwargs: dict[str, Any], device: int | None, named: bool
@@ -313,6 +334,10 @@ class Values:
         if tensor.layout is not torch.strided:
             return False
         return bool(self._holds(tensor.data_ptr(), tensor.numel() * tensor.element_size()))
+
+    def _is_unknown(self, args: Any, place: int) -> bool:
+        one = args[place] if place < len(args) else None
+        return isinstance(one, torch.Tensor) and one.is_cuda and not self.knows(one)
 
     def _knows_some(self, tensors: Any) -> bool:
         if isinstance(tensors, torch.Tensor):

@@ -153,8 +153,6 @@ class Client(contextlib.AbstractContextManager["Client"]):
 
     def __init__(self, engines: Engines | None = None) -> None:
         """Ask nothing yet; without engines the client has its own."""
-        self.model = ""
-        """Of the plan that was asked last."""
         self._own = engines is None
         self._engines = engines or Engines()
         self._child: Child | None = None
@@ -203,7 +201,6 @@ class Client(contextlib.AbstractContextManager["Client"]):
         return answer if isinstance(answer, MemcalcError) else decode(kind, answer[key])
 
     def _answer(self, plan: Plan, **more: Any) -> dict[str, Any] | MemcalcError:
-        self.model = plan.model
         try:
             runs = plan.torch, plan.transformers
             if self._child is not None and self._runs != runs:

@@ -7,7 +7,7 @@ import hashlib
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -181,19 +181,19 @@ class Tracer(contextlib.ExitStack):
 
     def answers(self, plans: Sequence[Plan]) -> Iterator[Answer]:
         """Answer plans in order; a plan that fails yields its error and the rest go on."""
+        return map(self._as_spelled, plans, self._each(plans, self._answered, self._ask))
 
-        def ask(client: Client, plan: Plan) -> Answer:
-            return client.ask(plan, counted=self._counted, figures=self._figures)
+    def _ask(self, client: Client, plan: Plan) -> Answer:
+        return client.ask(plan, counted=self._counted, figures=self._figures)
 
-        for plan, answer in zip(plans, self._each(plans, self._answered, ask), strict=True):
-            checked = self._check(plan)
-            if isinstance(answer, Prediction) and isinstance(checked, Checked):
-                # What only this spelling of the question makes worth saying.
-                assumed = (*checked.notes, *answer.assumptions)
-                missed = (*checked.uncounted, *answer.uncounted)
-                yield replace(answer, assumptions=assumed, uncounted=missed)
-            else:
-                yield answer
+    def _as_spelled(self, plan: Plan, answer: Answer) -> Answer:
+        """The answer with what only this spelling of the question makes worth saying."""
+        checked = self._check(plan)
+        if not isinstance(answer, Prediction) or not isinstance(checked, Checked):
+            return answer
+        assumed = (*checked.notes, *answer.assumptions)
+        missed = (*checked.uncounted, *answer.uncounted)
+        return replace(answer, assumptions=assumed, uncounted=missed)
 
     def trace(self, plan: Plan) -> Traced:
         """Trace one plan and keep its events, or find them in the cache.
@@ -201,21 +201,31 @@ class Tracer(contextlib.ExitStack):
         Raises:
             MemcalcError: it cannot be traced.
         """
-        answer = next(self.traces([plan]))
-        if isinstance(answer, MemcalcError):
-            raise answer
-        return answer
+        return self.trace_beside(plan, ())[0]
+
+    def trace_beside(self, plan: Plan, others: Sequence[Plan]) -> tuple[Traced, Iterator[Answer]]:
+        """Trace one plan, as ``trace`` does, while others are answered side by side with it.
+
+        Raises:
+            MemcalcError: it cannot be traced.
+        """
+
+        def kept(one: Plan) -> Traced | Answer | None:
+            return self._traced(one) if one == plan else self._answered(one)
+
+        def ask(client: Client, one: Plan) -> Traced | Answer:
+            return _ask_for_events(client, one) if one == plan else self._ask(client, one)
+
+        found = self._each([plan, *others], kept, ask)
+        traced = next(found)
+        if isinstance(traced, MemcalcError):
+            raise traced
+        assert isinstance(traced, Traced)
+        return traced, map(self._as_spelled, others, cast(Iterator[Answer], found))
 
     def traces(self, plans: Sequence[Plan]) -> Iterator[Traced | MemcalcError]:
         """The same of several plans, in order, side by side; what fails yields its error."""
-
-        def ask(client: Client, plan: Plan) -> Traced | MemcalcError:
-            found = client.trace(plan)
-            if isinstance(found, MemcalcError):
-                return found
-            return Traced(prediction=found[0], trace=found[1])
-
-        return self._each(plans, self._traced, ask)
+        return self._each(plans, self._traced, _ask_for_events)
 
     def _each(
         self,
@@ -283,6 +293,13 @@ class Tracer(contextlib.ExitStack):
 
             self._pool = self.enter_context(Pool(self.workers))
         return self._pool
+
+
+def _ask_for_events(client: Client, plan: Plan) -> Traced | MemcalcError:
+    found = client.trace(plan)
+    if isinstance(found, MemcalcError):
+        return found
+    return Traced(prediction=found[0], trace=found[1])
 
 
 def _simulated(plan: Plan) -> str:

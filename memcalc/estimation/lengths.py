@@ -66,7 +66,8 @@ def varied(plan: Plan, text: str) -> Varied:
         raise UsageError("--lengths is for training on one GPU: leave it out, or the rest.")
     if plan.inputs:
         raise UsageError(
-            "--lengths is of batches that memcalc makes, and --input describes them: leave one out."
+            "--lengths is for batches that memcalc makes, and --input describes them: leave one "
+            "out."
         )
     question = asked(plan)
     drawn = samples(text, BATCHES * plan.batch, plan.seq)

@@ -4,7 +4,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -41,14 +41,11 @@ class Pool(contextlib.ExitStack):
         return self
 
     @contextlib.contextmanager
-    def client(self, model: str = "") -> Iterator[Client]:
-        """A child that nobody else asks meanwhile: of those that are idle the first.
-
-        One that ran this model last comes before it.
-        """
+    def client(self) -> Iterator[Client]:
+        """A child that nobody else asks meanwhile: of those that are idle the first."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._idle))
-            one = min(self._idle, key=lambda c: (c.model != model, self._clients.index(c)))
+            one = min(self._idle, key=self._clients.index)
             self._idle.remove(one)
         try:
             yield one
@@ -60,32 +57,64 @@ class Pool(contextlib.ExitStack):
     @contextlib.contextmanager
     def threads(self) -> Iterator[ThreadPoolExecutor]:
         """As many threads as there are children; Ctrl-C does not wait for what they asked."""
-        threads = ThreadPoolExecutor(len(self._clients))
-        try:
-            yield threads
-        except (KeyboardInterrupt, SystemExit):
-            self._engines.close()
-            raise
-        finally:
-            threads.shutdown(cancel_futures=True)
+        with ThreadPoolExecutor(len(self._clients)) as threads:
+            try:
+                yield threads
+            except (KeyboardInterrupt, SystemExit):
+                self._engines.close()
+                raise
 
     def each(
         self, plans: Sequence[Plan], ask: Callable[[Client, Plan], T]
     ) -> Iterator[T | MemcalcError]:
         """Ask something of every plan; answers come in their order, each as soon as it is known."""
-
-        def one(plan: Plan) -> T | MemcalcError:
-            try:
-                with self.client(plan.model) as client:
-                    return ask(client, plan)
-            except Exception as error:  # Whoever waits for it must hear of it.
-                return EstimateError(f"The simulated run did not start: {error}.")
-
         if min(self.workers, len(plans)) <= 1:
-            yield from map(one, plans)
+            for plan in plans:
+                with self.client() as client:
+                    answer = ask(client, plan)
+                yield answer
             return
-        with self.threads() as threads:
-            yield from threads.map(one, plans)
+        answers: list[Future[T | MemcalcError]] = [Future() for _ in plans]
+        waiting = dict(enumerate(plans))
+        lock = threading.Lock()
+        for number in range(min(self.workers, len(plans))):
+            arguments = (waiting, lock, ask, answers, number == 0)
+            threading.Thread(target=self._work, args=arguments, daemon=True).start()
+        try:
+            for found in answers:
+                yield found.result()
+        finally:
+            with lock:
+                waiting.clear()
+
+    def _work(
+        self,
+        waiting: dict[int, Plan],
+        lock: threading.Lock,
+        ask: Callable[[Client, Plan], T],
+        answers: Sequence[Future[T | MemcalcError]],
+        leads: bool,
+    ) -> None:
+        """Have one child answer what is left, of the model that it built last before others.
+
+        The first begins at the front, which is waited for; the others at the back, where what
+        takes longest stands if anything does, so that nobody is left alone with it at the end.
+        """
+        model = ""
+        with self.client() as client:
+            while True:
+                with lock:
+                    if not waiting:
+                        return
+                    left = list(waiting) if leads else list(reversed(waiting))
+                    index = next((n for n in left if waiting[n].model == model), left[0])
+                    plan = waiting.pop(index)
+                model = plan.model
+                try:
+                    answers[index].set_result(ask(client, plan))
+                except Exception as error:  # Whoever waits for it must hear of it.
+                    told = EstimateError(f"The simulated run did not start: {error}.")
+                    answers[index].set_result(told)
 
 
 def room() -> int:

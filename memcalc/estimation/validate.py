@@ -14,7 +14,7 @@ from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.question import ASSUMED, version_of
 from memcalc.files import compiler, extras
 from memcalc.records.model import Inventory
-from memcalc.records.names import FLASH_ATTN
+from memcalc.records.names import FLASH_ATTN, PLAIN_TENSORS
 from memcalc.records.plan import Plan
 from memcalc.records.values import adapter
 from memcalc.registry import Choice
@@ -134,7 +134,7 @@ def _check_layout(plan: Plan, choice: Choice) -> None:
         if missing:
             raise UsageError(f"{missing}.")
     if plan.compile and layout.package:
-        told = "DeepSpeed's engine is not compiled here so far: leave out compile, or parallel."
+        told = "compile is not supported with DeepSpeed's engine yet: leave one of them out."
         raise SettingError("compile", told)
     if several and plan.loop != "plain":
         _check_wrapped(plan, layout)
@@ -147,7 +147,7 @@ def _check_layout(plan: Plan, choice: Choice) -> None:
     # DeepSpeed's stages hand over a rank's share of all parameters as flat tensors, where states
     # of bitsandbytes follow from lengths alone.
     flat = layout.package == "deepspeed" and choice.row.package == "bitsandbytes"
-    known = choice.traceable or flat or layout.name in _KNOWN_BY_STATE
+    known = choice.traceable or flat or layout.name in PLAIN_TENSORS
     if several and not known:
         reason = f"its kernels take no DTensors, which {layout.name} makes of parameters"
         if layout.package or choice.row.package != "bitsandbytes":
@@ -159,10 +159,6 @@ def _check_layout(plan: Plan, choice: Choice) -> None:
         )
     if layout.package and plan.target == "cpu":
         raise SettingError("target", f"--parallel {plan.parallel} needs GPUs: leave --target out.")
-
-
-_KNOWN_BY_STATE = ("ddp", "zero1", "fsdp1")
-"""Layouts that hand plain tensors to an optimizer whose own code is not run here."""
 
 
 def _check_wrapped(plan: Plan, layout: layouts.Layout) -> None:
@@ -178,7 +174,7 @@ def _check_wrapped(plan: Plan, layout: layouts.Layout) -> None:
         "device_mesh": f"Under --loop {plan.loop} PyTorch itself finds out how many GPUs a machine "
         "has: HYBRID_SHARD works in the plain loop only, so leave --loop out.",
         "no_sync": f"Under --loop {plan.loop} accelerate decides when gradients are exchanged: "
-        "no_sync is of the plain loop, so leave one of them out.",
+        "no_sync works in the plain loop only, so leave one of them out.",
     }
     if plan.loop == "trainer":
         view = "gradient_as_bucket_view"
@@ -204,7 +200,7 @@ def _check_quant(plan: Plan, source: models.ModelSource) -> None:
     if plan.scheme is None and "load" in dict(plan.parallel_args):
         raise SettingError(
             "parallel_args",
-            "load=cpu is of quantized bases, which are loaded before they are divided; others "
+            "load=cpu is for quantized bases, which are loaded before they are divided; others "
             "never lie whole on a GPU: leave it out, or add quant.",
         )
     already = checkpoint_refusal(plan, source)

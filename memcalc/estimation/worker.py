@@ -284,7 +284,7 @@ def _served_model(program: Program) -> Model:
     if inputs is not None and inputs.text_only:
         raise UsageError(
             f"{type(program.model).__name__} takes more than text, and engines profile that as "
-            "well, which is not answered so far. Leave --engine out, or write its text_config to a "
+            "well, which is not supported yet. Leave --engine out, or write its text_config to a "
             "config.json of its own for the language model alone."
         )
     return Model(

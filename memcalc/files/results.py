@@ -130,7 +130,7 @@ def _elsewhere(path: Path, runs: list[Run]) -> str:
         place = Path(tempfile.mkdtemp(prefix="memcalc-")) / path.name[-100:]
         save(place, runs)
         return f"The results are in {place}."
-    return "The results are kept nowhere: they are only in what is printed."
+    return "The results are not saved: they are only printed."
 
 
 class ResultsWriter:

@@ -56,7 +56,7 @@ def _machine() -> Iterator[Fact]:
             name="WSL",
             value="GPU memory spills into main memory, and NVML gives no memory of processes",
             well=False,
-            advice="that a run succeeds does not mean that it fits; measure on plain Linux",
+            advice="a run that succeeds may still not fit; measure on plain Linux",
         )
     kind = _container()
     if kind is not None:

@@ -64,8 +64,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         about(
             "Training",
             "Settings that are usual together, where they are not given: bf16, paged 8-bit AdamW "
-            "and checkpointing (full), with LoRA on all linear layers (lora), on a base in 4 bit "
-            "(qlora).",
+            "(fused AdamW where DTensors are trained) and checkpointing (full), with LoRA on all "
+            "linear layers (lora), on a base in 4 bit (qlora).",
             otherwise="none",
         ),
     ] = None
@@ -74,9 +74,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "bf16+amp", "bf16", "fp16"],
         about(
             "Training",
-            "What weights are kept and computed in. amp-bf16 keeps fp32 weights under autocast, as "
-            "the Trainer's bf16=True does; bf16+amp keeps bf16 weights under it, as axolotl and "
-            "most recipes load them; bf16 has no autocast.",
+            "Type of the weights and of the computation. amp-bf16 keeps fp32 weights under "
+            "autocast, as the Trainer's bf16=True does; bf16+amp keeps bf16 weights under it, as "
+            "axolotl and most recipes load them; bf16 has no autocast.",
         ),
     ] = "fp32"
     batch: Annotated[
@@ -161,7 +161,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Lora | None,
         about(
             "Model",
-            "Train adapters instead of the model: r=16,target=all-linear, or none.",
+            "Train adapters instead of the model: 16 or r=16,target=all-linear, or none.",
             otherwise="none; r=16,target=all-linear when --quant is used for training",
         ),
     ] = None

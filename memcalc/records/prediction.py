@@ -9,6 +9,7 @@ from memcalc.records.display import Answer, figure
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase, Sent
+from memcalc.units import MIB
 
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 """Engines as people write them."""
@@ -91,6 +92,8 @@ LONGER = "what a longer run reserves"
 """Begins what is not counted of a run whose steps differ."""
 _LONG = 100_000
 """Steps that few trainings make: a loss that is kept in a list fills no GPU by then."""
+_MUCH = 1 << 30
+"""Bytes that growth gathers in so many steps before it is worth a line."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +110,11 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """Free bytes of the GPU."""
     last: bool = False
     """The figures end here: without a limit the script failed as well."""
+
+    @property
+    def by_own_limit(self) -> bool:
+        """The GPU had room: the script itself allows PyTorch only a part of it."""
+        return self.free >= self.asked + 32 * MIB
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +133,11 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     def runs_full(self) -> bool:
         """The GPU is full before a training of usual length has ended."""
         return self.steps is not None and self.steps < _LONG
+
+    @property
+    def matters(self) -> bool:
+        """A training of usual length gathers much, or fills the GPU."""
+        return self.runs_full or self.bytes * _LONG >= _MUCH
 
 
 RUNGS = ("requested", "allocated", "reserved", "process_used")

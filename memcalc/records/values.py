@@ -183,17 +183,18 @@ _LORA = {
     "dropout": r"0(?:\.[0-9]{1,9})?",
 }
 _PART = rf" *(?:{'|'.join(f'{key}={form}' for key, form in _LORA.items())}) *"
-_TWICE = rf"(?!.*(?:^|[, ])({'|'.join(_LORA)})=.*[, ]\1=)"
+_RANK = rf" *{_LORA['r']} *"
+_TWICE = rf"(?!.*(?:^|[, ])({'|'.join(_LORA)})=.*[, ]\1=|{_RANK},.*r=)"
 NO_LORA = "none"
 """No adapters where there would be some."""
 USUAL_LORA = "r=16,target=all-linear"
 Lora = Annotated[
     str,
     Meta(
-        pattern=rf"{_TWICE}{whole(f'{_PART}(?:,{_PART})*|{NO_LORA}')}",
-        title="LoRA settings, such as r=16,target=all-linear (r: a rank from 1 to 9999; target: "
-        "all-linear, or modules' names joined by +; alpha: a number; dropout: from 0 to below 1), "
-        "or none",
+        pattern=rf"{_TWICE}{whole(f'(?:{_RANK}|{_PART})(?:,{_PART})*|{NO_LORA}')}",
+        title="LoRA settings, such as 16 or r=16,target=all-linear (r: a rank from 1 to 9999; "
+        "target: all-linear, or modules' names joined by +; alpha: a number; dropout: from 0 to "
+        "below 1), or none",
     ),
 ]
 _SIZE = " *[1-9][0-9]{0,11} *"
@@ -224,7 +225,8 @@ def adapter(text: str) -> Adapter:
     Raises:
         UsageError: the text has another form.
     """
-    parts = dict(part.strip().split("=") for part in checked("lora", Lora, text).split(","))
+    written = re.sub(r"^ *(?=[0-9])", "r=", checked("lora", Lora, text))
+    parts = dict(part.strip().split("=") for part in written.split(","))
     rank, target = int(parts.get("r", 16)), parts.get("target", "all-linear")
     return Adapter(
         r=rank,

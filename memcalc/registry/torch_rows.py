@@ -89,7 +89,7 @@ ROWS = (
     _row(
         "SGD",
         _states(steps=(), momentum="momentum_buffer"),
-        "momentum if asked for",
+        "momentum if set",
         4,
         defaults={"momentum": 0, "nesterov": False, "fused": None},
         takes=("dampening",),
@@ -98,14 +98,14 @@ ROWS = (
     _row(
         "Adafactor",
         _adafactor,
-        "second moment as rows and columns, no first",
+        "second moment as rows and columns; no first moment",
         4,
         takes=("beta2_decay", "d"),
     ),
     _row(
         "Adagrad",
         _states("sum"),
-        "sum of squares, made at construction",
+        "sum of squares, allocated at construction",
         4,
         defaults={"fused": None},
         takes=("lr_decay", "initial_accumulator_value"),
@@ -145,7 +145,7 @@ ROWS = (
     _row(
         "RMSprop",
         _states("square_avg", momentum="momentum_buffer", centered="grad_avg"),
-        "average of squares; momentum if asked for",
+        "average of squares; momentum if set",
         4,
         defaults={"momentum": 0, "centered": False, "capturable": False},
         takes=("alpha",),

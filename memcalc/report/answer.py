@@ -59,10 +59,13 @@ def _unusual(prediction: Prediction) -> Iterator[Line]:
     plan = prediction.plan
     if plan.precision not in ("fp32", "tf32") or plan.command:
         return
-    if not plan.infers and prediction.trainable > _LARGE and "adam" in plan.optim:
+    if plan.infers:
+        if prediction.components.get(Component.WEIGHTS, 0) > 4 * _LARGE:
+            yield Line("  fp32 is unusual for inference at this size: try --precision bf16")
+    elif prediction.trainable > _LARGE and "adam" in plan.optim:
         yield Line("  fp32 with AdamW is unusual at this size: try --preset full, lora or qlora")
-    elif plan.infers and prediction.components.get(Component.WEIGHTS, 0) > 4 * _LARGE:
-        yield Line("  fp32 is unusual for inference at this size: try --precision bf16")
+    elif plan.adapters and prediction.parameters > _LARGE:
+        yield Line("  fp32 with adapters is unusual at this size: try --preset lora or qlora")
 
 
 def _height(block: Block) -> int:

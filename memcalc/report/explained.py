@@ -91,17 +91,16 @@ def remedies(explanation: Explanation, *, verbose: bool = True) -> Iterator[Bloc
         before = explanation.figures.peak
         unit = unit_for(max(getattr(before, rung) or 0 for rung in compared))
         yield Table(
-            head=("remedy", *(f"{rung} {unit.name}" for rung in compared), "FLOPs", "cost"),
+            head=(*(f"{rung} {unit.name}" for rung in compared), "FLOPs", "remedy, and its cost"),
             rows=[
                 (
-                    option.remedy.title,
                     *(_change(option.trial.saved(explanation.figures, r), unit) for r in compared),
                     _flops(option.trial.more_flops(explanation.figures)),
-                    option.remedy.cost,
+                    (option.remedy.title, option.remedy.cost),
                 )
                 for option in tried
             ],
-            words=(0, len(compared) + 2),
+            words=(len(compared) + 1,),
         )
     for option in explanation.options:
         if option.trial.error is not None:

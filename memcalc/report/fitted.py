@@ -9,15 +9,12 @@ from memcalc.advice.remedies.records import Option
 from memcalc.records.fields import options
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import SENT_SOURCE
-from memcalc.report.blocks import Block, Kind, Line, Table
+from memcalc.report.blocks import Block, Cell, Kind, Line, Table
 from memcalc.report.explained import search_lines
 from memcalc.report.rows import described, fit_words, sent_words
 from memcalc.units import GIB, format_bytes
 
 _MARKS = {FitVerdict.FITS: "", FitVerdict.TIGHT: " !", FitVerdict.DOES_NOT_FIT: " x"}
-
-_TOO_SMALL, _LARGE_ENOUGH = 4, 12
-"""GPUs that are shown on either side of the smallest that fits."""
 
 
 def blocks(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
@@ -103,29 +100,23 @@ def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
         found.append(_grid(answer))
     if answer.gpus:
         head = ("GPU", "offers", "needs at most", "to spare", "verdict")
-        # The largest that are too small, and the smallest that fit.
-        fitting = [row.fit is not None and row.fit.fits for row in answer.gpus]
-        first = fitting.index(True) if any(fitting) else len(fitting)
-        around = slice(max(first - _TOO_SMALL, 0), first + _LARGE_ENOUGH)
-        shown = answer.gpus if verbose else answer.gpus[around]
         body = [
             (
                 row.name,
                 *map(format_bytes, (row.capacity, row.fit.most, row.fit.least_margin)),
                 row.fit.verdict.value,
             )
-            for row in shown
+            for row in answer.gpus
             if row.fit is not None
         ]
         found.append(Table(title="GPUs, smallest first", head=head, rows=body, words=(0, 4)))
         failed: dict[str, list[str]] = {}
-        for row in shown:
+        for row in answer.gpus:
             if row.fit is None:
                 failed.setdefault(row.reason, []).append(row.name)
         found += [Line(f"{', '.join(names)}: {why}") for why, names in failed.items()]
-        if len(shown) < len(answer.gpus):
-            left = len(answer.gpus) - len(shown)
-            found.append(Line(f"{left} more GPUs (-v shows them)", Kind.NOTE))
+        if not verbose:
+            found.append(Line("GPUs that most clouds rent; -v tries all", Kind.NOTE))
     if answer.devices:
         over = ("GPUs", "layout", "needs at most", "to spare", "sent a step", "verdict")
         spread = [_devices(row) for row in answer.devices]
@@ -133,10 +124,10 @@ def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
         title = f"How many {gpu}? (batch per GPU as given)"
         found.append(Table(title=title, head=over, rows=spread, words=(1, 5)))
     if answer.settings:
-        head = ("change", "saves", "to spare", "verdict", "costs")
+        columns = ("saves", "to spare", "verdict", "change, and its cost")
         title = "One change to the plan, what fits and costs least first"
-        body = [_setting(row, answer) for row in answer.settings]
-        found.append(Table(title=title, head=head, rows=body, words=(0, 3, 4)))
+        changes = [_setting(row, answer) for row in answer.settings]
+        found.append(Table(title=title, head=columns, rows=changes, words=(2, 3)))
     return found
 
 
@@ -167,17 +158,16 @@ def _devices(row: DevicesFit) -> tuple[str, ...]:
     return str(row.devices), name, *sizes, fit.verdict.value
 
 
-def _setting(row: Option, answer: FitAnswer) -> tuple[str, ...]:
-    remedy, figures = row.remedy, row.trial.figures
+def _setting(row: Option, answer: FitAnswer) -> tuple[Cell, ...]:
+    change, figures = (row.remedy.title, row.remedy.cost), row.trial.figures
     if figures is None or figures.fit is None or answer.before is None:
-        return remedy.title, "n/a", "n/a", row.trial.error or "n/a", remedy.cost
+        return "n/a", "n/a", row.trial.error or "n/a", change
     saved = row.trial.saved(answer.before, "reserved")
     return (
-        remedy.title,
         format_bytes(saved) if saved is not None else "n/a",
         format_bytes(figures.fit.least_margin),
         figures.fit.verdict.value,
-        remedy.cost,
+        change,
     )
 
 

@@ -252,12 +252,15 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
     refusal, grows = prediction.refusal, prediction.growth
     if refusal is not None:
         at = f" at {refusal.line}" if refusal.line else ""
+        left = f"{format_bytes(refusal.free)} free"
+        if refusal.by_own_limit:
+            left = "more than torch.cuda.set_per_process_memory_fraction leaves"
         yield (
             f"out of memory in {refusal.phase.value}{at}: asked for {format_bytes(refusal.asked)}, "
-            f"{format_bytes(refusal.free)} free; the figures are those "
+            f"{left}; the figures are those "
             f"{'until then' if refusal.last else 'of a run without a limit'}"
         )
-    if grows is not None:
+    if grows is not None and grows.matters:
         yield growth_words(grows)
 
 

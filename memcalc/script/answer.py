@@ -31,7 +31,8 @@ def as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
         left = tuple(one for one in prediction.uncounted if not one.startswith(LONGER))
         prediction = replace(prediction, uncounted=left)
     fit = prediction.fit
-    if ending.refusal is not None and fit is not None:
+    refused = ending.refusal is not None and not ending.refusal.by_own_limit
+    if refused and fit is not None:
         prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.DOES_NOT_FIT))
     elif fit is not None and fit.verdict is FitVerdict.FITS and grows and grows.runs_full:
         prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.TIGHT))

@@ -165,7 +165,7 @@ def _answer(session: Session, name: str, ending: Ending) -> Answer:
         ending = msgspec.structs.replace(ending, refusal=refusal)
     return Answer(
         ending=ending,
-        state=session.models.state(),
+        state=session.state(),
         traces={device: pack(trace) for device, trace in traces.items()},
         raised=_raised,
     )

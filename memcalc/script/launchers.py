@@ -98,7 +98,7 @@ def _torchrun(words: list[str], gpus: int | None, *, older: bool = False) -> Lau
 
     given = _parsed("torch.distributed.launch" if older else "torchrun", parser, words)
     if given.no_python:
-        raise UsageError("torchrun --no-python starts a program that is not Python's.")
+        raise UsageError("torchrun --no-python starts a program that is not Python.")
     told = ["--local-rank=0"] if older and not given.use_env else []
     return Launch(
         script=given.training_script,

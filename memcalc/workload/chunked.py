@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from memcalc.errors import UsageError
+from memcalc.workload.model import forward_on_meta
 
 IGNORED = -100
 """Label of rows that do not count (``transformers/loss/loss_utils.py``)."""
@@ -45,10 +46,13 @@ def chunk_loss(model: torch.nn.Module, chunks: int) -> None:
     if not plain:
         raise UsageError(f"{name} does more to its logits than its head: leave --loss-chunks out.")
 
-    @functools.wraps(type(model).forward)
-    def forward(
-        self: Any, *args: Any, labels: torch.Tensor, **kwargs: Any
-    ) -> dict[str, torch.Tensor]:
+    whole = type(model).forward
+
+    @functools.wraps(whole)
+    def forward(self: Any, *args: Any, labels: torch.Tensor, **kwargs: Any) -> Any:
+        if not self.training:
+            # Whoever evaluates reads the logits.
+            return whole(self, *args, labels=labels, **kwargs)
         hidden = self.base_model(*args, **kwargs).last_hidden_state
         return {"loss": _loss(self.get_output_embeddings(), hidden, labels, chunks)}
 
@@ -112,13 +116,9 @@ def _is_all_there_is(model: torch.nn.Module, head: torch.nn.Module) -> bool:
         *(m.register_forward_hook(after_base) for m in (base, *base.children())),
     ]
     tokens = torch.zeros(1, 2, dtype=torch.long, device="meta")
-    state = {
-        name: tensor.to("meta", torch.bfloat16 if tensor.is_floating_point() else tensor.dtype)
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-    }
     try:
-        with torch.no_grad(), ran:
-            torch.func.functional_call(model, state, (), {"input_ids": tokens})
+        with ran:
+            forward_on_meta(model, {"input_ids": tokens}, torch.bfloat16)
     finally:
         for hook in hooks:
             hook.remove()

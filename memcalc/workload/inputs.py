@@ -44,13 +44,16 @@ class Inputs:
         seq: int | None,
         padding: bool,
         use: Use = Use.TRAINING,
+        images: torch.dtype = torch.float32,
     ) -> None:
         """Settle the batches of a model on any device.
 
         ``seq``: tokens per sample; ``None``: 512, or the model's longest when that is shorter.
         ``padding``: pass an attention mask whose last position is padding.
+        ``images``: their type.
         """
         self.model = model
+        self.images = images
         self.use = use
         self.task = task
         self.batch = batch
@@ -96,7 +99,13 @@ class Inputs:
     def resized(self, batch: int, seq: int | None) -> Inputs:
         """Batches of another size."""
         return Inputs(
-            self.model, self.task, batch=batch, seq=seq, padding=self.padding, use=self.use
+            self.model,
+            self.task,
+            batch=batch,
+            seq=seq,
+            padding=self.padding,
+            use=self.use,
+            images=self.images,
         )
 
     def make(self, device: Any) -> Batch:
@@ -131,6 +140,11 @@ class Inputs:
         alone = "input_ids" not in self.names or self.recordings.tokens > 0
         given = "input_features" in self.names or ("input_values" in self.names and alone)
         return given and not self.text_only
+
+    @property
+    def sees(self) -> bool:
+        """Images are in its batches."""
+        return "pixel_values" in self.names and not self.text_only
 
     @property
     def whole(self) -> Any:
@@ -207,10 +221,11 @@ class Inputs:
         names = self.names
         if self.hears:
             return self.recordings.make(self.batch, self.seq, device)
-        if "pixel_values" in names and "spatial_shapes" in names:
+        if self.sees and "spatial_shapes" in names:
             return self._patches(device)
-        if "pixel_values" in names:
-            return {"pixel_values": torch.zeros(self.batch, *self._image(), device=device)}
+        if self.sees:
+            shape = (self.batch, *self._image())
+            return {"pixel_values": torch.zeros(shape, dtype=self.images, device=device)}
         return {}
 
     def _patches(self, device: Any) -> Batch:
@@ -220,7 +235,7 @@ class Inputs:
         side = int(count**0.5)
         width = int(vision.num_channels) * size * size
         return {
-            "pixel_values": torch.zeros(self.batch, count, width, device=device),
+            "pixel_values": torch.zeros(self.batch, count, width, dtype=self.images, device=device),
             "pixel_attention_mask": self._ids(device, count),
             "spatial_shapes": torch.full((self.batch, 2), side, dtype=torch.long, device=device),
         }

@@ -6,7 +6,7 @@ read, never pickles.
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,22 @@ def _call(factory: str) -> torch.nn.Module:
     if not isinstance(made, torch.nn.Module):
         raise UsageError(f"{factory} returned {type(made).__name__}, not an nn.Module.")
     return made
+
+
+def forward_on_meta(
+    model: torch.nn.Module, inputs: Mapping[str, Any], dtype: torch.dtype | None = None
+) -> None:
+    """Run a model's forward on the meta device, where nothing is computed.
+
+    Its own tensors stay as they are; ``dtype`` is that of floating-point ones in this run,
+    ``None``: their own.
+    """
+    state = {
+        name: tensor.to("meta", dtype if tensor.is_floating_point() else None)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
+    with torch.no_grad():
+        torch.func.functional_call(model, state, (), dict(inputs))
 
 
 def with_weights(plan: Plan) -> tuple[torch.nn.Module, Task]:

@@ -43,10 +43,10 @@ class InBackward(torch.optim.Optimizer):
     """Stands where a loop expects one optimizer; the real ones run by themselves."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], make: Made) -> None:
-        every = list(parameters)
-        super().__init__(every, {})
-        self.each = {parameter: make(parameter) for parameter in every}
-        for parameter in every:
+        self.each = {parameter: make(parameter) for parameter in parameters}
+        # A scheduler of the loop looks for the learning rate in the groups of this one.
+        super().__init__([*self.each], next(iter(self.each.values())).defaults)
+        for parameter in self.each:
             parameter.register_post_accumulate_grad_hook(self._update)
         for optimizer in self.each.values():
             self._merge(optimizer)

@@ -77,6 +77,11 @@ def test_every_kind_of_limit_is_read(write, small):
     assert run.plan.gpu == "T4"
 
 
+def test_a_run_must_fit_its_own_gpu_where_nobody_names_another(write):
+    run = only_run(write("[runs.a]\nmodel='gpt2'\ngpu='a10g'\nlimits.fits = true\n"))
+    assert [budget.gpu for budget in run.budgets] == [run.plan.gpu] == ["A10G"]
+
+
 def test_a_pyproject_has_the_same_keys_below_its_section(write):
     path = write(
         '[project]\nname = "x"\n\n[tool.memcalc.runs.a]\nmodel = "gpt2"\n'
@@ -109,6 +114,7 @@ def test_a_local_model_is_found_from_another_folder(write, tmp_path, monkeypatch
         ("[runs.a]\nmodel='gpt2'\nlimits.max_growth = '-1%'\n", 3, "percentage or a size"),
         ("[runs.a]\nmodel='gpt2'\nlimits.bytes_per_parameter = nan\n", 3, "not a number of bytes"),
         ("[runs.a]\nmodel='gpt2'\nlimits.fits = 't44'\n", 3, "Unknown GPU"),
+        ("[runs.a]\nmodel='gpt2'\nlimits.fits = true\n", 3, "names no GPU"),
         ("[runs.a]\nmodel='gpt2'\ngpu='a100-40gb'\nlimits.fits = 't4'\n", 4, "name one of them"),
         ("[runs.a]\nmodel='gpt2'\nbatch = 0\n", 3, "whole number"),
         ("[runs.a]\nmodel='gpt2'\nprecision = 'fp23'\n", 3, "did you mean"),

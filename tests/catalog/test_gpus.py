@@ -193,6 +193,8 @@ def test_a_published_reading_is_kept_to_its_mebibyte():
         ({"gpu": "NVIDIA H100", "devices": 4}, "H100 SXM"),
         ({"gpu": "8xh100-nvl"}, "H100 NVL"),
         ({"gpu": "4x4090"}, "RTX 4090"),
+        ({"gpu": "RTX 4090 x 4"}, "RTX 4090"),
+        ({"gpu": "a100-80gbx8"}, "A100-80GB"),
     ],
 )
 def test_several_in_a_box_are_those_that_are_sold_in_one(typed, meant):

@@ -190,6 +190,10 @@ def test_presets_stand_for_settings_and_give_way_to_what_is_said():
     assert (lora.quant, lora.lora is not None) == (None, True)
     full = make({"model": "smollm2-135m", "preset": "full"})
     assert (full.quant, full.lora, full.precision) == (None, None, "bf16")
+    sharded = {"fsdp2": "adamw_torch_fused", "fsdp1": "paged_adamw_8bit"}
+    for layout, optim in sharded.items():
+        over = make({"model": "gpt2", "preset": "full", "devices": 2, "parallel": layout})
+        assert over.optim == optim
     with pytest.raises(UsageError, match="preset"):
         make({"model": "smollm2-135m", "preset": "huge"})
 
@@ -229,7 +233,7 @@ def test_a_checkpoint_of_bitsandbytes_is_answered_as_it_is_without_a_word(model,
 def test_only_a_quantised_base_is_loaded_on_the_host_before_it_is_divided():
     over = {"model": "gpt2", "devices": 2, "parallel": "fsdp2", "parallel_args": {"load": "cpu"}}
     check(make({**over, "quant": "nf4"}))
-    with pytest.raises(UsageError, match="load=cpu is of quantized bases"):
+    with pytest.raises(UsageError, match="load=cpu is for quantized bases"):
         check(make(over))
     with pytest.raises(UsageError, match="load=gpu is not cpu"):
         check(make({**over, "quant": "nf4", "parallel_args": {"load": "gpu"}}))

@@ -154,6 +154,24 @@ def test_an_asker_that_is_interrupted_leaves_no_job_behind(child):
     assert not child.alive
 
 
+def test_who_ends_a_child_that_another_thread_asks_leaves_its_last_word_to_that_thread(child):
+    began, heard = threading.Event(), []
+
+    def ask():
+        try:
+            child.ask({"do": "spawns"}, heard=lambda event: began.set())
+        except EstimateError as error:
+            heard.append(str(error))
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    assert began.wait(10)
+    child.end()
+    asker.join(2)
+    assert heard
+    assert not child.alive
+
+
 def test_a_parent_that_dies_takes_its_children_and_is_replaced():
     with Parent(EstimateError, {**os.environ, "MEMCALC_WARM": ""}) as parent:
         child = parent.child(JOB, "run")
@@ -190,7 +208,7 @@ def test_a_parent_outlives_the_thread_that_started_it():
 
 def test_a_program_that_cannot_start_a_process_says_so(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(EstimateError, match="No process can be started: No such file"):
+    with pytest.raises(EstimateError, match="Cannot start a process: No such file"):
         Parent(EstimateError, {}).child(JOB, "run")
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 import memcalc
+from memcalc.engine.packages import dtensor
 from memcalc.errors import UsageError
 from memcalc.records.trace import Component
 
@@ -33,6 +34,44 @@ def test_zero1_broadcasts_what_each_rank_has_updated():
     sent = {one.collective: one for one in estimate(devices=2, parallel="zero1").sent}
     positions = 512 * 8  # a buffer, which DDP broadcasts before each forward
     assert sent["broadcast"].bytes == 4 * PARAMETERS + positions
+
+
+def test_alike_tensors_of_a_list_are_planned_once_and_all_get_their_plan():
+    import torch
+    from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
+
+    def original(propagator, schema):
+        planned.append(schema.args_schema)
+        return OutputSharding(tuple(f"plan of {one}" for one in schema.args_schema[0]))
+
+    planned = []
+    args = ["wide", "narrow", "wide"], 2.0, ["wide", "narrow", "wide"]
+    for op, seen in (
+        (torch.ops.aten._foreach_add.List, (["wide", "narrow"], 2.0, ["wide", "narrow"])),
+        (torch.ops.aten.cat.default, args),
+    ):
+        found = dtensor._of_each_kind(original, None, OpSchema(op, args, {}))
+        assert found.output_spec == ("plan of wide", "plan of narrow", "plan of wide")
+        assert planned.pop() == seen
+
+
+def test_an_optimizer_over_host_memory_steps_once_for_the_smallest_and_largest():
+    import torch
+
+    from memcalc.engine.run import _spare_host
+
+    class OnHost(torch.optim.SGD):
+        pass
+
+    weights = [torch.nn.Parameter(torch.ones(size)) for size in (2, 3, 1)]
+    optimizer = OnHost(weights, lr=1.0)
+    _spare_host(optimizer)
+    for _ in range(2):
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    assert [float(weight.detach()[0]) for weight in weights] == [1.0, 0.0, 0.0]
+    assert optimizer.param_groups[0]["params"] == weights
 
 
 @pytest.mark.nightly

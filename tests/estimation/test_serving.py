@@ -137,7 +137,7 @@ def test_windows_latents_and_types_of_the_cache(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"gpu": None}, "name it, such as --gpu"),
+        ({"gpu": None}, "name the GPU, such as --gpu"),
         ({"engine_args": {"mem_fraction": 0.5}}, "not one that memcalc reads"),
         ({"engine_args": {"gpu_memory_utilization": 1.5}}, "is not a share from 0.01 to 1"),
         ({"engine_args": {"max_num_seqs": "many"}}, "is not a whole number from 1"),

@@ -208,7 +208,8 @@ def test_arguments_are_read_as_what_they_look_like():
         (["--batch", "\u0663"], "is not a whole number from 1 to 1,048,576."),
         (["--max-grad-norm", "-1"], "is not a number above 0."),
         (["--precision", "fp31"], "did you mean fp32"),
-        (["--lora", "r=4,alpha=x"], "such as r=16,target=all-linear"),
+        (["--lora", "r=4,alpha=x"], "such as 16 or r=16,target=all-linear"),
+        (["--lora", "4,r=8"], "such as 16 or r=16,target=all-linear"),
     ],
 )
 def test_what_is_typed_wrong_is_told_in_one_sentence(words, said):

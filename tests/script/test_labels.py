@@ -3,6 +3,7 @@
 import pytest
 
 from memcalc.advice.explain.peak import moments
+from memcalc.records.model import Place
 from memcalc.records.prediction import LONGER
 from memcalc.records.trace import Component, Phase
 
@@ -34,8 +35,9 @@ def test_models_called_after_others_and_after_transforms_of_the_host_are_weights
 
 
 @pytest.mark.nightly
-def test_a_transform_of_the_host_does_not_end_loading(run):
-    prediction = run(ORDER, steps=0).traced.prediction
+def test_what_runs_on_the_host_does_not_end_loading(run):
+    measured = "import torch\n    torch.nn.Linear(256, 1)(torch.ones(256))\n"
+    prediction = run(ORDER.replace("import torch\n", measured), steps=0).traced.prediction
     load = next(phase for phase in prediction.phases if phase.phase is Phase.LOAD)
     # Both models, and the first batch before it is fed.
     assert load.requested == 2 * WEIGHTS + 4 * 64 * 256
@@ -321,3 +323,25 @@ def test_state_that_parameters_share_is_counted_once(run):
     )
     state = found.traced.prediction.optimizer_state
     assert [one.bytes for one in state.tensors] == [1024]
+
+
+AGAIN = """
+    import torch
+
+    def train():
+        model = torch.nn.Linear(256, 256).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        for frozen in (True, False):
+            model.weight.requires_grad_(not frozen)
+            model(torch.randn(8, 256, device="cuda")).sum().backward()
+            optimizer.step()
+
+    for _ in range(3):
+        train()
+"""
+
+
+def test_a_model_that_is_made_anew_is_counted_once_and_what_thaws_trains(run):
+    prediction = run(AGAIN, steps=0).traced.prediction
+    assert (prediction.parameters, prediction.trainable) == (256 * 257, 256 * 257)
+    assert prediction.optimizer_state.total(Place.DEVICE) == 2 * WEIGHTS

@@ -37,10 +37,28 @@ PIPELINED = """
         optimizer.step()
         optimizer.zero_grad()
     import torch.distributed.checkpoint as dcp
-    dcp.save({"model": model.state_dict()}, checkpoint_id="shards")
+    dcp.save(state_dict={"model": model.state_dict()}, checkpoint_id="shards")
     dcp.async_save({"model": model.state_dict()}, checkpoint_id="later").result()
     assert os.path.isdir("shards") and os.path.isdir("later")
-    dcp.load({"model": model.state_dict()}, checkpoint_id="shards")
+    dcp.load(state_dict={"model": model.state_dict()}, checkpoint_id="shards")
+"""
+
+
+FLAT = """
+    import torch, torch.distributed as dist
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    dist.init_process_group("nccl")
+    model = FSDP(torch.nn.Sequential(*map(torch.nn.Linear, (64,) * 4, (64,) * 4)),
+                 device_id=0, use_orig_params=True)
+    optimizer = torch.optim.AdamW(model.parameters())
+    held = {"x": torch.full((1 << 20,), 1.0, device="cuda")}
+    for _ in range(3):
+        model(torch.ones(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    whole = FSDP.optim_state_dict(model, optimizer)
+    assert whole["state"]["3.weight"]["exp_avg"].shape == (64, 64)
+    optimizer.load_state_dict(FSDP.optim_state_dict_to_load(model, optimizer, whole))
 """
 
 
@@ -69,3 +87,12 @@ def test_a_stage_of_a_pipeline_runs_alone_and_its_shards_are_not_written(tmp_pat
     state = 2 * 4 * 512 * 512 // 4  # of this rank's share
     assert sum(one.bytes for one in prediction.optimizer_state.tensors) == state + 4
     assert prediction.components[Component.OPTIMIZER_STATE] == state
+
+
+def test_states_that_ranks_gather_are_whole_and_what_a_variable_holds_is_held(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    found = launched(FLAT, tmp_path)
+    assert found.ending.code == 0
+    assert found.traced.prediction.components[Component.HELD] == 4 << 20

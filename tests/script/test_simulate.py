@@ -217,6 +217,22 @@ PROGRAMS = {
         state, drawn = run_and_save_rng_state(torch.ops.aten.rand_like.default, x)
         assert drawn.is_cuda
     """,
+    "a router sends as many tokens to each expert": """
+        import torch
+        router = torch.nn.Linear(64, 8).cuda()
+        scores = router(torch.randn(400, 64, device="cuda")).softmax(-1)
+        chosen = scores.topk(2)[1], scores.argmax(-1), scores.max(1)[1], scores.topk(2, 0)[1]
+        for one in chosen:
+            assert one.flatten().unique(return_counts=True)[1].unique().numel() == 1
+        assert (torch.eye(400, 8).cuda().topk(1)[1][:8, 0] == torch.arange(8).cuda()).all()
+    """,
+    "no infinity or nan comes of numbers that are not known": """
+        import torch
+        norm = torch.linalg.norm(torch.randn(600, device="cuda"))
+        losses = (norm / norm, norm.log(), 1 / norm, norm**-0.5, norm.pow(2).reciprocal())
+        assert torch.stack(losses).isfinite().all()
+        assert torch.tensor(0.0).cuda().log() == -torch.inf
+    """,
     "tensors on the gpu are compared by what is known of them": """
         import torch
         ones, two = torch.ones(3, device="cuda"), torch.tensor([1.0, 1.0, 2.0], device="cuda")

@@ -5,6 +5,7 @@ import pytest
 from memcalc.advice.explain.peak import moments
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component, Phase
+from memcalc.report.rows import outcome_words
 
 TRAINS = """
     import torch
@@ -67,6 +68,15 @@ def test_a_script_that_runs_out_of_memory_says_where_and_what_it_needs(run, capf
     assert 'train.py", line 11' in said
     assert 'train.py", line 8, in train' in said
     assert "torch/nn" not in said
+
+
+@pytest.mark.nightly
+def test_a_script_that_runs_out_of_a_part_of_the_gpu_may_fit_it(run):
+    limited = "torch.cuda.set_per_process_memory_fraction(0.5)\n    optimizer ="
+    found = run(RUNS_OUT.replace("optimizer =", limited), gpu="rtx-3090")
+    prediction = found.traced.prediction
+    assert (found.ending.code, prediction.fit) == (1, None)
+    assert "memory_fraction leaves" in next(outcome_words(prediction))
 
 
 GROWS = """

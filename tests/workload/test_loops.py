@@ -62,3 +62,41 @@ def test_texts_that_an_encoder_decoder_classifies_end_and_are_no_padding(tmp_pat
     with Tracer() as tracer:
         traced = tracer.trace(make({"model": str(config), "batch": 2, "seq": 16}))
     assert traced.prediction.peak.allocated > 0
+
+
+GPT2 = {
+    "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 1,
+    "n_head": 2, "vocab_size": 999,
+}  # fmt: skip
+RESNET = {
+    "model_type": "resnet", "architectures": ["ResNetForImageClassification"], "image_size": 64,
+    "depths": [1, 1], "hidden_sizes": [32, 64], "embedding_size": 16,
+}  # fmt: skip
+
+
+def answer(folder, config, **settings):
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    with Tracer() as tracer:
+        return tracer.trace(make({"model": str(path), "batch": 2, **settings})).prediction
+
+
+def test_the_trainer_schedules_an_optimizer_that_updates_in_backward(tmp_path):
+    found = answer(tmp_path, GPT2, loop="trainer", optim_in_backward=True)
+    assert found.components["optimizer_state"] > 7.9 * found.trainable
+    peaks = {one.phase: one.allocated for one in found.phases}
+    assert peaks["step"] <= peaks["backward"]
+
+
+def test_evaluation_keeps_the_logits_that_a_loss_in_pieces_does_without(tmp_path):
+    found = answer(tmp_path, GPT2, loss_chunks=4, eval=2, seq=256)
+    logits = 2 * 256 * 999 * 4
+    assert next(one for one in found.phases if one.phase == "eval").requested > 2 * logits
+
+
+def test_images_have_the_type_of_weights_that_convolve_them(tmp_path):
+    half = answer(tmp_path, RESNET, precision="bf16")
+    assert half.components["inputs"] < 2 * 3 * 64 * 64 * 2 + 512
+    assert "images are in bf16, because the model does not cast them" in half.assumptions
+    mixed = answer(tmp_path, RESNET, precision="amp-bf16")
+    assert mixed.components["inputs"] > 2 * 3 * 64 * 64 * 4

@@ -1,5 +1,6 @@
 """Explains a plan: one run of it, and one of each change that is tried; its part of a report."""
 
+import contextlib
 import linecache
 import re
 import shlex
@@ -17,8 +18,8 @@ from memcalc.advice.explain.records import Explanation, PeakContents
 from memcalc.advice.explain.timeline import Timeline, timeline
 from memcalc.advice.remedies.records import Option, Remedy, Trial, figures, fitting, within
 from memcalc.advice.remedies.rows import same_result
-from memcalc.advice.remedies.search import advise
-from memcalc.advice.remedies.trials import Trials
+from memcalc.advice.remedies.search import advise, candidates
+from memcalc.advice.remedies.trials import begin
 from memcalc.allocator.replay import replay
 from memcalc.catalog.plan import make, to_simulate
 from memcalc.errors import MemcalcError, UsageError
@@ -63,7 +64,7 @@ def again(saved: Prediction, tracer: Tracer, *, depth: int | None = None) -> Cha
     # Of a command the trace is kept; it is never run again.
     code = code_in(saved.plan) if not saved.plan.command else None
     if saved.method != "trace":
-        found = "closed forms answered: there is no timeline"
+        found = "the analytic method has no timeline"
     elif code is not None:
         found = f"no timeline: {code} is Python code, and a file does not run code"
     else:
@@ -135,7 +136,7 @@ def explain_plan(
         if least is not None and least < 1:
             raise UsageError(f"{name} = {least} leaves nothing: type 1 or more.")
     with Tracer(use_cache=use_cache, workers=None, counted=True, figures=True) as tracer:
-        traced = tracer.trace(plan)
+        traced, trials = begin(plan, tracer, _tried(plan) if remedies else ())
         found = _explained(traced, depth)
         seen(found)
         if plan.command:
@@ -147,12 +148,19 @@ def explain_plan(
         if goal is None and remedies:
             goal = fitting(found.figures)
         options, search = advise(
-            Trials(traced, tracer),
+            trials,
             goal,
             by_itself=remedies,
             seen=lambda options: seen(replace(found, options=options)),
         )
     return replace(found, options=options, search=search)
+
+
+def _tried(plan: Plan) -> list[Remedy]:
+    """What to try while the plan itself is traced; nothing of one that tracing will refuse."""
+    with contextlib.suppress(UsageError):
+        return candidates(plan)
+    return []
 
 
 def _explained(traced: Traced, depth: int | None) -> Explanation:

@@ -1,7 +1,7 @@
 """How many of a GPU a plan needs: the fewest over which a layout fits, and what each one sends."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -91,14 +91,14 @@ def _fits(row: DevicesFit) -> bool:
     return row.fit is not None and row.fit.fits
 
 
-def gpus_that_fit(plan: Plan, oracle: Oracle) -> tuple[GpuFit, ...]:
-    """The plan on every GPU, smallest first; each with the kernels of that GPU.
+def gpus_that_fit(plan: Plan, among: Sequence[catalog.Gpu], oracle: Oracle) -> tuple[GpuFit, ...]:
+    """The plan on each of these GPUs, smallest first; each with the kernels of that GPU.
 
     GPUs of one compute capability with equally many multiprocessors run the same kernels: the plan
     is run once for all of them.
     """
     alike: dict[tuple[tuple[int, int], int], list[catalog.Gpu]] = {}
-    for gpu in catalog.table():
+    for gpu in among:
         alike.setdefault((gpu.capability, gpu.multiprocessors), []).append(gpu)
     jobs = [functools.partial(_on, gpus, plan, oracle) for gpus in alike.values()]
     rows = [row for found in oracle.each(jobs) for row in found]

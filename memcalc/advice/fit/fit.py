@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -65,9 +65,14 @@ def fit(
 
 
 def answer(
-    plan: Plan, find: Collection[str], *, memory: int | None = None, use_cache: bool = True
+    plan: Plan,
+    find: Collection[str],
+    *,
+    memory: int | None = None,
+    among: Sequence[catalog.Gpu] | None = None,
+    use_cache: bool = True,
 ) -> FitAnswer:
-    """Answer a question about a plan; see ``fit``."""
+    """Answer a question about a plan; see ``fit``. Without ``among``: the GPUs that clouds rent."""
     unknown = [name for name in find if name not in _FINDS]
     if unknown:
         raise UsageError(f"Unknown thing to find {unknown[0]!r}: choose {', '.join(_FINDS)}.")
@@ -84,7 +89,7 @@ def answer(
         if plan.gpu is not None or memory is not None:
             found = _on_device(found, find, memory, oracle)
         if "gpus" in find:
-            found = replace(found, gpus=gpus_that_fit(plan, oracle))
+            found = replace(found, gpus=gpus_that_fit(plan, among or catalog.rented(), oracle))
     longest = max((one.best.seq or 0 for one in found.limits if one.best is not None), default=0)
     return replace(
         found,

@@ -1,6 +1,7 @@
 """Changed plans, each estimated in full and only once."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -20,9 +21,17 @@ class Trials:
     """Tries remedies on one plan, all in the same child processes."""
 
     def __init__(
-        self, base: Traced | Prediction, tracer: Tracer, memory: int | None = None
+        self,
+        base: Traced | Prediction,
+        tracer: Tracer,
+        memory: int | None = None,
+        begun: Iterable[tuple[Plan, Prediction | MemcalcError]] = (),
     ) -> None:
-        """Try nothing yet; ``memory`` is in bytes, in place of the GPU's own, for a traced plan."""
+        """Try nothing yet; ``memory`` is in bytes, in place of the GPU's own, for a traced plan.
+
+        ``begun``: answers that are under way.
+        """
+        self._begun = begun
         known = base if isinstance(base, Prediction) else base.prediction
         self.plan = known.plan
         self.inventory = base.trace.inventory if isinstance(base, Traced) else None
@@ -48,10 +57,10 @@ class Trials:
 
     def each(self, stages: Sequence[Sequence[Remedy]]) -> Iterator[Trial]:
         """Estimate the plan with each of these sets of changes."""
-        plans = [self._changed(stage) for stage in stages]
+        plans = [_changed(self.plan, stage) for stage in stages]
         fresh = [plan for plan in plans if isinstance(plan, Plan) and plan not in self._known]
         asked = list(dict.fromkeys(fresh))
-        answers = zip(asked, self._answers(asked), strict=True)
+        answers = chain(self._begun, zip(asked, self._answers(asked), strict=True))
         for stage, plan in zip(stages, plans, strict=True):
             names = tuple(remedy.name or remedy.key for remedy in stage)
             if isinstance(plan, str):
@@ -86,15 +95,28 @@ class Trials:
         device = device_of(gpu, self._memory, traced.prediction.plan)
         return on_device(traced.prediction, traced.trace, device)
 
-    def _changed(self, remedies: Sequence[Remedy]) -> Plan | str:
-        """The changed plan, or why there is none."""
-        refused = next((remedy.unfit for remedy in remedies if remedy.unfit is not None), None)
-        if refused is not None:
-            return refused
-        try:
-            return apply(self.plan, remedies)
-        except UsageError as error:
-            return str(error)
+
+def begin(plan: Plan, tracer: Tracer, remedies: Sequence[Remedy]) -> tuple[Traced, Trials]:
+    """Trace a plan, and try each remedy by itself side by side with it.
+
+    Raises:
+        MemcalcError: the plan cannot be traced.
+    """
+    tried = dict.fromkeys(_changed(plan, [remedy]) for remedy in remedies)
+    others = [one for one in tried if isinstance(one, Plan) and one != plan]
+    traced, answers = tracer.trace_beside(plan, others)
+    return traced, Trials(traced, tracer, begun=zip(others, answers, strict=True))
+
+
+def _changed(plan: Plan, remedies: Sequence[Remedy]) -> Plan | str:
+    """The changed plan, or why there is none."""
+    refused = next((remedy.unfit for remedy in remedies if remedy.unfit is not None), None)
+    if refused is not None:
+        return refused
+    try:
+        return apply(plan, remedies)
+    except UsageError as error:
+        return str(error)
 
 
 def apply(plan: Plan, remedies: Sequence[Remedy]) -> Plan:

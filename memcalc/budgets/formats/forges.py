@@ -75,7 +75,7 @@ def _bounded(parts: list[str]) -> str:
         return text
     cut = text[:_LONGEST].rsplit("\n", 1)[0]
     ended = "\n</details>\n" if cut.count("<details>") > cut.count("</details>") else "\n"
-    return f"{cut}\n{ended}\n> There is more than fits a comment: see the log of the job.\n"
+    return f"{cut}\n{ended}\n> The rest does not fit in a comment: see the log of the job.\n"
 
 
 _PLACE = re.compile(r"([^:]+):(\d+): (.*)", re.DOTALL)

@@ -16,10 +16,13 @@ from memcalc.catalog.launch_files.records import Said, mapping
 from memcalc.catalog.quantised import scheme_in
 from memcalc.errors import MemcalcError, SettingError, UsageError
 from memcalc.records.fields import FIELDS
+from memcalc.records.names import PLAIN_TENSORS, ZERO_STAGES
 from memcalc.records.values import USUAL_LORA, Scalar
 
 __all__ = ["FILES", "Said", "many", "mapping", "read", "spelled_out"]
-_SEVERAL = re.compile(r"([0-9]{1,6}) ?x ?(\S.*)")
+_SEVERAL = re.compile(
+    r"([0-9]{1,6}) ?x ?(?![0-9]{1,2}$)(\S.*)|(.*[0-9].*?) ?x ?([0-9]{1,2})", re.IGNORECASE
+)
 
 _READERS: dict[str, Callable[[Mapping[str, Any], str, Mapping[str, Any]], Said]] = {
     "accelerate_config": accelerate.said,
@@ -84,9 +87,9 @@ def _as_checkpoint(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def many(gpu: str) -> tuple[int | None, str]:
-    """Read ``8xh100``: how many, if it says so, and which."""
+    """Read ``8xh100`` or ``h100x8``: how many, if it says so, and which."""
     found = _SEVERAL.fullmatch(gpu)
-    return (int(found[1]), found[2]) if found is not None else (None, gpu)
+    return (int(found[1] or found[4]), found[2] or found[3]) if found is not None else (None, gpu)
 
 
 def _joined(settings: dict[str, Any], said: Said) -> dict[str, Any]:
@@ -130,4 +133,12 @@ def with_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     if settings.get("generate") is not None or settings.get("inference"):
         # Once it is trained it is as it was loaded, and nothing of training is left.
         stands_for = {key: one for key, one in stands_for.items() if key not in _OF_TRAINING}
+    elif stands_for and _makes_dtensors(settings.get("parallel")):
+        stands_for = {**stands_for, "optim": "adamw_torch_fused"}
     return {**stands_for, **settings}
+
+
+def _makes_dtensors(parallel: Any) -> bool:
+    """Does a layout hand the optimizer tensors that kernels of 8-bit optimizers do not take?"""
+    layout = str(parallel or "ddp").partition("=")[0]
+    return layout not in PLAIN_TENSORS and layout not in ZERO_STAGES

@@ -258,7 +258,7 @@ def fetch(requirement: str) -> Path:
     except EstimateError as error:
         raise EstimateError(
             f"cuDNN cannot be fetched ({str(error).rstrip('.')}): type pip install {requirement}, "
-            "or ask offline, which counts no workspaces of cuDNN."
+            "or add --offline, which leaves cuDNN's workspaces out."
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""bitsandbytes is imported once for all runs that use it, and without Inductor.
+"""bitsandbytes is imported once for all runs that use it, without Inductor, and so is peft.
 
 As it is imported it gives its kernels for CPUs to ``torch.compile``, which imports Inductor; none
 of them runs on a GPU. Read in bitsandbytes 0.50 (backends/default/ops.py).
@@ -20,9 +20,12 @@ def load(plan: Plan) -> None:
     used = plan.adapters is not None or plan.scheme is not None
     if plan.target == "cpu" or not (used or registry.of(plan).row.package == "bitsandbytes"):
         return
-    with Patches() as patches, contextlib.suppress(ImportError):
-        patches.set(torch, "compile", _as_it_is)
-        importlib.import_module("bitsandbytes")
+    with contextlib.suppress(ImportError):
+        with Patches() as patches:
+            patches.set(torch, "compile", _as_it_is)
+            importlib.import_module("bitsandbytes")
+        if plan.adapters is not None:
+            importlib.import_module("peft")
 
 
 def _as_it_is(function: Any = None, **_: Any) -> Any:

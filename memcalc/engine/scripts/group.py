@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
 from memcalc.engine.counters import Counters
-from memcalc.engine.packages import pipelining
+from memcalc.engine.packages import fsdp, pipelining
 from memcalc.engine.patches import Patches
 from memcalc.engine.ranks import SingleRankStore, name_buckets
 
@@ -48,6 +48,7 @@ class Groups:
             patches.wrap(distributed_c10d, name, around, also=(dist, device_mesh))
         patches.set(dist.ProcessGroup, "monitored_barrier", lambda *_, **__: None)
         pipelining.install(patches)
+        fsdp.install(patches)
         name_buckets(patches, self._counters)
 
     def _join(

@@ -1,19 +1,21 @@
 """The models, optimizers and gradients of a program, held by weak references."""
 
+import contextlib
 import copy
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
+import msgspec
 import torch
 from msgspec.structs import replace
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memcalc.engine.counters import Counters
-from memcalc.engine.notes import dtype_of, flat, state_of
+from memcalc.engine.notes import dtype_of, flat, held_by, state_of
 from memcalc.engine.patches import Patches
 from memcalc.records.model import DTYPE_BYTES, Inventory, OptimizerState, Place, StateTensor
 from memcalc.records.trace import Component
@@ -26,6 +28,29 @@ _SETTLED = 3
 """Steps after which an optimizer has made all its state; LBFGS makes its anew."""
 
 
+class _Counted(msgspec.Struct):
+    """The tensors of a model that no model before has, or what an optimizer keeps."""
+
+    born: int
+    """The interval in which the model came to the GPU, or the optimizer was made."""
+    tensors: tuple[Any, ...] = ()
+    head: str = ""
+    numbers: dict[str, int] = {}
+    """The ``id`` of each tensor of a model, by its name."""
+    died: dict[str, int] = {}
+    """The interval in which each of them died, or (``""``) the optimizer."""
+    watched: list[weakref.ref[Any]] = []
+
+    def watch(self, name: str, one: Any, interval: Callable[[], int]) -> None:
+        """Note when this dies."""
+        with contextlib.suppress(TypeError):
+            self.watched.append(weakref.ref(one, lambda _: self.died.update({name: interval()})))
+
+    def was_there(self, interval: int, name: str = "") -> bool:
+        """The optimizer, or a tensor of the model, was there in this interval."""
+        return self.born <= interval <= self.died.get(name, interval)
+
+
 class Models:
     """Knows every module of the program, and what optimizers hold."""
 
@@ -33,6 +58,8 @@ class Models:
         self._counters = counters
         self._modules = WeakIdKeyDictionary()
         """Every living module in order of birth, and whether it was made by copying another."""
+        self._births = WeakIdKeyDictionary()
+        """In which interval each of them, and each optimizer, was made or came to the GPU."""
         self._paths = WeakIdKeyDictionary()
         """What modules are called inside their models."""
         self._roots: list[weakref.ref[torch.nn.Module]] = []
@@ -40,11 +67,13 @@ class Models:
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._alone: list[weakref.ref[torch.Tensor]] = []
         """Parameters that optimizers hold and no module has."""
-        self._inventories: list[Inventory] = []
+        self._inventories: list[_Counted] = []
         self._counted: dict[int, weakref.ref[torch.Tensor]] = {}
         self._trained: set[int] = set()
         self._names: dict[str, None] = {}
-        self._states: dict[int, tuple[StateTensor, ...]] = {}
+        self._kept: dict[int, _Counted] = {}
+        """What each living optimizer keeps."""
+        self._states: list[_Counted] = []
         self._entries: dict[int, int] = {}
         """Of each optimizer's state, when it was looked at last."""
         self._moving = 0
@@ -58,15 +87,20 @@ class Models:
         patches.wrap(module, "__init__", self._made)
         patches.wrap(module, "__setstate__", self._restored)
         patches.wrap(module, "_apply", self._applied)
+        patches.wrap(torch.optim.Optimizer, "__init__", self._optimizer_made)
         patches.wrap(torch.optim.Optimizer, "load_state_dict", self._loaded)
 
     def _made(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        self._modules[module] = False
+        self._add(module, copied=False)
         original(module, *args, **kwargs)
 
     def _restored(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        self._modules[module] = _is_deepcopy()
+        self._add(module, copied=_is_deepcopy())
         original(module, *args, **kwargs)
+
+    def _add(self, module: torch.nn.Module, *, copied: bool) -> None:
+        self._modules[module] = copied
+        self._births[module] = self._counters.interval()
 
     def _applied(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         """What is moved or cast was weights before, and is weights afterwards."""
@@ -75,11 +109,18 @@ class Models:
         self._moving += 1
         try:
             self._counters.name_models([("", module)])
+            came = not any(one.is_cuda for one in module.parameters())
             moved = original(module, *args, **kwargs)
+            if came and any(one.is_cuda for one in module.parameters()):
+                self._births[module] = self._counters.interval()
             self._counters.name_models([("", module)])
             return moved
         finally:
             self._moving -= 1
+
+    def _optimizer_made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self._births[optimizer] = self._counters.interval()
+        original(optimizer, *args, **kwargs)
 
     def _loaded(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
@@ -128,11 +169,20 @@ class Models:
             if (ref := self._counted.get(id(one))) is not None and ref() is one
         }
         self._counted.update({id(one): weakref.ref(one) for one in named.values()})
-        new = tuple(one for one in inventory.tensors if one.name not in known)
-        if known:
-            inventory = replace(inventory, tensors=new)
-        if inventory.parameters:
-            self._inventories.append(inventory)
+        new = {one.name: one for one in inventory.tensors if one.name not in known}
+        inventory = replace(inventory, tensors=tuple(new.values()))
+        if not inventory.parameters:
+            return
+        own = {name: one for name, one in named.items() if name in new}
+        counted = _Counted(
+            born=self._births.get(model, 0),
+            tensors=inventory.tensors,
+            head=inventory.head,
+            numbers={name: id(one) for name, one in own.items()},
+        )
+        for name, one in own.items():
+            counted.watch(name, one, self._counters.interval)
+        self._inventories.append(counted)
 
     def sweep(self) -> None:
         """Name the weights and buffers of all modules that there are."""
@@ -231,7 +281,6 @@ class Models:
         if steps == 1:
             self._names[type(optimizer).__name__] = None
             held = list(held_by(optimizer))
-            self._trained.update(map(id, held))
             known = {id(ref()) for ref in self._parameters}
             alone = [p for p in held if id(p) not in known]
             self._alone += [weakref.ref(p) for p in alone]
@@ -242,8 +291,21 @@ class Models:
         grew = self._entries.get(id(optimizer)) != entries
         if steps <= _SETTLED or grew or isinstance(optimizer, torch.optim.LBFGS):
             self._entries[id(optimizer)] = entries
-            self._states[id(getattr(optimizer, "optim", optimizer))] = tuple(_states(optimizer))
+            self._trained.update(id(p) for p in held_by(optimizer) if p.requires_grad)
+            self._kept_by(getattr(optimizer, "optim", optimizer)).tensors = tuple(
+                _states(optimizer)
+            )
             self._counters.name_state(optimizer, self._homes())
+
+    def _kept_by(self, optimizer: Any) -> _Counted:
+        found = self._kept.get(id(optimizer))
+        if found is None or found.died:
+            known = isinstance(optimizer, torch.optim.Optimizer)
+            found = _Counted(born=self._births.pop(optimizer, 0) if known else 0)
+            found.watch("", optimizer, self._counters.interval)
+            self._kept[id(optimizer)] = found
+            self._states.append(found)
+        return found
 
     def _homes(self) -> dict[int, str]:
         """Which module each parameter is of."""
@@ -256,16 +318,28 @@ class Models:
 
     # ---- answers
 
-    def inventory(self, name: str) -> Inventory:
-        """Every tensor of the models that ran."""
-        head = " + ".join(dict.fromkeys(one.head for one in self._inventories))
-        tensors = tuple(tensor for one in self._inventories for tensor in one.tensors)
+    def inventory(self, name: str, interval: int) -> Inventory:
+        """Every tensor of the models that ran, of those that were there in an interval."""
+        there = [
+            (model, tensor)
+            for model in self._inventories
+            for tensor in model.tensors
+            if model.was_there(interval, tensor.name)
+        ]
+        there = there or [(model, one) for model in self._inventories for one in model.tensors]
+        head = " + ".join(dict.fromkeys(model.head for model, _ in there))
+        # Those of a GAN train by turns.
+        tensors = tuple(
+            replace(one, trainable=one.trainable or model.numbers.get(one.name) in self._trained)
+            for model, one in there
+        )
         return Inventory(model=name, task="script", head=head, tensors=tensors)
 
-    def state(self) -> OptimizerState:
-        """What all optimizers keep, whether or not they are still there."""
+    def state(self, interval: int) -> OptimizerState:
+        """What optimizers keep, of those that were there in an interval."""
         names = ", ".join(self._names) or "no optimizer"
-        tensors = tuple(tensor for state in self._states.values() for tensor in state)
+        there = [one for one in self._states if one.was_there(interval)] or self._states
+        tensors = tuple(tensor for one in there for tensor in one.tensors)
         return OptimizerState(optimizer=names, implementation=names, tensors=tensors)
 
 
@@ -277,17 +351,6 @@ def _is_deepcopy() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
-    """The parameters of an optimizer, also of one that is no ``torch.optim.Optimizer``."""
-    groups = getattr(optimizer, "param_groups", None)
-    if isinstance(groups, list) and groups and isinstance(groups[0], dict):
-        for group in groups:
-            yield from (p for p in group.get("params", ()) if isinstance(p, torch.Tensor))
-        return
-    for value in getattr(optimizer, "__dict__", {}).values():
-        yield from (one for _, one in flat("", value, depth=3) if one.requires_grad)
 
 
 def _states(optimizer: Any) -> Iterator[StateTensor]:

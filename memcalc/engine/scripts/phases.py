@@ -19,9 +19,9 @@ from memcalc.engine import source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.counters import Counters
 from memcalc.engine.host_view import tensors_in
-from memcalc.engine.notes import AtWork
+from memcalc.engine.notes import AtWork, held_by
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.models import Models, held_by
+from memcalc.engine.scripts.models import Models
 from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.records.trace import Component, Phase
 from memcalc.workload.inference import caches_of
@@ -121,6 +121,8 @@ class Phases:
         self._main = threading.get_ident()
         self._depth = 0
         self._at_work = AtWork(counters)
+        self._loaded: list[int] | None = None
+        """When a model was called while the program still loads."""
         self._stepped: set[int] = set()
         """Optimizers that stepped since the step began."""
         steps.updated_by_hand = lambda: self._stepped.add(BY_HAND)
@@ -269,9 +271,8 @@ class Phases:
 
     def _begin_model(self, module: torch.nn.Module, args: Any) -> None:
         self._models.meet(module)
-        if self.phase is Phase.FORWARD or (
-            self.phase is Phase.LOAD and not _prepares(module, args)
-        ):
+        self._loaded = self._counters.moments() if self.phase is Phase.LOAD else None
+        if self.phase in (Phase.FORWARD, Phase.LOAD):
             quiet = not module.training and not torch.is_grad_enabled()
             evaluates = quiet and self._models.is_trained(module)
             self._enter(Phase.EVAL if evaluates else Phase.FORWARD)
@@ -297,11 +298,7 @@ class Phases:
         if not self._depth:
             if isinstance(out, dict) and "past_key_values" in out:
                 self._counters.name(Component.KV_CACHE, caches_of(out))
-            if self.phase is Phase.EVAL:
+            if self._loaded == self._counters.moments():
+                self._mark(Phase.LOAD)  # It ran on the host, as transforms of images do.
+            elif self.phase is Phase.EVAL:
                 self._mark(Phase.FORWARD)
-
-
-def _prepares(module: torch.nn.Module, args: Any) -> bool:
-    """It has no weights and is given nothing on the GPU, as torchvision's transforms of images."""
-    on_gpu = (arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda)
-    return next(module.parameters(), None) is None and next(on_gpu, None) is None

@@ -28,6 +28,7 @@ from memcalc.engine.scripts.models import Models
 from memcalc.engine.scripts.phases import Phases
 from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.engine.values import Values
+from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import LONGER, Refusal
 from memcalc.records.trace import Component, Phase, Trace
 from memcalc.units import format_bytes
@@ -109,6 +110,10 @@ class Session:
             self.groups.install(self.patches)
             self.steps.settle = self.groups.settle
 
+    def state(self) -> OptimizerState:
+        """What optimizers keep of the models that were there at the peak."""
+        return self.models.state(self.counters.peak(*self.counters.notes))
+
     def recorded(self, name: str) -> tuple[dict[int, Trace], Refusal | None]:
         """What the program took of each GPU, and the request that failed last; it has ended."""
         # One that is made by hand ends before the next backward.
@@ -122,10 +127,9 @@ class Session:
             notes.wrapped = max(self.groups.sizes, default=1) > 1
             notes.told += [(moment - notes.zero, Told.ARRIVED, at) for moment, at in arrived]
             timeline = Timeline(notes, entries)
-            if not notes.wrapped:
-                _name_held(timeline, notes.intervals)
+            _name_held(timeline, notes.intervals, wrapped=notes.wrapped)
             traces[notes.device] = timeline.trace(
-                inventory=self.models.inventory(name),
+                inventory=self.models.inventory(name, self.counters.peak(notes)),
                 steps=self.phases.step + 1,
                 uncounted=(*_longer(notes.intervals, alike), *started),
                 sent=timeline.sent(max(0, self.phases.step - 1)),
@@ -180,8 +184,11 @@ def _file_of(kind: type) -> str:
     return next((code.co_filename for code in codes if code is not None), "<unknown>")
 
 
-def _name_held(timeline: Timeline, intervals: list[Interval]) -> None:
-    """What outlives the backward of its own step and another is held by nobody but the program."""
+def _name_held(timeline: Timeline, intervals: list[Interval], *, wrapped: bool) -> None:
+    """What outlives the backward of its own step and another is held by nobody but the program.
+
+    ``wrapped``: or by what spreads the model over several GPUs, unless a variable holds it.
+    """
     ends = [
         one.end
         for one, after in itertools.pairwise(intervals)
@@ -197,8 +204,11 @@ def _name_held(timeline: Timeline, intervals: list[Interval]) -> None:
     guessed = [
         block
         for block in timeline.blocks
-        if block.component in (None, Component.ACTIVATIONS)
-        or (block.component is Component.INPUTS and not block.given)
+        if (block.op or not wrapped)
+        and (
+            block.component in (None, Component.ACTIVATIONS)
+            or (block.component is Component.INPUTS and not block.given)
+        )
     ]
     free = [
         block

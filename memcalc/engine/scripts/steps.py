@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.optim import optimizer as optimizers
 
+from memcalc.engine.notes import held_by
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.models import held_by
 
 _ENOUGH = signal.SIGURG
 """Tells the main thread, wherever it waits, that another has made enough steps."""

@@ -187,7 +187,7 @@ class Sampler:
         found = Watched(card=card, before=before, moments=self._moments)
         if is_wsl():
             found.warnings.append(
-                "WSL moves GPU memory to main memory: a run that succeeds need not have fitted"
+                "WSL moves GPU memory to main memory: a run that succeeds may still not fit"
             )
         earlier = {user.pid for user in (before.users if before else None) or ()}
         users = {user.pid: user for user in now.users or ()}

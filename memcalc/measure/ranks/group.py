@@ -147,7 +147,7 @@ def _run(runner: Runner, request: Request, members: Sequence[Member]) -> list[Ba
             for one, run in zip(members, runs, strict=True):
                 if not run.done() and one.child is not None:
                     one.unwanted = True
-                    one.child.kill()
+                    one.child.end()
 
 
 def first_failure(members: Sequence[Member]) -> str | None:

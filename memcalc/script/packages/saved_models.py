@@ -112,24 +112,24 @@ class _Saved:
         if trainer.args.world_size == 1:
             original(trainer, *args, **kwargs)
 
-    def shards(self, original: Any, state: Any, *args: Any, **named: Any) -> None:
+    def shards(self, original: Any, state_dict: Any, *args: Any, **named: Any) -> None:
         """Other ranks, which are not run, would write most of a sharded checkpoint."""
         self.not_written(original)
         if (folder := _folder(args, named)) is not None:
             os.makedirs(self._instead(folder), exist_ok=True)
 
-    def shards_later(self, original: Any, state: Any, *args: Any, **named: Any) -> Future[None]:
-        self.shards(original, state, *args, **named)
+    def shards_later(self, original: Any, *args: Any, **named: Any) -> Future[None]:
+        self.shards(original, *args, **named)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def load_shards(self, original: Any, state: Any, *args: Any, **named: Any) -> None:
+    def load_shards(self, original: Any, state_dict: Any, *args: Any, **named: Any) -> None:
         """Into tensors that are there: of what this run has saved, nothing is read."""
         folder = _folder(args, named)
         at = self._overlay.where(folder) if folder is not None else None
         if at is None or at == folder:
-            original(state, *args, **named)
+            original(state_dict, *args, **named)
 
     def output_dir(self, original: Any, trainer: Any, *args: Any, **kwargs: Any) -> str:
         """Where checkpoints lie: rotation removes old ones there, and none of the user's."""

@@ -247,7 +247,7 @@ def test_a_saved_estimate_gets_its_timeline_back_or_says_why_not(traced, cached,
         assert refused.line is None
         assert refused.prediction == changed
         assert "other figures than the saved ones (torch 2.11.0 then" in refused.notes[0]
-        assert "closed forms" in again(closed, tracer).notes[0]
+        assert "analytic method" in again(closed, tracer).notes[0]
 
 
 def test_a_predicted_snapshot_shows_modules_and_opens_in_pytorchs_viewer(traced, tmp_path):
