@@ -84,11 +84,18 @@ class Patches:
         self._finder.waiting.setdefault(name, []).append(act)
 
     def wrap_later(self, module: str, place: str, around: Around) -> None:
-        """Wrap a function such as ``Class.name`` of a module once that has been imported."""
+        """Wrap a function such as ``Class.name`` of a module once that has been imported.
+
+        Other releases of a package may have no such class, and are left as they are.
+        """
         owner, _, name = place.rpartition(".")
-        self.when_imported(
-            module, lambda m: self.wrap(getattr(m, owner) if owner else m, name, around)
-        )
+
+        def put(imported: Any) -> None:
+            found = getattr(imported, owner, None) if owner else imported
+            if found is not None:
+                self.wrap(found, name, around)
+
+        self.when_imported(module, put)
 
     def environment(self, name: str, value: str) -> None:
         """Set a variable of the environment."""

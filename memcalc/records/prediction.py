@@ -9,7 +9,6 @@ from memcalc.records.display import Answer, figure
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase, Sent
-from memcalc.units import MIB
 
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 """Engines as people write them."""
@@ -92,6 +91,8 @@ LONGER = "what a longer run reserves"
 """Begins what is not counted of a run whose steps differ."""
 _LONG = 100_000
 """Steps that few trainings make: a loss that is kept in a list fills no GPU by then."""
+_ROUNDED_BY = 32 << 20
+"""More than the allocator rounds a request up by, in bytes."""
 _MUCH = 1 << 30
 """Bytes that growth gathers in so many steps before it is worth a line."""
 
@@ -114,7 +115,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def by_own_limit(self) -> bool:
         """The GPU had room: the script itself allows PyTorch only a part of it."""
-        return self.free >= self.asked + 32 * MIB
+        return self.free >= self.asked + _ROUNDED_BY
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
