@@ -109,6 +109,7 @@ def judge(path: pathlib.Path, chosen: list[int] | None = None) -> Iterator[Verdi
 def _judged(recording: dict[str, Any], index: int) -> Verdict:
     from msgspec.structs import replace
 
+    from memcalc.children.child import Breadcrumbs
     from memcalc.errors import MemcalcError
     from memcalc.estimation.question import asked
     from memcalc.estimation.worker import Worker
@@ -127,7 +128,7 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
     try:
         question = asked(plan)
         target = replace(question.target, multiprocessors=int(environment["multiprocessors"]))
-        for one in Worker().trace(replace(question, target=target)).readings:
+        for one in Worker(Breadcrumbs()).trace(replace(question, target=target)).readings:
             levels = [getattr(one, rung) for rung in RUNGS]
             _raise_to(seen, one.step, one.phase.value, levels)
     except MemcalcError as failure:

@@ -15,12 +15,11 @@ import pathlib
 import random
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import NamedTuple
 
 import psutil
@@ -172,14 +171,6 @@ model = "faulty:MIDDLE"
 devices = 2
 parallel = "LAYOUT"
 """
-NO_TORCHRUN = """
-import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch.distributed.run":
-            raise ImportError("there is none")
-sys.meta_path.insert(0, Missing())
-"""
 OWN = "of the model's own"
 PATIENCE, SHORT = ["--timeout", "90"], {"options": ["--timeout", "40"]}
 """What a busy machine needs; and where that is waited for."""
@@ -225,17 +216,25 @@ def _command(pids: list[int]) -> list[int]:
     return pids[:1]
 
 
-def _ranks(pids: list[int]) -> list[int]:
-    """Those that torchrun has started, which have an environment of its."""
+def _forked(pids: list[int]) -> list[psutil.Process]:
+    """The process that starts the runs, and what it has forked."""
     found = []
     for pid in pids:
         with suppress(psutil.Error):
-            found += [pid] if "RANK" in psutil.Process(pid).environ() else []
+            one = psutil.Process(pid)
+            found += [one] if "memcalc.children.parent" in one.cmdline() else []
     return found
 
 
-def _torchrun(pids: list[int]) -> list[int]:
-    return [psutil.Process(pid).ppid() for pid in _ranks(pids)[:1]]
+def _ranks(pids: list[int]) -> list[int]:
+    forked = _forked(pids)
+    parents = {one.pid for one in forked}
+    return [one.pid for one in forked if one.ppid() in parents]
+
+
+def _starter(pids: list[int]) -> list[int]:
+    ranks = _ranks(pids)
+    return [one.pid for one in _forked(pids) if ranks and one.pid not in ranks]
 
 
 def _take_the_folder_away(case: Case) -> None:
@@ -250,7 +249,7 @@ FAULTS = [
     Fault("a rank gets SIGSEGV", "Crashed", "SIGSEGV", (0, 1)),
     Fault("a rank aborts", "Aborts", "SIGABRT", (0, 1)),
     Fault("a rank leaves with a code", "Leaves", "exit code 7", (0, 1)),
-    Fault("a rank writes no result", "Silent", "rank 1 of 2", (0, 1)),
+    Fault("a rank writes no result", "Silent", "Rank 1 of 2", (0, 1)),
     Fault("a rank calls sys.exit", "Exits", "sys.exit", (0, 1)),
     Fault("a rank raises while it loads", "InLoad", OWN),
     Fault("a rank raises in forward", "Forward", OWN, (0, 1)),
@@ -269,13 +268,13 @@ FAULTS = [
     Fault("a rank hangs", "Hangs", "longer than 40 seconds", (0, 1), settings=SHORT),
     Fault("a rank is stopped", "Stopped", "longer than 40 seconds", (0, 1), settings=SHORT),
     Fault("a rank talks rubbish", "Babbles", "unreadable message", (0, 1)),
-    Fault("a rank's result is cut off", "Truncated", "rank 1 of 2", (0, 1)),
+    Fault("a rank's result is cut off", "Truncated", "Rank 1 of 2", (0, 1)),
     Fault("a rank is killed from outside", words="of 2", act=_signal(
         lambda pids: _ranks(pids)[-1:], signal.SIGKILL), codes=(0,)),
     Fault("a rank is asked to end from outside", words="of 2", act=_signal(
         lambda pids: _ranks(pids)[:1], signal.SIGTERM), codes=(0,)),
-    Fault("torchrun is killed", words="process that starts the ranks", act=_signal(
-        _torchrun, signal.SIGKILL)),
+    Fault("what starts the ranks is killed", words="process that starts the runs", act=_signal(
+        _starter, signal.SIGKILL)),
     Fault("memcalc is killed", act=_signal(_command, signal.SIGKILL), codes=(-9, 0), lost=True),
     Fault("memcalc is asked to end", act=_signal(_command, signal.SIGTERM), codes=(-15, 0, 143),
           lost=True),
@@ -285,8 +284,6 @@ FAULTS = [
     Fault("the disk fills up", "Good", settings={"file_limit": 4000}, codes=(0, 3), lost=True),
     Fault("the results' folder disappears", "Slow", act=_take_the_folder_away, codes=(3, 0),
           lost=True),
-    Fault("there is no torchrun", "Good", "torchrun", environment={"NO_TORCHRUN": "1"}),
-    Fault("the usual port is taken", "Good", environment={"MASTER_PORT": "PORT"}),
     Fault("memcalc is itself under a launcher", "Good", environment={
         "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "5", "MASTER_ADDR": "192.0.2.1"}),
     Fault("a layout that does not make the devices", "Good", layout="tp=3", codes=(2,), lost=True),
@@ -303,27 +300,17 @@ class Ranks(Case):
     def start(self) -> None:
         """Start it, with what makes the fault beside it."""
         self.model, self.suite = MODEL, SUITE.replace("LAYOUT", self.layout)
-        if "NO_TORCHRUN" in self.environment:
-            (self.folder / "sitecustomize.py").write_text(NO_TORCHRUN)
-            self.environment["PYTHONPATH"] = os.pathsep.join((str(self.folder), str(self.root)))
         super().start()
 
 
 def inject(fault: Fault, seed: int, span: float = 3.0) -> dict:
     """Run one command with one fault; says what broke, if anything."""
-    with (
-        tempfile.TemporaryDirectory(prefix="memcalc-ranks-") as folder,
-        closing(socket.socket()) as taken,
-    ):
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        environment = {k: v.replace("PORT", port) for k, v in fault.environment.items()}
+    with tempfile.TemporaryDirectory(prefix="memcalc-ranks-") as folder:
         mark = f"{os.getpid()}-{seed}-{fault.name.replace(' ', '-')}"
         settings = {**fault.settings, "options": [*PATIENCE, *fault.settings.get("options", [])]}
         case = Ranks(
             pathlib.Path(folder), random.Random(f"{seed}-{fault.name}"), mark, span,
-            middle=fault.middle, environment=environment, layout=fault.layout, **settings,
+            middle=fault.middle, environment=fault.environment, layout=fault.layout, **settings,
         )  # fmt: skip
         began = time.monotonic()
         case.start()

@@ -13,7 +13,7 @@ from memcalc.estimation.validate import check
 from memcalc.files.results import Run
 from memcalc.measure.ranks import group
 from memcalc.measure.runs.runner import Request, Runner
-from memcalc.records.measurement import GroupReading, PhaseReading
+from memcalc.records.measurement import PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.workload import layouts
@@ -66,28 +66,10 @@ def _measure(runner: Runner, request: Request, watcher: Watcher) -> Run:
         check(plan)
         world = layouts.spread(plan).world
         if world > 1:
-            return _of_group(plan, group.measure(runner, request, world, watcher.said))
+            return group.measure(runner, request, world, watcher.said)
         return Run(plan=plan, measurement=runner.measure(request, watcher.said))
     except MemcalcError as error:
         return Run(plan=plan, error=str(error))
-
-
-def _of_group(plan: Plan, found: GroupReading) -> Run:
-    """A run of several processes: each of them, and the one that stands for the run."""
-    ranks = tuple(
-        Run(
-            plan=replace(plan, rank=one.rank),
-            measurement=one.measurement,
-            error=one.error,
-            reached=one.reached,
-        )
-        for one in found.ranks
-    )
-    head = found.worst if plan.rank is None else found.ranks[plan.rank]
-    measured = head.measurement if head is not None else None
-    if found.error is not None and (measured is None or measured.out_of_memory is None):
-        measured = None
-    return Run(plan=plan, measurement=measured, error=found.error, ranks=ranks)
 
 
 def estimate_all(

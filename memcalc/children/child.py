@@ -78,10 +78,6 @@ class Breadcrumbs:
         text = module.encode()[: SIZE - 1] + b"\0"
         self._map[: len(text)] = text
 
-    def clear(self) -> None:
-        """Forget the last place."""
-        self._map[:] = bytes(SIZE)
-
     def where(self) -> str:
         """The last place in words, such as `` in model.layers.0``; empty if unknown."""
         module, _, _ = self._map[:].partition(b"\0")
@@ -131,7 +127,7 @@ def serve(end: socket.socket, module: str, name: str, breadcrumbs: Breadcrumbs) 
         job = request.pop("job", None)
         if job is None:
             continue
-        breadcrumbs.clear()
+        breadcrumbs.drop("")
         try:
             if work is None:
                 work = importlib.import_module(module).answer_for(breadcrumbs)

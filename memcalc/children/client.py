@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from memcalc.children.child import Channel
-from memcalc.children.exit_reason import ending, noise_of, status_of
+from memcalc.children.exit_reason import ending, noise_of
 from memcalc.errors import MemcalcError, UsageError, sentence
 
 _PATIENCE = 5.0
@@ -91,12 +91,12 @@ class Parent(contextlib.AbstractContextManager["Parent"]):
 
     def how_it_ended(self) -> str:
         """One sentence: how the process ended, or that it does not answer."""
-        status, noise = None, ""
+        code, noise = None, ""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                status = status_of(self._process.wait(_PATIENCE))
+                code = self._process.wait(_PATIENCE)
             noise = noise_of(self._noise)
-        return ending("process that starts the runs", status, noise=noise)
+        return ending("process that starts the runs", code, noise=noise)
 
     def _sent(self, message: dict[str, Any], given: list[int]) -> bool:
         """Send to the process; ``False``: it was dead, and the next call starts another."""

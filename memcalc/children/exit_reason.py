@@ -28,25 +28,21 @@ def oom_kills() -> int | None:
     return sum(counts) if counts else None
 
 
-def status_of(code: int) -> int:
-    """What ``waitpid`` says of a process with this exit code of ``subprocess``."""
-    return -code if code < 0 else code << 8
-
-
 def ending(
-    name: str, status: int | None, *, kills: int | None = None, where: str = "", noise: str = ""
+    name: str, code: int | None, *, kills: int | None = None, where: str = "", noise: str = ""
 ) -> str:
     """Say why a process, named for what it did, ended without an answer.
 
-    ``status`` is of ``waitpid``, ``kills`` are ``oom_kills`` from before, ``where`` is its last
-    place, as breadcrumbs say it; of its ``noise`` on standard error the last line is repeated.
+    ``code`` is its exit code, below zero a signal's number; ``kills`` are ``oom_kills`` of before;
+    ``where`` is its last place, as breadcrumbs say it; of its ``noise`` on standard error the last
+    line is repeated.
     """
     last = noise.strip().rsplit("\n", 1)[-1].strip()[:_LONGEST]
-    if status is not None and os.WIFSIGNALED(status):
-        how = f"was {_killed(os.WTERMSIG(status), kills)}"
+    if code is not None and code < 0:
+        how = f"was {_killed(-code, kills)}"
     else:
-        code = os.WEXITSTATUS(status) if status is not None else "unknown"
-        how = f"ended without an answer (exit code {code})"
+        known = code if code is not None else "unknown"
+        how = f"ended without an answer (exit code {known})"
     return f"The {name} {how}{where}{f': {last}' if last else ''}."
 
 

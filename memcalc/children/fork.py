@@ -62,7 +62,9 @@ def forked(
         ours.close()
         _, status = os.waitpid(copy, 0)
     if answer is None:
-        raise EstimateError(ending(name, status, kills=kills, where=where()))
+        raise EstimateError(
+            ending(name, os.waitstatus_to_exitcode(status), kills=kills, where=where())
+        )
     if "error" not in answer:
         return answer
     if answer["exit_code"] == UsageError.exit_code:

@@ -194,7 +194,8 @@ class _Family:
         _kill_group(pid)
         one = self._living.pop(pid)
         where, noise = one.breadcrumbs.where(), noise_of(one.noise)
-        self._farewell(one, ending(one.name, status, kills=one.kills, where=where, noise=noise))
+        code = os.waitstatus_to_exitcode(status)
+        self._farewell(one, ending(one.name, code, kills=one.kills, where=where, noise=noise))
 
     def _farewell(self, one: _Child, sentence: str) -> None:
         """The last word; whoever does not listen sees the socket's end."""

@@ -2,6 +2,8 @@
 
 Under the program lies NVIDIA's driver on a machine with a GPU (then it is a measurement), or the
 stub driver, which does nothing (then it is an estimate). Everything on the host side is PyTorch's
-own code in both cases. ``recorder.py`` notes phases, names and modules while the program runs;
-``history.py`` turns the allocator's own history into a ``Trace``.
+own code in both cases. ``counters.py`` reads the allocator phase by phase. A plan's loop tells its
+phases (``recorder.py``); those of a script are found in what it calls (``scripts/``). ``notes.py``
+keeps what either says of blocks, and ``history.py`` turns the allocator's own history into a
+``Trace``.
 """

@@ -17,8 +17,9 @@ ENDLESS = (
 NO_END = "generate() sees no end-of-sequence token: it generates as many tokens as it may"
 
 
-def install(patches: Patches, values: Values, say: Callable[[str], None]) -> None:
+def install(patches: Patches, values: Values) -> None:
     """Answer from now on, tell ``values`` what a tensor holds, and say what is taken to be so."""
+    say = patches.say
 
     def all_true(original: Any, checked: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = original(checked)

@@ -44,9 +44,8 @@ def open_here() -> None:
         # An environment's packages lie in folders of their own.
         opened = stub.prepare(root, cuda, sys.path if os.environ.get(ENVIRONMENT) else ())
         os.environ.update(loading.environment(cudnn(_ANY)))
-        loading.open_here()
         stub.open_here(opened)
-        _variables.update(loading.preload(stub.environment(opened)))
+        _variables.update(stub.environment(opened))
     # A child of the process that opened it was given the environment of who asks.
     os.environ.update(_variables)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import torch
 
-from memcalc.engine import nccl_traffic, torch_internals
-from memcalc.engine.notes import Interval, Notes, Owner
+from memcalc.engine import nccl_traffic, source_lines, torch_internals
+from memcalc.engine.notes import Gap, Interval, Notes, Owner, Told
 from memcalc.errors import EstimateError
+from memcalc.records.prediction import Refusal
 from memcalc.records.trace import (
     ONCE,
     Aside,
@@ -35,56 +36,52 @@ _PRIVATE = (
 class Timeline:
     """Blocks in order of allocation, and all events in order.
 
-    ``entries``: the allocator's history of one GPU, as ``torch.cuda.memory._snapshot`` has it;
-    ``line_of`` finds the user's line that requested a block, from the frames of its entry.
+    ``entries``: the allocator's history of one GPU, as ``torch.cuda.memory._snapshot`` has it.
     """
 
-    def __init__(
-        self,
-        recorder: Notes,
-        entries: Sequence[dict[str, Any]],
-        line_of: Callable[[Sequence[dict[str, Any]]], str] = lambda frames: "",
-    ) -> None:
-        self._line_of = line_of
-        self.refused: list[Refused] = []
-        """Requests that failed for lack of memory, in order."""
+    def __init__(self, notes: Notes, entries: Sequence[dict[str, Any]]) -> None:
+        self._lines: dict[int, str] = {}
+        """Of the user's code, by the frames of entries, which share them."""
+        self._refused: tuple[int, dict[str, Any]] | None = None
+        """When a request failed last for lack of memory, and its entry."""
         self.events: list[int] = []
         self.asides: list[Aside] = []
         self.blocks: list[_Block] = []
-        self._recorder = recorder
+        self._notes = notes
         self._live: dict[int, int] = {}
         self._streams: dict[int, int] = {0: 0}
         self._private: set[int] = set()
         self._requested = _Requested()
-        told = _told(recorder)
-        if recorder.gap is not None:
-            entries = recorder.gap.bridged(entries)
+        # In one moment, names come before guesses.
+        notes.told.sort(key=lambda told: told[:2])
+        self._next = 0
+        """Of what was told."""
+        if notes.gap is not None:
+            entries = notes.gap.bridged(entries)
         for at, entry in enumerate(entries):
             action = entry["action"]
-            if action == "gap":
-                self._skip(recorder, told)
+            if action == "gap" and notes.gap is not None:
+                self._skip(notes.gap)
             if action in ("segment_free", "segment_unmap"):
                 self._emptied()
             if action == "oom":
-                self._refuse(entry)
+                self._refused = len(self.events), entry
             if action == "free_completed":
                 self._requested.completed(entry["addr"])
             if action not in ("alloc", "free_requested"):
                 continue
-            while told and told[-1][0] <= len(self.events):
-                self._tell(told.pop())
+            self._tell(len(self.events))
             if action == "alloc":
                 self._born(entry)
             else:
                 following = entries[at + 1] if at + 1 < len(entries) else {}
                 self._dies(entry, following)
-        while told:
-            self._tell(told.pop())
-        for begin, end in recorder.cublas:
+        self._tell(_NEVER)
+        for begin, end in notes.cublas:
             for event in self.events[begin:end]:
                 if event < 0:
                     self.blocks[~event].component = Component.WORKSPACES
-        if recorder.profiler is not None:
+        if notes.profiler is not None:
             self._name_operators()
         self._settle_guesses()
         self._check()
@@ -93,15 +90,24 @@ class Timeline:
         self._live[entry["addr"]] = len(self.blocks)
         stream = self._stream(entry["stream"])
         block = _Block(entry["addr"], entry["size"], len(self.events), stream)
-        block.line = self._line_of(entry.get("frames", ()))
+        block.line = self._line_of(entry)
         self.blocks.append(block)
         self.events.append(len(self.blocks) - 1)
         self._requested.born(entry["size"])
 
+    def _line_of(self, entry: dict[str, Any]) -> str:
+        """The user's line that requested a block."""
+        frames = entry.get("frames")
+        if not frames:
+            return ""
+        if id(frames) not in self._lines:
+            self._lines[id(frames)] = source_lines.of_frames(frames)
+        return self._lines[id(frames)]
+
     def _stream(self, known: int) -> int:
         """The number of a stream in a trace; what a private pool holds nobody else can use."""
         stream = self._streams.setdefault(known, len(self._streams))
-        if known in self._recorder.private and stream not in self._private:
+        if known in self._notes.private and stream not in self._private:
             self._private.add(stream)
             self.asides.append(Aside(index=len(self.events), what="keep_pool", stream=stream))
         return stream
@@ -122,13 +128,9 @@ class Timeline:
         block.dies = len(self.events)
         self.events.append(~number)
 
-    def _refuse(self, entry: dict[str, Any]) -> None:
-        line = self._line_of(entry.get("frames", ()))
-        self.refused.append(Refused(len(self.events), entry["size"], entry["device_free"], line))
-
     def _settle_guesses(self) -> None:
         """Name the remaining blocks by their origin (copied from the host) or lifetime."""
-        moments = [moment for moment, _ in self._recorder.marks]
+        moments = [moment for moment, _ in self._notes.marks]
         for block in self.blocks:
             if block.component is None:
                 came = block.arrived and not self._module_at(block.born, moments)
@@ -140,61 +142,55 @@ class Timeline:
         if last is None or (last.index, last.what) != (index, "empty_cache"):
             self.asides.append(Aside(index=index, what="empty_cache"))
 
-    def _tell(self, told: tuple[int, int, Any]) -> None:
-        """Take in what was noted at the present moment."""
-        _, _, what = told
-        if isinstance(what, dict):
-            for address, owner in what.items():
-                if (block := self._living(address)) is not None:
-                    setattr(block, "op" if isinstance(owner, str) else "owner", owner)
-            return
-        if isinstance(what, int):
-            if (block := self._living(what)) is not None:
+    def _tell(self, until: int) -> None:
+        """Take in what was noted until a moment."""
+        told = self._notes.told
+        while self._next < len(told) and told[self._next][0] <= until:
+            _, kind, what = told[self._next]
+            self._next += 1
+            if kind is Told.OWNERS:
+                for address, owner in what.items():
+                    if (block := self._living(address)) is not None:
+                        setattr(block, "op" if isinstance(owner, str) else "owner", owner)
+            elif kind is Told.NAMES:
+                component, addresses = what
+                for block in filter(None, map(self._living, addresses)):
+                    if component is None:
+                        block.arrived = block.given = True
+                    else:
+                        block.component = block.component or component
+            elif kind is Told.BORN_SINCE:
+                self._guess(*what)
+            elif (block := self._living(what)) is not None:
                 block.arrived = True
-            return
-        component, which = what
-        if isinstance(which, int):
-            for number in reversed(self._live.values()):
-                block = self.blocks[number]
-                if block.born < which:
-                    break
-                if block.guess is None and not self._sent(block):
-                    block.guess = component
-            return
-        for block in filter(None, map(self._living, which)):
-            if component is None:
-                block.arrived = block.given = True
-            else:
-                block.component = block.component or component
+
+    def _guess(self, component: Component, since: int) -> None:
+        for number in reversed(self._live.values()):
+            block = self.blocks[number]
+            if block.born < since:
+                break
+            if block.guess is None and not self._sent(block):
+                block.guess = component
 
     def _living(self, address: int) -> _Block | None:
         number = self._live.get(address)
         return None if number is None else self.blocks[number]
 
-    def _skip(self, recorder: Notes, told: list[tuple[int, int, Any]]) -> None:
+    def _skip(self, gap: Gap) -> None:
         """Let moments after a gap be those of the events that stand for it."""
-        assert recorder.gap is not None
-        begin, end, here = recorder.gap.begin, recorder.gap.end, len(self.events)
-
-        def moved(moment: int) -> int:
-            return moment if moment <= begin else here + max(moment - end, 0)
-
-        for interval in recorder.intervals:
-            interval.kept = not begin < interval.end <= end
-            interval.begin, interval.end = moved(interval.begin), moved(interval.end)
-        recorder.marks = [(moved(moment), path) for moment, path in recorder.marks]
-        recorder.profiled = moved(recorder.profiled[0]), moved(recorder.profiled[1])
-        recorder.cublas = [(moved(begin), moved(end)) for begin, end in recorder.cublas]
-        told[:] = [(moved(moment), order, what) for moment, order, what in told]
+        here = len(self.events)
+        for interval in self._notes.intervals:
+            interval.kept = not gap.begin < interval.end <= gap.end
+        self._notes.move(lambda m: m if m <= gap.begin else here + max(m - gap.end, 0))
 
     def _sent(self, block: _Block) -> bool:
         """A wrapper over several GPUs uses other streams for what it sends."""
-        return self._recorder.wrapped and block.stream > 0
+        return self._notes.wrapped and block.stream > 0
 
     def _name_operators(self) -> None:
-        begin, end = self._recorder.profiled
+        begin, end = self._notes.profiled
         own = [block for block in self.blocks if begin <= block.born < end]
-        seen = torch_internals.blocks_by_operator(self._recorder.profiler, self._recorder.KIND)
+        seen = torch_internals.blocks_by_operator(self._notes.profiler, self._notes.KIND)
         if [block.address for block in own] != [block.address for block in seen]:
             raise EstimateError("PyTorch's profiler and its allocator saw different blocks.")
         for block, shown in zip(own, seen, strict=True):
@@ -204,10 +200,10 @@ class Timeline:
 
     def _check(self) -> None:
         """The history says what PyTorch's own counters say."""
-        for interval in self._recorder.intervals:
+        for interval in self._notes.intervals:
             if not interval.kept:
                 continue
-            least, most = self._requested.peak(max(interval.begin, interval.counted), interval.end)
+            least, most = self._requested.peak(interval.begin, interval.end)
             if not least <= interval.requested <= most:
                 raise EstimateError(
                     f"PyTorch's history of {interval.phase.value} shows a peak of {most:,} bytes, "
@@ -216,8 +212,8 @@ class Timeline:
 
     def trace(self, *, assumptions: Sequence[str] = (), **more: Any) -> Trace:
         """The records of a trace; ``more``: its fields that are not of the allocator."""
-        intervals = self._recorder.intervals
-        private = sum(self._recorder.private.values())
+        intervals = self._notes.intervals
+        private = sum(self._notes.private.values())
         pools = (_PRIVATE.format(format_bytes(private)),) if private else ()
         return Trace(
             assumptions=(*assumptions, *pools),
@@ -231,9 +227,24 @@ class Timeline:
             **more,
         )
 
+    def refusal(self) -> Refusal | None:
+        """The request that failed last."""
+        if self._refused is None:
+            return None
+        moment, entry = self._refused
+        interval = next(one for one in reversed(self._notes.intervals) if one.begin <= moment)
+        return Refusal(
+            device=self._notes.device,
+            phase=interval.phase,
+            step=interval.step,
+            line=self._line_of(entry) or interval.line,
+            asked=entry["size"],
+            free=entry["device_free"],
+        )
+
     def _storages(self) -> tuple[Storage, ...]:
         """The blocks as the records of a trace have them."""
-        intervals, marks = self._recorder.intervals, self._recorder.marks
+        intervals, marks = self._notes.intervals, self._notes.marks
         begins = [interval.begin for interval in intervals]
         moments = [moment for moment, _ in marks]
         return tuple(
@@ -270,17 +281,17 @@ class Timeline:
     def _module_at(self, moment: int, moments: list[int]) -> str:
         """The module that was at work; ``moments`` are those of the marks."""
         at = bisect.bisect_right(moments, moment)
-        return self._recorder.marks[at - 1][1] if at else ""
+        return self._notes.marks[at - 1][1] if at else ""
 
     def sent(self, step: int) -> tuple[Sent, ...]:
         """What was sent in a step, without what loading and resuming sent."""
-        intervals = self._recorder.intervals
+        intervals = self._notes.intervals
         inside = [
             at
             for at, one in enumerate(intervals)
             if one.step == step and one.phase not in (*ONCE, Phase.EVAL)
         ]
-        if not inside or not self._recorder.wrapped:
+        if not inside or not self._notes.wrapped:
             return ()
         before = intervals[inside[0] - 1].given if inside[0] else {}
         return nccl_traffic.between(before, intervals[inside[-1]].given)
@@ -288,20 +299,8 @@ class Timeline:
     def _readings(self) -> tuple[Reading, ...]:
         return tuple(
             Reading(**{name: getattr(one, name) for name in Reading.__struct_fields__})
-            for one in self._recorder.intervals
+            for one in self._notes.intervals
         )
-
-
-class Refused(msgspec.Struct, frozen=True):
-    """A request that found no room on the GPU."""
-
-    moment: int
-    bytes: int
-    """That were asked for."""
-    free: int
-    """Of the GPU, as the driver said."""
-    line: str
-    """Of the user's code; empty: unknown."""
 
 
 class _Requested:
@@ -367,13 +366,3 @@ class _Block(msgspec.Struct):
     """It was filled from the host."""
     given: bool = False
     """It was handed to a model from outside."""
-
-
-def _told(recorder: Notes) -> list[tuple[int, int, Any]]:
-    """Everything that was noted of blocks, the last first; in one moment, names before guesses."""
-    told: list[tuple[int, int, Any]] = []
-    told += [(moment, 0, owners) for moment, owners in recorder.owners]
-    told += [(moment, 1, (component, which)) for moment, component, which in recorder.names]
-    told += [(moment, 2, (component, since)) for moment, component, since in recorder.born_since]
-    told += [(moment, 3, address) for moment, address in recorder.arrived]
-    return sorted(told, key=lambda one: one[:2])[::-1]

@@ -6,6 +6,7 @@ module is at work is noted too: in forward, in a forward that is made again, in 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -34,8 +35,6 @@ class Interval(msgspec.Struct, kw_only=True):
     requested: int = 0
     allocated: int = 0
     reserved: int = 0
-    counted: int = 0
-    """Where the program resets the counters of peaks: they count from this moment on."""
     kept: bool = True
     """The allocator's history of it was kept."""
     given: nccl_traffic.Counts = msgspec.field(default_factory=dict)
@@ -73,6 +72,19 @@ class Gap(msgspec.Struct, kw_only=True):
         return [*self.entries, *bridge, {"action": "gap"}, *after]
 
 
+class Told(IntEnum):
+    """What can be said of blocks; in one moment, the first of these comes first."""
+
+    OWNERS = 0
+    """By their addresses, which modules they are of, or which variables hold them."""
+    NAMES = 1
+    """Component of the blocks at some addresses; ``None``: a model is given them from outside."""
+    BORN_SINCE = 2
+    """Component of living blocks that were born since a moment, unless they are named."""
+    ARRIVED = 3
+    """The address of a block to which something was copied from the host."""
+
+
 class Notes:
     """What was noted of one GPU while a program ran."""
 
@@ -81,18 +93,10 @@ class Notes:
     def __init__(self, device: int) -> None:
         self.device = device
         self.intervals: list[Interval] = []
-        self.names: list[tuple[int, Component | None, list[int]]] = []
-        """At this moment, blocks at these addresses are of this component; ``None``: they are
-        handed to a model from outside."""
-        self.born_since: list[tuple[int, Component, int]] = []
-        """At this moment, living blocks that were born after another one are of this component."""
-        self.owners: list[tuple[int, Mapping[int, Owner | str]]] = []
-        """At this moment, blocks at these addresses are of these modules, or held by these
-        variables."""
+        self.told: list[tuple[int, Told, Any]] = []
+        """What was said of blocks at this moment."""
         self.marks: list[tuple[int, str]] = []
         """From this moment on, this module is at work."""
-        self.arrived: list[tuple[int, int]] = []
-        """At this moment, something was copied from the host to this address."""
         self.profiled: tuple[int, int] = (0, 0)
         """Between which moments the profiler ran."""
         self.cublas: list[tuple[int, int]] = []
@@ -109,6 +113,18 @@ class Notes:
     def now(self) -> int:
         """The present moment."""
         return internals.events_so_far(self.device) - self.zero
+
+    def move(self, moved: Callable[[int], int]) -> None:
+        """Count moments otherwise."""
+        for interval in self.intervals:
+            interval.begin, interval.end = moved(interval.begin), moved(interval.end)
+        self.marks = [(moved(moment), path) for moment, path in self.marks]
+        self.told = [
+            (moved(m), kind, (what[0], moved(what[1])) if kind is Told.BORN_SINCE else what)
+            for m, kind, what in self.told
+        ]
+        self.profiled = moved(self.profiled[0]), moved(self.profiled[1])
+        self.cublas = [(moved(begin), moved(end)) for begin, end in self.cublas]
 
 
 class Notebook:
@@ -142,17 +158,18 @@ class Notebook:
     def name_at(self, component: Component | None, addresses: list[int]) -> None:
         """The same of the blocks at some addresses; ``None``: a model is given them."""
         for notes in self.notes if addresses else ():
-            notes.names.append((notes.now(), component, addresses))
+            notes.told.append((notes.now(), Told.NAMES, (component, addresses)))
 
     def own(self, owners: Mapping[int, Owner | str]) -> None:
         """Say which modules the blocks at these addresses are of, or which variables hold them."""
         for notes in self.notes if owners else ():
-            notes.owners.append((notes.now(), owners))
+            notes.told.append((notes.now(), Told.OWNERS, owners))
 
     def guess(self, component: Component, since: Sequence[int]) -> None:
         """Living blocks that were born since then are of this component, unless they are named."""
         for number, notes in enumerate(self.notes):
-            notes.born_since.append((notes.now(), component, since[number] if since else 0))
+            begin = since[number] if since else 0
+            notes.told.append((notes.now(), Told.BORN_SINCE, (component, begin)))
 
     def makes(self, component: Component) -> Around:
         """To be put around a function: what it makes, and leaves behind, is of this component."""
@@ -164,10 +181,6 @@ class Notebook:
             return made
 
         return around
-
-    def at_work(self) -> str:
-        """The module that is at work now."""
-        return self.notes[0].marks[-1][1]
 
     def mark(self, module: str) -> None:
         """From now on this module is at work."""
@@ -289,27 +302,22 @@ class AtWork:
         self._begun: list[int] = []
         """When the outermost began."""
 
-    @property
-    def depth(self) -> int:
-        """How many there are."""
-        return len(self._stack) - 1
-
     def enters(self, path: str | None, args: Any, *, again: bool) -> None:
         """A module begins, also in backward (``again``), as checkpointing has it."""
-        if not self.depth:
+        if not self._stack[1:]:
             self._begun = self._book.moments()
-            self._stack[0] = self._book.at_work() if again else ""
+            self._stack[0] = self._book.notes[0].marks[-1][1] if again else ""
         tag(args, self._stack[-1], self._book.mark)
         self._stack.append(self._stack[-1] if path is None else path)
         self._book.mark(self._stack[-1])
 
     def leaves(self, out: Any, *, keeps: bool) -> None:
         """A module ends; ``keeps``: what the outermost leaves behind is for backward."""
-        if not self.depth:
+        if not self._stack[1:]:
             return  # It began before anybody followed.
         tag(out, self._stack.pop(), self._book.mark)
         self._book.mark(self._stack[-1])
-        if not self.depth:
+        if not self._stack[1:]:
             self._stack[0] = ""
             if keeps:
                 self._book.guess(Component.ACTIVATIONS, self._begun)

@@ -1,8 +1,10 @@
-"""Changes to other packages that can be taken back, made when those packages are imported."""
+"""Changes to other packages that can be taken back, made when those packages are imported.
+
+What is assumed because of them is kept with them.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -11,22 +13,31 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 _MISSING = object()
 Around = Callable[..., Any]
 """Called with the original function, then with what that was called with."""
 
 
-class Patches(contextlib.AbstractContextManager["Patches"]):
+class Patches:
     """Remembers what it replaced, and puts it back."""
 
     def __init__(self) -> None:
+        self.said: dict[str, None] = {}
+        """What is assumed."""
         self._undo: list[Callable[[], object]] = []
         self._finder = _Finder()
 
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(self, *_: object) -> None:
         self.undo()
+
+    def say(self, assumed: str) -> None:
+        """Add to what is assumed."""
+        self.said[assumed] = None
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace an attribute, or add it."""

@@ -11,14 +11,18 @@ from msgspec.structs import replace
 from torch.overrides import TorchFunctionMode
 
 from memcalc import registry
+from memcalc.engine import torch_internals as internals
+from memcalc.engine.patches import Patches
+from memcalc.engine.recorder import Recorder
 from memcalc.errors import EstimateError, MeasureError
 from memcalc.records.plan import Plan
+from memcalc.records.trace import Phase
 from memcalc.workload import layouts, liger, loops, quantised
-from memcalc.workload.job import Job, Program
+from memcalc.workload.job import Job, Program, Watch
 from memcalc.workload.layouts import Rank
 from memcalc.workload.model import with_weights
 from memcalc.workload.optimizers import InBackward, make, restore, saved_state
-from memcalc.workload.prepare import prepare, program_of
+from memcalc.workload.prepare import finished, prepare, program_of
 
 Move = Callable[[torch.nn.Module], Any]
 Make = Callable[[str, torch.Tensor], torch.Tensor]
@@ -74,10 +78,46 @@ def _empty(name: str, like: torch.Tensor) -> torch.Tensor:
     return torch.empty(like.shape, dtype=like.dtype, device="cpu") if like.is_meta else like
 
 
+def load(
+    program: Program, device: str, watch: Watch, recorder: Recorder | None = None
+) -> tuple[Program, Any]:
+    """The program with its model on the device, under its layout; and the optimizer over it.
+
+    ``watch`` sees the phases; a recorder, on a simulated GPU or the CPU, learns what there is.
+    """
+    plan, optimizer = program.plan, None
+    simulated = recorder is not None and device != "cpu"
+    if recorder is not None:
+        recorder.know(program.model)
+    with watch.phase(Phase.LOAD, 0):
+        program = place(program, device, simulated=simulated)
+        if plan.scheme is None and not plan.infers:
+            optimizer = make_optimizer(program, program.model.train())
+        if recorder is not None:
+            recorder.meet(program.model, optimizer)
+    if plan.scheme is None:
+        return program, optimizer
+    if plan.infers and plan.adapters is None:
+        return finished(program, program.model), None
+    with watch.phase(Phase.PREPARE, 0), Patches() as patches:
+        for name in internals.DRAWS if simulated else ():
+            # Adapters are made on the host, where drawing them takes seconds.
+            patches.wrap(torch.nn.init, name, lambda _, tensor, *__, **___: tensor)
+        program = finished(program, program.model)
+        if not plan.infers:
+            if recorder is not None:
+                recorder.know(program.model)
+            program = _laid_out(program, device, lambda model: model, simulated)
+            optimizer = make_optimizer(program, program.model.train())
+        if recorder is not None:
+            recorder.meet(program.model, optimizer)
+    return program, optimizer
+
+
 def place(program: Program, device: str, *, simulated: bool = False) -> Program:
     """Put the model on this process's device, under the plan's layout.
 
-    A quantized model is not under it yet: it is finished first (``wrap``). On a simulated device no
+    A quantized model is not under it yet: it is finished first. On a simulated device no
     weight has a value, on the host either: nobody looks at them.
     """
     wanted, (_, world) = layouts.spread(program.plan).world, _group()
@@ -94,11 +134,6 @@ def place(program: Program, device: str, *, simulated: bool = False) -> Program:
         loaded = quantised.load(program.model, checkpoint, program.plan, place, make)
         return replace(program, model=loaded)
     return _laid_out(program, device, lambda model: to_device(model, device), simulated)
-
-
-def wrap(program: Program, device: str, *, simulated: bool = False) -> Program:
-    """Put a model that is on this process's device under the plan's layout."""
-    return _laid_out(program, device, lambda model: model, simulated)
 
 
 def _laid_out(program: Program, device: str, move: Move, simulated: bool) -> Program:
@@ -128,7 +163,7 @@ def _device(device: str) -> torch.device:
     return torch.device(device if device == "cpu" else f"cuda:{torch.cuda.current_device()}")
 
 
-def optimizer(program: Program, model: torch.nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(program: Program, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Make the optimizer over a model that is on its device."""
     if not program.in_backward:
         return make(program, model)

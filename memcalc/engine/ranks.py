@@ -7,11 +7,9 @@ functions tell apart. Read in PyTorch 2.2 to 2.14.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import os
-from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -20,9 +18,9 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from torch.nn.parallel import DistributedDataParallel
 
+from memcalc.engine.notes import Notebook
 from memcalc.engine.packages import deepspeed, dtensor
 from memcalc.engine.patches import Patches
-from memcalc.engine.recorder import Recorder
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Trace, changes
 from memcalc.workload import layouts
@@ -132,26 +130,24 @@ def largest(traces: dict[int, Trace], world: int) -> Trace:
     return replace(traces[rank], assumptions=(said, *traces[rank].assumptions))
 
 
-@contextlib.contextmanager
-def followed(recorder: Recorder, plan: Plan) -> Iterator[None]:
-    """Have the wrapper of a plan tell the recorder what it makes."""
+def follow(patches: Patches, book: Notebook, plan: Plan) -> None:
+    """Note what the wrapper of a plan makes."""
     layout = layouts.of(plan)
     if layout.name == layouts.SINGLE:
-        yield
         return
-    with Patches() as patches:
-        # DDP makes its buckets as it is made, and anew before the second forward.
-        for name in ("__init__", "_pre_forward"):
-            patches.wrap(DistributedDataParallel, name, recorder.makes(Component.COMMUNICATION))
-        if plan.target == "cpu":
-            patches.wrap(DistributedDataParallel, "__init__", _averaged_alone)
-        patches.wrap(torch.UntypedStorage, "resize_", functools.partial(_gathered, recorder))
-        # DeepSpeed does as it sets itself up.
-        patches.wrap(torch.cuda, "reset_peak_memory_stats", functools.partial(_reset, recorder))
-        dtensor.plan_alike_once(patches)
-        if layout.package == "deepspeed":
-            deepspeed.follow(patches, recorder)
-        yield
+    name_buckets(patches, book)
+    if plan.target == "cpu":
+        patches.wrap(DistributedDataParallel, "__init__", _averaged_alone)
+    patches.wrap(torch.UntypedStorage, "resize_", functools.partial(_gathered, book))
+    dtensor.plan_alike_once(patches)
+    if layout.package == "deepspeed":
+        deepspeed.follow(patches, book)
+
+
+def name_buckets(patches: Patches, book: Notebook) -> None:
+    """DDP makes its buckets as it is made, and anew before the second forward."""
+    for name in ("__init__", "_pre_forward"):
+        patches.wrap(DistributedDataParallel, name, book.makes(Component.COMMUNICATION))
 
 
 def _averaged_alone(original: Any, model: Any, *args: Any, **kwargs: Any) -> None:
@@ -166,15 +162,9 @@ def _averaged_alone(original: Any, model: Any, *args: Any, **kwargs: Any) -> Non
     model.register_comm_hook(None, reduced)
 
 
-def _reset(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> None:
-    original(*args, **kwargs)
-    if recorder.intervals:
-        recorder.intervals[-1].counted = recorder.now()
-
-
-def _gathered(recorder: Recorder, original: Any, storage: Any, size: int) -> Any:
+def _gathered(book: Notebook, original: Any, storage: Any, size: int) -> Any:
     """FSDP frees and takes the memory of whole parameters by resizing their storages."""
     result = original(storage, size)
     if size and storage.device.type == "cuda":
-        recorder.name_at(Component.UNSHARDED, [storage.data_ptr()])
+        book.name_at(Component.UNSHARDED, [storage.data_ptr()])
     return result

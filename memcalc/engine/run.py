@@ -11,11 +11,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memcalc.engine import decisions, flops, ranks
 from memcalc.engine import program as programs
-from memcalc.engine import torch_internals as internals
 from memcalc.engine.compiling import Compiling
+from memcalc.engine.counters import Counters, CpuCounters
 from memcalc.engine.history import Timeline
 from memcalc.engine.patches import Patches
-from memcalc.engine.recorder import CpuRecorder, Recorder
+from memcalc.engine.recorder import Recorder
 from memcalc.engine.values import Values
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
@@ -25,7 +25,6 @@ from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, 
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.job import Program
-from memcalc.workload.prepare import finished
 
 STEPS_ON_CPU = 2
 """There is no cache to settle: the second step is like all that follow."""
@@ -39,6 +38,7 @@ _UNREACHED = f"{{}} of weights {NO_GRADIENT} here (experts without tokens?): tra
 def trace(
     program: Program,
     *,
+    lengths: Sequence[int] = (),
     detailed: bool = False,
     named: bool = True,
     counted: bool = False,
@@ -51,15 +51,21 @@ def trace(
     operator and the dtype of every block of the last step, whatever time that takes; ``named`` its
     operators, as is done where cuDNN may run: what it needs beside the allocator is told by their
     names. ``counted`` runs one step more, and counts its floating-point operations; ``values``
-    follows what the model's code reads back from the GPU; ``drop`` is always told where it is.
+    follows what the model's code reads back from the GPU; ``drop`` is always told where it is. With
+    ``lengths`` it trains on one batch of each, a step each, and every step counts.
+
+    Raises:
+        UsageError: there are lengths, and the model takes no tokens.
     """
     plan = program.plan
-    steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else STEPS
-    watched = range(steps - 1, steps) if not plan.infers else _passes(program)
-    recorder = _recorder(plan, watched, detailed, named or _may_convolve(program))
-    followed = _Followed(plan, values)
-    with ranks.followed(recorder, plan), followed:
-        program, optimizer = _load(program, recorder)
+    if lengths and program.seq is None:
+        raise UsageError(f"{plan.name} takes no tokens: leave out --lengths.")
+    steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else len(lengths) or STEPS
+    watched = _passes(program) if plan.infers else () if lengths else (steps - 1,)
+    how = {"detailed": detailed, "named": named or _may_convolve(program)}
+    with _Followed(plan, values, watched, **how) as followed:
+        recorder = followed.recorder
+        program, optimizer = programs.load(program, plan.target, recorder, recorder)
         if drop is not None:
             followed.tell_places(program.model, drop)
         if optimizer is not None and plan.target != "cpu":
@@ -67,8 +73,8 @@ def trace(
         if plan.infers:
             _infer(program, recorder)
         else:
-            _train(program, optimizer, recorder, steps)
-    traced = followed.said_of(_read(program, recorder, steps))
+            _train(program, optimizer, recorder, steps, lengths)
+    traced = followed.trace(program, steps, whole=plan.infers or bool(lengths))
     if plan.infers or not counted:
         return traced
     operations = flops.of_step(lambda counter: _one_more_step(program, optimizer, counter))
@@ -95,30 +101,53 @@ def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> 
 
 
 class _Followed(Patches):
-    """Follows what a plan's code reads back from the GPU, and the compiler, meanwhile."""
+    """Records a plan's program, and follows the compiler and what it reads back from the GPU."""
 
-    def __init__(self, plan: Plan, values: bool) -> None:
+    def __init__(self, plan: Plan, values: bool, watched: Iterable[int], **how: bool) -> None:
         super().__init__()
-        self._said: dict[str, None] = {}
+        self._unreached: tuple[str, ...] = ()
+        wrapped = layouts.spread(plan).layout != layouts.SINGLE
+        if plan.target == "cpu":
+            counters: Counters = CpuCounters(with_dtypes=not wrapped)
+        else:
+            torch.cuda.init()
+            counters = Counters()
+            counters.install(self)
+        self.recorder = Recorder(counters, wrapped=wrapped, watched=watched, **how)
+        ranks.follow(self, counters, plan)
         if plan.compile is not None:
-            Compiling(self._say).install(self)
+            Compiling(self.say).install(self)
         if plan.target != "cpu":
-            known = Values(self._say)
-            decisions.install(self, known, self._say)
+            known = Values(self.say)
+            decisions.install(self, known)
             if values:
                 known.install(self)
             # Triton's own key of kernels that are kept is a hash over its whole library.
             self.when_imported("triton.runtime.cache", self._key_by_version)
-        self._unreached = ""
-        if not plan.infers and layouts.spread(plan).layout == layouts.SINGLE:
+        if not plan.infers and not wrapped:
             self.also(register_optimizer_step_pre_hook(self._look_at_gradients).remove)
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self.recorder.end()
+        super().__exit__(*error)
+
+    def trace(self, program: Program, steps: int, *, whole: bool) -> Trace:
+        """The trace of a run that has ended."""
+        [(notes, entries)] = self.recorder.counters.histories()
+        timeline = Timeline(notes, entries)
+        return timeline.trace(
+            inventory=program.inventory,
+            steps=steps,
+            seq=program.seq,
+            sent=timeline.sent(steps - 1),
+            whole=whole,
+            assumptions=(*self._unreached, *_said(program, self.recorder), *self.said),
+        )
 
     def _key_by_version(self, cache: Any) -> None:
         if hasattr(cache, "triton_key"):
             self.set(cache, "triton_key", lambda: sys.modules["triton"].__version__)
-
-    def _say(self, assumed: str) -> None:
-        self._said[assumed] = None
 
     def tell_places(self, model: torch.nn.Module, drop: Callable[[str], None]) -> None:
         """Say which module of a model runs, as it begins."""
@@ -135,13 +164,7 @@ class _Followed(Patches):
         weights = [p for group in optimizer.param_groups for p in group["params"]]
         missing = sum(p.nbytes for p in weights if p.requires_grad and p.grad is None)
         if missing > _NOTED * sum(p.nbytes for p in weights):
-            self._unreached = _UNREACHED.format(format_bytes(missing))
-
-    def said_of(self, trace: Trace) -> Trace:
-        """The trace with what is assumed of it, and what it lacks."""
-        if self._unreached:
-            trace = replace(trace, assumptions=(self._unreached, *trace.assumptions))
-        return replace(trace, assumptions=(*trace.assumptions, *self._said))
+            self._unreached = (_UNREACHED.format(format_bytes(missing)),)
 
 
 def _spare_host(optimizer: Any) -> None:
@@ -187,118 +210,47 @@ class _OfEachBatch:
             self.found += self._counter.total - before
 
 
-def _recorder(
-    plan: Plan, watched: Iterable[int], detailed: bool = False, named: bool = True
-) -> Recorder:
-    if plan.target == "cpu":
-        return CpuRecorder(watched=watched, detailed=layouts.spread(plan).layout == layouts.SINGLE)
-    device = torch.cuda.current_device()
-    return Recorder(device=device, watched=watched, detailed=detailed, named=named)
-
-
-def over_lengths(program: Program, lengths: Sequence[int], *, values: bool = False) -> Trace:
-    """Train on one batch of each length, a step each; every step counts.
-
-    ``values`` as for ``trace``.
-
-    Raises:
-        UsageError: the model takes no tokens.
-    """
-    plan = program.plan
-    if program.seq is None:
-        raise UsageError(f"{plan.name} takes no tokens: leave out --lengths.")
-    recorder = _recorder(plan, ())
-    coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
-
-    def batch() -> Batch:
-        return _batch(program.resized(plan.batch, next(coming)), recorder)
-
-    followed = _Followed(plan, values)
-    with ranks.followed(recorder, plan), followed:
-        program, optimizer = _load(program, recorder)
-        job = programs.job(program, optimizer, plan.target)
-        job = replace(job, batch=batch, plan=replace(plan, eval=None))
-        with layerdrop.off(program.model):
-            loops.of(plan).run(job, recorder, len(lengths))
-    return followed.said_of(replace(_read(program, recorder, len(lengths)), whole=True))
-
-
-def _read(program: Program, recorder: Recorder, steps: int) -> Trace:
-    """The trace of a run that has ended."""
-    plan = program.plan
-    recorder.end()
-    timeline = Timeline(recorder, recorder.history())
-    return timeline.trace(
-        inventory=program.inventory,
-        steps=steps,
-        seq=program.seq,
-        sent=timeline.sent(steps - 1),
-        whole=plan.infers,
-        assumptions=tuple(_said(program, recorder)),
-    )
-
-
 def _passes(program: Program) -> tuple[int, ...]:
     """The passes of a generation that are followed: the prompt's, the first ones and the last."""
     last = (program.plan.generate or 1) - 1
     return tuple(sorted({0, 1, 2, last - 1, last}))
 
 
-def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
-    """The program with its model on the GPU, under its layout, and the optimizer over it."""
+def _train(
+    program: Program, optimizer: Any, recorder: Recorder, steps: int, lengths: Sequence[int]
+) -> None:
     plan = program.plan
-    recorder.wrapped = layouts.spread(plan).layout != layouts.SINGLE
-    simulated, optimizer = plan.target != "cpu", None
-    recorder.know(program.model)
-    with recorder.phase(Phase.LOAD, 0):
-        program = programs.place(program, plan.target, simulated=simulated)
-        if plan.scheme is None and not plan.infers:
-            optimizer = programs.optimizer(program, program.model.train())
-        recorder.meet(program.model, optimizer)
-    if plan.scheme is None:
-        return program, optimizer
-    if plan.infers and plan.adapters is None:
-        return finished(program, program.model), None
-    with recorder.phase(Phase.PREPARE, 0), Patches() as patches:
-        for name in internals.DRAWS if simulated else ():
-            # Adapters are made on the host, where drawing them takes seconds.
-            patches.wrap(torch.nn.init, name, lambda _, tensor, *__, **___: tensor)
-        program = finished(program, program.model)
-        if not plan.infers:
-            recorder.know(program.model)
-            program = programs.wrap(program, plan.target, simulated=simulated)
-            _name_quantised_shards(program.model, recorder)
-            optimizer = programs.optimizer(program, program.model.train())
-        recorder.meet(program.model, optimizer)
-    return program, optimizer
+    coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
 
+    def batch() -> Batch:
+        sized = program.resized(plan.batch, next(coming)) if lengths else program
+        return _batch(sized, recorder)
 
-def _train(program: Program, optimizer: Any, recorder: Recorder, steps: int) -> None:
-    job = programs.job(program, optimizer, program.plan.target)
-    job = replace(
-        job, batch=lambda: _batch(program, recorder), simulated=program.plan.target != "cpu"
-    )
+    job = programs.job(program, optimizer, plan.target)
+    job = replace(job, batch=batch, simulated=plan.target != "cpu")
+    if lengths:
+        job = replace(job, plan=replace(plan, eval=None))
     with layerdrop.off(program.model):
-        loops.of(program.plan).run(job, recorder, steps)
+        loops.of(plan).run(job, recorder, steps)
 
 
 def _infer(program: Program, recorder: Recorder) -> None:
     model = without_adapters(program.model)
-    told, passes = set(_passes(program)), 0
+    told, passes, counters = set(_passes(program)), 0, recorder.counters
 
     def given(module: Any, args: Any, named: dict[str, Any]) -> None:
         nonlocal passes
         passes += 1
         # A beam search orders its cache anew between two passes.
         if passes - 1 in told:
-            recorder.name(Component.KV_CACHE, caches_of(named))
+            counters.name(Component.KV_CACHE, caches_of(named))
 
     def returned(module: Any, args: Any, outputs: Any) -> None:
         if isinstance(outputs, Mapping) and passes - 1 in told:
             recorder.kept_on_host = sum(
                 one.nbytes for one in caches_of(outputs) if one.device.type == "cpu"
             )
-            recorder.name(Component.KV_CACHE, caches_of(outputs))
+            counters.name(Component.KV_CACHE, caches_of(outputs))
 
     noted = replace(program, batch=lambda _: _batch(program, recorder))
     with contextlib.ExitStack() as hooks:
@@ -308,24 +260,14 @@ def _infer(program: Program, recorder: Recorder) -> None:
             noted,
             recorder,
             device=program.plan.target,
-            between=lambda begins: recorder.pause() if begins else recorder.resume(),
+            between=lambda begins: counters.pause() if begins else counters.resume(),
         )
 
 
 def _batch(program: Program, recorder: Recorder) -> Batch:
     made = program.batch(program.plan.target)
-    recorder.name(Component.INPUTS, made.values())
+    recorder.counters.name(Component.INPUTS, made.values())
     return made
-
-
-def _name_quantised_shards(model: torch.nn.Module, recorder: Recorder) -> None:
-    """Of weights in 4 bit that a wrapper divided, each layer still knows the constants."""
-    for module in model.modules():
-        state = getattr(module, "quant_state", None)
-        weight = getattr(module, "weight", None)
-        if state is not None and isinstance(weight, torch.Tensor):
-            recorder.name(Component.QUANTISATION_CONSTANTS, quantised.constants_in(state).values())
-            recorder.name(Component.QUANTISED_WEIGHTS, [weight])
 
 
 def _said(program: Program, recorder: Recorder) -> Iterator[str]:

@@ -102,31 +102,11 @@ def events_so_far(device: int) -> int:
     The stub driver counts them; on a GPU the allocator is asked, which takes eight microseconds.
     """
     moments = _moments()
-    return _events(_C._cuda_memoryStats(device)) if moments is None else int(moments[device])
+    return events_in(_C._cuda_memoryStats(device)) if moments is None else int(moments[device])
 
 
-def peaks(device: int) -> tuple[int, dict[str, int]]:
-    """Births and deaths so far, and the highest bytes since ``reset_peaks``, of one moment."""
-    stats = _C._cuda_memoryStats(device)
-    found = {
-        name: stats.get(f"{name}_bytes", {}) for name in ("requested", "allocated", "reserved")
-    }
-    return _events(stats), {name: one["all"]["peak"] if one else 0 for name, one in found.items()}
-
-
-def reset_peaks(device: int) -> int:
-    """Let the counters of peaks begin anew; returns births and deaths until then.
-
-    Threads of process groups free blocks at any time, and so between two calls.
-    """
-    while True:
-        before = events_so_far(device)
-        _C._cuda_resetPeakMemoryStats(device)
-        if events_so_far(device) == before:
-            return before
-
-
-def _events(stats: dict[str, Any]) -> int:
+def events_in(stats: dict[str, Any]) -> int:
+    """Births and deaths of blocks that an allocator's counters have counted."""
     counted = stats.get("allocation")
     return counted["all"]["allocated"] + counted["all"]["freed"] if counted else 0
 

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -69,14 +69,11 @@ def warm(architecture: str) -> None:
 class Worker:
     """Answers requests, and keeps the last programs for those that differ in size only."""
 
-    def __init__(self, breadcrumbs: Breadcrumbs | None = None) -> None:
+    def __init__(self, breadcrumbs: Breadcrumbs) -> None:
         internals.prepare_to_fork()
         self._breadcrumbs = breadcrumbs
-        self._counted = False
-        self._figures = False
-        """What operators ask for is not told, so that none need be named."""
-        self._values = False
-        """The program's reads from the GPU are followed, which costs a tenth of a run."""
+        self._how: dict[str, Any] = {}
+        """How programs are run, as ``run.trace`` is told."""
         self._programs: dict[Plan, Program] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -87,8 +84,13 @@ class Worker:
         """
         plan = decode(Plan, request["plan"])
         keep = bool(request.get("keep"))
-        self._counted = bool(keep or request.get("counted"))
-        self._figures = bool(request.get("figures")) or "devices" in request
+        self._how = {
+            "detailed": keep,
+            "counted": keep or bool(request.get("counted")),
+            # Figures alone do not tell what operators ask for, so that none need be named.
+            "named": not request.get("figures") and "devices" not in request,
+            "lengths": request.get("lengths", ()),
+        }
         if plan.engine is not None:
             if keep:
                 raise UsageError("Only memcalc estimate answers for an engine: leave out engine.")
@@ -98,69 +100,41 @@ class Worker:
             return {"inventory": encode(whole(source, tasks.choose(source, plan.task), plan))}
         question = asked(plan)
         program = self._prepared(question)
-        numbers = ranks.asked(program)
-        if len(numbers) > 1:
-            traced = self._largest(question, program, numbers, keep=keep)
-            return _said(question, traced, request)
+        first, *others = ranks.asked(program)
+        if others:
+            return _said(question, self.trace(question), request)
 
         def here(room: int) -> dict[str, Any]:
-            lengths = request.get("lengths", ())
-            traced = self._run_here(question, program, numbers[0], keep, room, lengths)
-            return _said(question, traced, request)
+            return _said(question, self._run_here(question, program, first, room), request)
 
         return self._in_enough_room(question, here)
 
-    def trace(self, question: Asked, *, keep: bool = False) -> Trace:
+    def trace(self, question: Asked) -> Trace:
         """The run that a question asks about; of several ranks the one that needs most.
 
         Raises:
             MemcalcError: it cannot be run.
         """
         program = self._prepared(question)
-        return self._largest(question, program, ranks.asked(program), keep=keep)
-
-    def _largest(
-        self, question: Asked, program: Program, numbers: tuple[int, ...], *, keep: bool
-    ) -> Trace:
-        if len(numbers) == 1:
-            return self._trace(question, program, numbers[0], keep)
-        traces = {number: self._trace(question, program, number, keep) for number in numbers}
+        traces = {rank: self._trace(question, program, rank) for rank in ranks.asked(program)}
+        if len(traces) == 1:
+            return next(iter(traces.values()))
         return ranks.largest(traces, layouts.spread(question.plan).world)
 
-    def _trace(self, question: Asked, program: Program, rank: int, keep: bool) -> Trace:
+    def _trace(self, question: Asked, program: Program, rank: int) -> Trace:
         """Run one rank in a copy of this process."""
 
         def work(room: int) -> dict[str, Any]:
-            return {"trace": pack(self._run_here(question, program, rank, keep, room))}
+            return {"trace": pack(self._run_here(question, program, rank, room))}
 
         return unpack(base64.b64decode(self._in_enough_room(question, work)["trace"]))
 
-    def _run_here(
-        self,
-        question: Asked,
-        program: Program,
-        rank: int,
-        keep: bool,
-        room: int,
-        lengths: Sequence[int] = (),
-    ) -> Trace:
+    def _run_here(self, question: Asked, program: Program, rank: int, room: int) -> Trace:
         """Run in this process, which CUDA over the stub driver belongs to from here on."""
-        plan = question.plan
+        plan, crumbs = question.plan, self._breadcrumbs
         self._settle(question, rank, room)
-        drop = self._breadcrumbs.drop if self._breadcrumbs is not None else None
-        with in_its_words(plan.model, self._where):
-            traced = (
-                run.over_lengths(program, lengths, values=self._values)
-                if lengths
-                else run.trace(
-                    program,
-                    detailed=keep,
-                    named=not self._figures,
-                    counted=self._counted,
-                    values=self._values,
-                    drop=drop,
-                )
-            )
+        with in_its_words(plan.model, crumbs.where):
+            traced = run.trace(program, **self._how, drop=crumbs.drop)
         notes = [*question.notes, *traced.assumptions, *_said_of_room(question, room)]
         missed = traced.uncounted
         if plan.target != "cpu":
@@ -212,7 +186,8 @@ class Worker:
         length = (generates.seq or 0) + (plan.generate or 0)
         # What no engine takes is refused before anything is run.
         engine.check(length)
-        traced = self._trace(probe, self._prepared(probe), 0, keep=True)
+        self._how["detailed"] = True
+        traced = self._trace(probe, self._prepared(probe), 0)
         prediction = predict(probe, traced, state_for(probe, traced))
         serving = engine.serving(read(traced, probe.plan.batch), length)
         return predicted(prediction, plan, serving, question.gpu)
@@ -242,18 +217,15 @@ class Worker:
 
         A callable's are followed at once: its code may decide by them and not stop.
         """
-        self._values = ":" in plan.model
+        # To follow what it reads from the GPU costs a tenth of a run.
+        self._how["values"] = ":" in plan.model
         try:
-            return forked(work, NAME, self._where)
+            return forked(work, NAME, self._breadcrumbs.where)
         except CodeError as error:
-            if error.kind == _OUT_OF_MEMORY or self._values or plan.target == "cpu":
+            if error.kind == _OUT_OF_MEMORY or self._how["values"] or plan.target == "cpu":
                 raise
-        self._values = True
-        return forked(work, NAME, self._where)
-
-    def _where(self) -> str:
-        """Where the program is, or was when it died."""
-        return self._breadcrumbs.where() if self._breadcrumbs is not None else ""
+        self._how["values"] = True
+        return forked(work, NAME, self._breadcrumbs.where)
 
     def _prepared(self, question: Asked) -> Program:
         """The plan's program, without memory for its weights."""

@@ -70,8 +70,11 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """Held by PyTorch's allocator at that moment."""
 
 
-class OtherProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """Another process on the same GPU."""
+class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process on a GPU; ``nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv``.
+
+    In a container the number is that of the host.
+    """
 
     pid: int
     name: str
@@ -101,7 +104,7 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     interval: float
     """Seconds between samples."""
     cuda_total: int | None = None
-    others: tuple[OtherProcess, ...] = ()
+    others: tuple[GpuProcess, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def moment(self, name: str) -> Moment | None:
@@ -165,40 +168,6 @@ class Measurement(Answer, msgspec.Struct, frozen=True, kw_only=True):
     def device_total(self) -> int | None:
         """Bytes of the GPU by NVML: cards of one name come in several sizes."""
         return self.gpu.total if self.gpu is not None else None
-
-
-class RankReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process of a run over several came to."""
-
-    rank: int
-    measurement: Measurement | None = None
-    error: str | None = None
-    """Why there is no measurement."""
-    reached: tuple[PhaseReading, ...] = ()
-    """Where there is none: the phases that had ended."""
-
-
-class GroupReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run over several processes came to."""
-
-    ranks: tuple[RankReading, ...]
-    error: str | None = None
-    """Which process failed first, and how; ``None``: none failed."""
-
-    @property
-    def worst(self) -> RankReading | None:
-        """The process that needs most: one that ran out of memory, else the highest peak."""
-
-        def need(one: RankReading) -> tuple[bool, bool, tuple[int, ...], int]:
-            """What orders processes by what they need; of equal ones the first counts."""
-            if (measured := one.measurement) is None:
-                return False, False, (), -one.rank
-            peaks = (steady_peak(measured, rung) for rung in reversed(ALLOCATOR_RUNGS))
-            levels = tuple(level or 0 for level in (measured.process_used, *peaks))
-            return True, measured.out_of_memory is not None, levels, -one.rank
-
-        found = max(self.ranks, key=need, default=None)
-        return found if found is not None and found.measurement is not None else None
 
 
 def last_finished(readings: Iterable[PhaseReading]) -> int | None:

@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 import torch
@@ -26,11 +26,10 @@ from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
-from memcalc.files.artifact import encode
 from memcalc.files.trace_file import pack
 from memcalc.script import overlay, surroundings
 from memcalc.script.command import as_main, run
-from memcalc.script.records import Ending, Request
+from memcalc.script.records import Answer, Ending, Request
 
 _INTERRUPTED = 130
 """What a shell says of a program that Ctrl-C ended."""
@@ -160,18 +159,16 @@ def _described(error: BaseException) -> dict[str, str]:
     return found
 
 
-def _answer(session: Session, name: str, ending: Ending) -> dict[str, Any]:
+def _answer(session: Session, name: str, ending: Ending) -> Answer:
     traces, refusal = session.recorded(name)
     if ending.out_of_memory:
         ending = msgspec.structs.replace(ending, refusal=refusal)
-    return {
-        "ending": encode(ending),
-        "raised": _raised,
-        "state": encode(session.state()),
-        "traces": {
-            device: base64.b64encode(pack(trace)).decode() for device, trace in traces.items()
-        },
-    }
+    return Answer(
+        ending=ending,
+        state=session.state(),
+        traces={device: pack(trace) for device, trace in traces.items()},
+        raised=_raised,
+    )
 
 
 def _code_of(error: SystemExit) -> int:

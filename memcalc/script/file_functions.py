@@ -241,20 +241,18 @@ class _Functions:
         return Scan(os.fspath(path or "."), self.listdir(None, path))
 
 
-class Scan(Iterator["_Entry"], contextlib.AbstractContextManager["Scan"]):
+class Scan(contextlib.ExitStack):
     """As what ``os.scandir`` gives."""
 
     def __init__(self, folder: str, names: list[str]) -> None:
+        super().__init__()
         self._entries = (_Entry(name, os.path.join(folder, name)) for name in names)
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return self._entries
 
     def __next__(self) -> _Entry:
         return next(self._entries)
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def close(self) -> None:
-        """There is nothing to close."""
 
 
 class _Entry:

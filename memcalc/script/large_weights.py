@@ -1,6 +1,6 @@
 """Leaves weights of large models uninitialized on the host: untouched pages take no memory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ def of_hub(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: options[key] for key in _OF_HUB if key in options}
 
 
-def install(patches: Patches, say: Callable[[str], None]) -> None:
+def install(patches: Patches) -> None:
     """Draw no more from some number of weights on, and say that they are zeros."""
     drawn = [0]
 
@@ -36,7 +36,7 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
         drawn[0] += tensor.numel()
         if drawn[0] <= _DRAWN:
             return original(tensor, *args, **kwargs)
-        say(_SAID)
+        patches.say(_SAID)
         return tensor
 
     for name in DRAWS:

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import Refusal
 from memcalc.script.command import Program
 
@@ -44,3 +45,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A file with a pickled function to call in place of a program."""
     path: tuple[str, ...] = ()
     """Where modules are found that the function names."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program took of the GPU, and how it ended."""
+
+    ending: Ending
+    state: OptimizerState
+    traces: dict[int, bytes]
+    """Of each GPU that it used, packed."""
+    raised: dict[str, str] = {}
+    """What a function raised."""

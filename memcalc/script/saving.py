@@ -119,7 +119,6 @@ def _number(path: str) -> int | None:
         return None
 
 
-Say = Callable[[str], None]
 _NOTHING = object()
 
 
@@ -151,11 +150,11 @@ class _Kept:
         return storages[key].as_strided(*self.view)
 
 
-def install(patches: Patches, say: Say) -> UnwrittenFiles:
+def install(patches: Patches) -> UnwrittenFiles:
     """Keep checkpoints in place of writing them, and say so; returns the files."""
     files = UnwrittenFiles()
     files.install(patches)
-    checkpoints = _Checkpoints(files, patches, say)
+    checkpoints = _Checkpoints(files, patches)
     patches.wrap(torch, "save", checkpoints.save)
     patches.wrap(torch, "load", checkpoints.load)
     patches.when_imported("safetensors", checkpoints.opened)
@@ -166,17 +165,16 @@ def install(patches: Patches, say: Say) -> UnwrittenFiles:
 class _Checkpoints:
     """Functions in place of those that save and load."""
 
-    def __init__(self, files: UnwrittenFiles, patches: Patches, say: Say) -> None:
+    def __init__(self, files: UnwrittenFiles, patches: Patches) -> None:
         self._files = files
         self._patches = patches
-        self._say = say
 
     def save(self, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         self._put(f, _kept(obj))
 
     def _put(self, file: Any, content: Any) -> None:
         self._files.put(file, content, _size(content, {}))
-        self._say(source_lines.named(NOT_WRITTEN))
+        self._patches.say(source_lines.named(NOT_WRITTEN))
 
     def load(
         self, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any

@@ -19,7 +19,7 @@ from memcalc.allocator.settings import VARIABLES, check_environment
 from memcalc.catalog import gpus
 from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.plan import make
-from memcalc.children.exit_reason import ending, oom_kills, status_of
+from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine import driver, environment, simulated_gpu
 from memcalc.engine.cudnn import loading
 from memcalc.engine.environment.search import Environment
@@ -28,14 +28,12 @@ from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.replays import UNLIMITED
-from memcalc.files.artifact import decode
 from memcalc.files.trace_file import DamagedTraceError, unpack
-from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.script.answer import answered, as_it_ended
 from memcalc.script.command import Program, launched
 from memcalc.script.launchers import Launch
-from memcalc.script.records import Ending
+from memcalc.script.records import Answer, Ending, Request
 
 STEPS = 3
 """Optimizer steps after which a program is stopped, unless others are asked for."""
@@ -170,7 +168,7 @@ class _Run:
             request, work = self._request(), Path(scratch, "work")
             if self._work:
                 work.write_bytes(self._work)
-                request |= {"work": str(work), "path": sys.path}
+                request = replace(request, work=str(work), path=tuple(sys.path))
             asked_in.write_bytes(msgspec.json.encode(request))
             command = [self._python, "-c", _BEGINS.format(home=_HOME)]
             out, err = (subprocess.DEVNULL,) * 2 if quiet else (_stderr(), None)
@@ -197,15 +195,14 @@ class _Run:
             print(done.stdout or "", end="", file=seen, flush=True)
             print(done.stderr or "", end="", file=sys.stderr, flush=True)
             if not answered.exists():
-                raise EstimateError(
-                    ending("process of the program", status_of(done.returncode), kills=kills)
-                )
-            answer = msgspec.json.decode(answered.read_bytes())
-            if answer["raised"]:
-                self.raised = _raised(answer["raised"])
+                name = "process of the program"
+                raise EstimateError(ending(name, done.returncode, kills=kills))
+            answer = msgspec.json.decode(answered.read_bytes(), type=Answer)
+            if answer.raised:
+                self.raised = _raised(answer.raised)
             return self._understood(answer)
 
-    def _request(self) -> dict[str, Any]:
+    def _request(self) -> Request:
         program = self._program
         said = list(self._question.notes)
         if self._launch is not None and self._launch.assumed:
@@ -217,14 +214,14 @@ class _Run:
             )
         if program.left_out:
             said.append(f"Python's own options are left out: {', '.join(program.left_out)}")
-        return {
-            "program": program,
-            "steps": self._question.plan.steps or 0,
-            "gpus": self._question.plan.devices,
-            "launched": self._launch is not None,
-            "weights": self._weights,
-            "said": said,
-        }
+        return Request(
+            program=program,
+            steps=self._question.plan.steps or 0,
+            gpus=self._question.plan.devices,
+            launched=self._launch is not None,
+            weights=self._weights,
+            said=tuple(said),
+        )
 
     def _environment(self, scratch: Path, *, limited: bool) -> dict[str, str]:
         """Variables of the process: the stub driver, the GPU, and caches of the simulation."""
@@ -257,7 +254,7 @@ class _Run:
         if plan.alloc_conf:
             found[VARIABLES[0]] = plan.alloc_conf
         check_environment(found)
-        return loading.preload(found)
+        return found
 
     def _engine(self) -> Environment | None:
         """The environment with the releases that the plan names; ``None``: it names none."""
@@ -270,20 +267,19 @@ class _Run:
             )
         return environment.find(plan.torch, plan.transformers)
 
-    def _understood(self, answer: dict[str, Any]) -> Simulated:
-        packed = {int(gpu): base64.b64decode(text) for gpu, text in answer["traces"].items()}
+    def _understood(self, answer: Answer) -> Simulated:
         try:
-            traces = {gpu: unpack(data) for gpu, data in packed.items()}
+            traces = {gpu: unpack(data) for gpu, data in answer.traces.items()}
         except DamagedTraceError as error:
             raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
-        traced = answered(self._question, traces, decode(OptimizerState, answer["state"]))
+        traced = answered(self._question, traces, answer.state)
         count = self._question.plan.devices
         one_of_many = any(max(trace.groups, default=1) > 1 for trace in traces.values())
         launched = one_of_many or self._launch is not None
         if traced is not None and len(traces) < count and not launched:
             told = (_ALONE.format(used=len(traces), count=count), *traced.prediction.assumptions)
             traced = replace(traced, prediction=replace(traced.prediction, assumptions=told))
-        return Simulated(ending=decode(Ending, answer["ending"]), traced=traced)
+        return Simulated(ending=answer.ending, traced=traced)
 
 
 def _stderr() -> int:

@@ -54,19 +54,19 @@ def program(request: Request, session: Session) -> Iterable[str]:
         _count_gpus(patches, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     elif request.gpus > 1:
         follow_lightning(patches, request.gpus, started("processes that Lightning starts"))
-    decisions.install(patches, session.values, say)
+    decisions.install(patches, session.values)
     if not request.weights:
-        large_weights.install(patches, say)
-    files = saving.install(patches, say)
+        large_weights.install(patches)
+    files = saving.install(patches)
     files.overlay.covers = lambda: say(source_lines.named(_STAY))
-    _turn_trackers_off(patches, say)
-    saved_models.install(patches, say, files.overlay)
+    _turn_trackers_off(patches)
+    saved_models.install(patches, files.overlay)
     accelerate.install(patches)
-    deepspeed.install(patches, session)
-    torchvision.install(patches, session.values, say)
+    deepspeed.install(session)
+    torchvision.install(patches, session.values)
     if not request.weights:
-        transformers.install(patches, say)
-        diffusers.install(patches, say)
+        transformers.install(patches)
+        diffusers.install(patches)
     return others
 
 
@@ -109,8 +109,8 @@ class _NoWriter:
         return lambda *args, **kwargs: None
 
 
-def _turn_trackers_off(patches: Patches, say: Callable[[str], None]) -> None:
-    """Track nothing, unless ``MEMCALC_TRACKERS`` is set; ``say`` is told so where they are used."""
+def _turn_trackers_off(patches: Patches) -> None:
+    """Track nothing, unless ``MEMCALC_TRACKERS`` is set; said where they are used."""
     if os.environ.get(_KEEP_TRACKERS):
         return
     for name, value in _OFF.items():
@@ -118,7 +118,7 @@ def _turn_trackers_off(patches: Patches, say: Callable[[str], None]) -> None:
 
     def tensorboard(module: ModuleType) -> None:
         patches.set(module, "FileWriter", _NoWriter)
-        say("trackers are off: MEMCALC_TRACKERS=1 leaves them on")
+        patches.say("trackers are off: MEMCALC_TRACKERS=1 leaves them on")
 
     patches.when_imported("torch.utils.tensorboard.writer", tensorboard)
 

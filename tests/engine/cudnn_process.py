@@ -28,7 +28,6 @@ from memcalc.engine.stub import load
 root = Path(sys.argv[1])
 found = library.find([root.parent], (9, 0))
 os.environ.update(loading.environment(found))
-loading.open_here()
 load.open_here(load.prepare(root, sys.argv[2]))
 import torch
 if isinstance(found, library.Missing):

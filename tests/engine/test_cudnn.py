@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from memcalc.engine.cudnn import library, loading
+from memcalc.engine.stub import build
 from memcalc.engine.stub import load as stub
 from tests.engine import cudnn_process
 from tests.engine.cudnn_process import CAPABILITIES, ROOT, CudnnProcess, settings
@@ -295,7 +296,7 @@ print(torch.cuda.max_memory_allocated())
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        env={**os.environ, **settings("9.0"), **loading.preload(over)},
+        env={**os.environ, **settings("9.0"), **over},
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -325,6 +326,6 @@ def test_cudnn_and_the_program_keep_their_own_values_of_threads(over_cudnn):
 
 def test_the_shim_has_every_function_of_the_installed_cudnn():
     names = cudnn_process.declared()
-    shim = ctypes.CDLL(str(loading.shim()))
+    shim = ctypes.CDLL(str(stub.libraries() / build.SHIM))
     assert len(names) > 200
     assert [name for name in names if not hasattr(shim, name)] == []

@@ -191,7 +191,9 @@ def test_what_the_user_preloads_is_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/mine.so:/usr/lib/other.so")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/lib")
     found = load.environment(stub, tmp_path / "processes")
-    assert found["LD_PRELOAD"].split(":")[0] == str(tmp_path / build.NAME)
+    assert found["LD_PRELOAD"].split(":")[:2] == [
+        str(tmp_path / name) for name in (build.SHIM, build.NAME)
+    ]
     assert found["LD_PRELOAD"].endswith(":/usr/lib/mine.so:/usr/lib/other.so")
     assert found["LD_LIBRARY_PATH"] == f"{tmp_path}:/opt/lib"
     assert found["MEMCALC_STUB_PROCESSES"] == str(tmp_path / "processes")

@@ -1,4 +1,4 @@
-"""Real runs of several processes over gloo, started by torchrun, against their estimates."""
+"""Real runs of several processes over gloo, against their estimates."""
 
 import json
 import sys

@@ -279,7 +279,7 @@ def test_functions_that_were_imported_by_name_before_write_nothing_either(tmp_pa
     monkeypatch.setitem(sys.modules, "early", early)
     monkeypatch.chdir(tmp_path)
     patches = Patches()
-    saving.install(patches, lambda _: None)
+    saving.install(patches)
     try:
         early.save({"weight": torch.ones(3)}, "a.safetensors")
         with early.safe_open("a.safetensors", framework="pt") as file:

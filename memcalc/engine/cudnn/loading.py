@@ -1,20 +1,15 @@
-"""Puts the cuDNN shim before the stub driver, here or in another process.
+"""Settles the cuDNN shim, which is loaded with the stub driver, and says what it did.
 
-The shim's symbols must be found before the stub driver's: it is opened first, or stands first in
-``LD_PRELOAD``. It loads the real library when the program first needs it.
+It loads the real library when the program first needs it.
 """
 
 import ctypes
 import os
-import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from memcalc.engine.cudnn import library
 from memcalc.engine.cudnn.library import Library, Missing
-from memcalc.engine.stub import build
-from memcalc.engine.stub import load as stub
 
 _ASSUMED = "MEMCALC_CUDNN_ASSUMED"
 """Variable that says what is assumed if the library is used."""
@@ -39,38 +34,6 @@ def environment(found: Library | Missing) -> dict[str, str]:
     line = library.command(found.requirement) if not found.folder else ""
     told = {"MEMCALC_CUDNN": found.folder, "MEMCALC_CUDNN_COMMAND": line}
     return {**named, **told, _ASSUMED: found.assumption}
-
-
-def shim() -> Path:
-    """The library that must stand in ``LD_PRELOAD`` before those of the stub driver.
-
-    Raises:
-        EstimateError: there is none, and it cannot be compiled.
-    """
-    return stub.libraries() / build.SHIM
-
-
-def preload(settings: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a process, with the shim first in ``LD_PRELOAD``.
-
-    Raises:
-        EstimateError: there is no shim, and it cannot be compiled.
-    """
-    first = str(shim())
-    others = re.split(r"[ :]", settings.get("LD_PRELOAD", ""))
-    named = ":".join([first, *(one for one in others if one and one != first)])
-    return {**settings, "LD_PRELOAD": named}
-
-
-def open_here() -> None:
-    """Open the shim in this process, before the stub driver is opened and PyTorch is imported.
-
-    Processes that this one starts get it by ``preload``, for the stub driver puts itself first.
-
-    Raises:
-        EstimateError: there is no shim, and it cannot be compiled.
-    """
-    ctypes.CDLL(str(shim()), mode=ctypes.RTLD_GLOBAL)
 
 
 def switch_off() -> None:

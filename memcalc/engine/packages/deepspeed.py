@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
+from memcalc.engine.notes import Notebook
 from memcalc.engine.patches import Patches
-from memcalc.engine.recorder import Recorder
 from memcalc.records.trace import Component
 
 _ZERO = "deepspeed.runtime.zero"
 _AGREES = "assert_ints_same_as_other_ranks"
 
 
-def follow(patches: Patches, recorder: Recorder) -> None:
+def follow(patches: Patches, book: Notebook) -> None:
     """Say what the engine makes, and keep it from compiling anything.
 
     ``patches`` end with the run that is followed. What the engine needs to run here at all stays
@@ -31,12 +31,12 @@ def follow(patches: Patches, recorder: Recorder) -> None:
     def buckets(original: Any, optimizer: Any) -> None:
         original(optimizer)
         for bucket in optimizer.ipg_buckets.values():
-            recorder.name(Component.COMMUNICATION, bucket.buffer)
+            book.name(Component.COMMUNICATION, bucket.buffer)
 
     def partitions(original: Any, optimizer: Any) -> None:
         original(optimizer)
-        recorder.name(Component.MASTER_WEIGHTS, optimizer.fp32_partitioned_groups_flat)
-        recorder.name(Component.GRADIENTS, [optimizer.grad_partitions_flat_buffer])
+        book.name(Component.MASTER_WEIGHTS, optimizer.fp32_partitioned_groups_flat)
+        book.name(Component.GRADIENTS, [optimizer.grad_partitions_flat_buffer])
 
     patches.wrap(second, "setup_buckets", buckets)
     patches.wrap(third, "_setup_for_real_optimizer", partitions)
@@ -55,7 +55,7 @@ def follow(patches: Patches, recorder: Recorder) -> None:
     def give(tensor: torch.Tensor, new: torch.Tensor) -> None:
         plain.__set__(tensor, new)
         if hasattr(tensor, "ds_id"):
-            recorder.name(Component.UNSHARDED, [new])
+            book.name(Component.UNSHARDED, [new])
 
     patches.set(torch.Tensor, "data", property(plain.__get__, give))
 

@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
+from memcalc.engine.counters import Counters
 from memcalc.engine.packages import fsdp, pipelining
 from memcalc.engine.patches import Patches
-from memcalc.engine.ranks import SingleRankStore
-from memcalc.engine.scripts.counters import Counters
-from memcalc.records.trace import Component
+from memcalc.engine.ranks import SingleRankStore, name_buckets
 
 PAUSE = 0.25
 """Seconds after which NCCL's watchdog has let go of tensors of collectives that are done: it looks
@@ -50,10 +49,7 @@ class Groups:
         patches.set(dist.ProcessGroup, "monitored_barrier", lambda *_, **__: None)
         pipelining.install(patches)
         fsdp.install(patches)
-        parallel = torch.nn.parallel.DistributedDataParallel
-        # Its buckets are made as it is, and anew as its second forward begins.
-        for name in ("__init__", "_pre_forward"):
-            patches.wrap(parallel, name, self._counters.makes(Component.COMMUNICATION))
+        name_buckets(patches, self._counters)
 
     def _join(
         self,

@@ -12,17 +12,12 @@ import msgspec
 import torch
 from msgspec.structs import replace
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdKeyDictionary
 
+from memcalc.engine.counters import Counters
 from memcalc.engine.notes import dtype_of, flat, held_by, state_of
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.counters import Counters
-from memcalc.records.model import (
-    DTYPE_BYTES,
-    Inventory,
-    OptimizerState,
-    Place,
-    StateTensor,
-)
+from memcalc.records.model import DTYPE_BYTES, Inventory, OptimizerState, Place, StateTensor
 from memcalc.records.trace import Component
 from memcalc.workload.inventory import take
 from memcalc.workload.wrapped_tensors import plain
@@ -61,13 +56,12 @@ class Models:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
-        """Every living module, in order of birth."""
-        self._births: dict[int, int] = {}
+        self._modules = WeakIdKeyDictionary()
+        """Every living module in order of birth, and whether it was made by copying another."""
+        self._births = WeakIdKeyDictionary()
         """In which interval each of them, and each optimizer, was made or came to the GPU."""
-        self._copied: set[int] = set()
-        """Modules that were made by copying others."""
-        self._paths: dict[int, str] = {}
+        self._paths = WeakIdKeyDictionary()
+        """What modules are called inside their models."""
         self._roots: list[weakref.ref[torch.nn.Module]] = []
         """Models, in the order in which they were called."""
         self._parameters: list[weakref.ref[torch.Tensor]] = []
@@ -97,26 +91,16 @@ class Models:
         patches.wrap(torch.optim.Optimizer, "load_state_dict", self._loaded)
 
     def _made(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        self._add(module)
+        self._add(module, copied=False)
         original(module, *args, **kwargs)
 
     def _restored(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        self._add(module)
-        if _is_deepcopy():
-            self._copied.add(id(module))
+        self._add(module, copied=_is_deepcopy())
         original(module, *args, **kwargs)
 
-    def _add(self, module: torch.nn.Module) -> None:
-        key = id(module)
-
-        def gone(_: Any) -> None:
-            self._modules.pop(key, None)
-            self._births.pop(key, None)
-            self._copied.discard(key)
-            self._paths.pop(key, None)
-
-        self._modules[key] = weakref.ref(module, gone)
-        self._births[key] = self._counters.interval()
+    def _add(self, module: torch.nn.Module, *, copied: bool) -> None:
+        self._modules[module] = copied
+        self._births[module] = self._counters.interval()
 
     def _applied(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         """What is moved or cast was weights before, and is weights afterwards."""
@@ -128,14 +112,14 @@ class Models:
             came = not any(one.is_cuda for one in module.parameters())
             moved = original(module, *args, **kwargs)
             if came and any(one.is_cuda for one in module.parameters()):
-                self._births[id(module)] = self._counters.interval()
+                self._births[module] = self._counters.interval()
             self._counters.name_models([("", module)])
             return moved
         finally:
             self._moving -= 1
 
     def _optimizer_made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        self._births[id(optimizer)] = self._counters.interval()
+        self._births[optimizer] = self._counters.interval()
         original(optimizer, *args, **kwargs)
 
     def _loaded(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -147,16 +131,16 @@ class Models:
 
     def path(self, module: torch.nn.Module) -> str:
         """What a module is called inside its model."""
-        return self._paths.get(id(module), type(module).__name__)
+        return self._paths.get(module, type(module).__name__)  # type: ignore[no-any-return]
 
     def meet(self, module: torch.nn.Module) -> None:
         """A module is called from outside of all others."""
-        if id(module) in self._paths or any(map(is_lazy, module.parameters())):
+        if module in self._paths or any(map(is_lazy, module.parameters())):
             return  # Lazy modules get their parameters in their first forward.
         root = self._root_of(module)
         prefix = f"{type(root).__name__}." if self._roots else ""
         for path, part in root.named_modules():
-            self._paths.setdefault(id(part), f"{prefix}{path}".rstrip("."))
+            self._paths.setdefault(part, f"{prefix}{path}".rstrip("."))
         inventory = take(root, "", "script")
         if inventory.parameters:
             self._roots.append(weakref.ref(root))
@@ -165,10 +149,8 @@ class Models:
 
     def _root_of(self, module: torch.nn.Module) -> torch.nn.Module:
         """The model that a part is of; of a part of several, the first."""
-        if not any(ref() is not None for ref in self._modules.values()):
-            return module
         parents: dict[int, torch.nn.Module] = {}
-        for one in self._living():
+        for one in list(self._modules):
             for child in one.__dict__.get("_modules", {}).values():
                 if child is not None:
                     parents.setdefault(id(child), one)
@@ -177,12 +159,6 @@ class Models:
             seen.add(id(module))
             module = parents[id(module)]
         return module
-
-    def _living(self) -> Iterator[torch.nn.Module]:
-        for ref in list(self._modules.values()):
-            module = ref()
-            if module is not None:
-                yield module
 
     def _count(self, model: torch.nn.Module, inventory: Inventory) -> None:
         """Add the tensors that no model before has: a loss may hold the one that it is of."""
@@ -199,7 +175,7 @@ class Models:
             return
         own = {name: one for name, one in named.items() if name in new}
         counted = _Counted(
-            born=self._births.get(id(model), 0),
+            born=self._births.get(model, 0),
             tensors=inventory.tensors,
             head=inventory.head,
             numbers={name: id(one) for name, one in own.items()},
@@ -211,13 +187,12 @@ class Models:
     def sweep(self) -> None:
         """Name the weights and buffers of all modules that there are."""
         roots = [root for ref in self._roots if (root := ref()) is not None]
+        modules = list(self._modules)
         children = {
-            id(child)
-            for one in self._living()
-            for child in one.__dict__.get("_modules", {}).values()
+            id(child) for one in modules for child in one.__dict__.get("_modules", {}).values()
         }
         met = {id(root) for root in roots}
-        others = [one for one in self._living() if id(one) not in children and id(one) not in met]
+        others = [one for one in modules if id(one) not in children and id(one) not in met]
         named = []
         for number, root in enumerate(roots):
             copied = self._copy(root) if self._trained else ""
@@ -236,9 +211,9 @@ class Models:
         if self.is_trained(module):
             return ""
         parts = list(module.modules())
-        copied = [one for one in parts if id(one) in self._copied]
+        copied = [one for one in parts if self._modules.get(one)]
         own = [one for one in parts if one.__dict__.get("_parameters")]
-        if not copied or any(id(one) not in self._copied for one in own):
+        if not copied or not all(map(self._modules.get, own)):
             return ""
         return f"copy of {type(copied[0]).__name__}"
 
@@ -325,7 +300,8 @@ class Models:
     def _kept_by(self, optimizer: Any) -> _Counted:
         found = self._kept.get(id(optimizer))
         if found is None or found.died:
-            found = _Counted(born=self._births.pop(id(optimizer), 0))
+            known = isinstance(optimizer, torch.optim.Optimizer)
+            found = _Counted(born=self._births.pop(optimizer, 0) if known else 0)
             found.watch("", optimizer, self._counters.interval)
             self._kept[id(optimizer)] = found
             self._states.append(found)
@@ -335,7 +311,7 @@ class Models:
         """Which module each parameter is of."""
         return {
             id(parameter): self.path(module)
-            for module in self._living()
+            for module in list(self._modules)
             for parameter in module.__dict__.get("_parameters", {}).values()
             if parameter is not None
         }

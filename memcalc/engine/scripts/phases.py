@@ -17,10 +17,10 @@ from torch.nn.utils import clip_grad
 
 from memcalc.engine import source_lines
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.counters import Counters
 from memcalc.engine.host_view import tensors_in
 from memcalc.engine.notes import AtWork, held_by
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.models import Models
 from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.records.trace import Component, Phase

@@ -9,7 +9,7 @@ import bisect
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -18,11 +18,11 @@ import torch
 from memcalc.engine import source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.compiling import Compiling
+from memcalc.engine.counters import Counters
 from memcalc.engine.cudnn import loading
-from memcalc.engine.history import Refused, Timeline
-from memcalc.engine.notes import Interval, Notebook, Notes
+from memcalc.engine.history import Timeline
+from memcalc.engine.notes import Interval, Notebook, Told
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.group import Groups
 from memcalc.engine.scripts.models import Models
 from memcalc.engine.scripts.phases import Phases
@@ -55,9 +55,8 @@ class Session:
     """
 
     def __init__(self, steps: int = 0, *, one_of_many: bool = False) -> None:
-        self.said: dict[str, None] = {}
-        """What is assumed."""
         self.patches = Patches()
+        self.say = self.patches.say
         self.counters = Counters()
         self.models = Models(self.counters)
         self.steps = Steps(steps)
@@ -68,15 +67,13 @@ class Session:
         self._one_of_many = one_of_many
         self._left: Any = None
 
-    def say(self, assumed: str) -> None:
-        """Add to what is assumed."""
-        self.said[assumed] = None
-
     def __enter__(self) -> Session:
         if os.environ.get("MEMCALC_NO_CUDNN") or not loading.is_planned():
             loading.switch_off()
             self.say(_NO_CUDNN)
-        for part in (self.counters, self.models, self.steps, self.phases, self.compiling):
+        self.counters.install(self.patches, with_lines=True)
+        self.counters.enter(Phase.LOAD, 0)
+        for part in (self.models, self.steps, self.phases, self.compiling):
             part.install(self.patches)
         if os.environ.get("MEMCALC_READS") != "zeros":
             self.values.install(self.patches)
@@ -119,34 +116,28 @@ class Session:
 
     def recorded(self, name: str) -> tuple[dict[int, Trace], Refusal | None]:
         """What the program took of each GPU, and the request that failed last; it has ended."""
-        if not self.counters.notes:
-            return {}, None
         # One that is made by hand ends before the next backward.
         alike = range(self.phases.settled, self.phases.step + (BY_HAND not in self.steps.made))
-        snapshot, line_of = internals.stop_history(), _cached_lines()
         arrived, others = internals.arrivals(), internals.most_of_others()
+        started = (_OTHERS.format(format_bytes(others)),) if others else ()
         traces, refusal = {}, None
-        for notes in self.counters.notes:
-            entries = snapshot["device_traces"][notes.device]
+        for notes, entries in self.counters.histories():
             if not entries:
                 continue
             notes.wrapped = max(self.groups.sizes, default=1) > 1
-            notes.private = internals.private_pools(snapshot, notes.device)
-            notes.arrived += [(moment - notes.zero, address) for moment, address in arrived]
-            timeline = Timeline(notes, entries, line_of)
+            notes.told += [(moment - notes.zero, Told.ARRIVED, at) for moment, at in arrived]
+            timeline = Timeline(notes, entries)
             _name_held(timeline, notes.intervals, wrapped=notes.wrapped)
-            started = (_OTHERS.format(format_bytes(others)),) if others else ()
             traces[notes.device] = timeline.trace(
                 inventory=self.models.inventory(name, self.counters.peak(notes)),
                 steps=self.phases.step + 1,
                 uncounted=(*_longer(notes.intervals, alike), *started),
                 sent=timeline.sent(max(0, self.phases.step - 1)),
                 whole=True,
-                assumptions=tuple(self.said),
+                assumptions=tuple(self.patches.said),
                 groups=tuple(sorted(self.groups.sizes)),
             )
-            if timeline.refused:
-                refusal = _refusal(notes, timeline.refused[-1])
+            refusal = timeline.refusal() or refusal
         return traces, refusal
 
 
@@ -249,27 +240,3 @@ def _longer(intervals: Sequence[Interval], alike: range) -> tuple[str, ...]:
     if len(found) < 2 or min(found) >= (1 - _ALIKE) * max(found):
         return ()
     return (_LONGER.format(len(whole), 10 * len(whole)),)
-
-
-def _cached_lines() -> Callable[[Any], str]:
-    """Finds the line of the frames of an entry, which entries share."""
-    known: dict[int, str] = {}
-
-    def line_of(frames: Any) -> str:
-        if id(frames) not in known:
-            known[id(frames)] = source_lines.of_frames(frames)
-        return known[id(frames)]
-
-    return line_of
-
-
-def _refusal(notes: Notes, refused: Refused) -> Refusal:
-    interval = next(one for one in reversed(notes.intervals) if one.begin <= refused.moment)
-    return Refusal(
-        device=notes.device,
-        phase=interval.phase,
-        step=interval.step,
-        line=refused.line or interval.line,
-        asked=refused.bytes,
-        free=refused.free,
-    )

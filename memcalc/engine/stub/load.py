@@ -157,8 +157,9 @@ def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
 
 
 def _files(stub: Stub) -> list[Path]:
-    """All that is loaded, in the order in which it must be."""
-    first = [stub.folder / build.NAME, *([stub.folder / _EXTRA] if stub.missing else [])]
+    """All that is loaded, in the order in which it must be: what cuDNN's shim has comes first."""
+    first = [stub.library.with_name(build.SHIM), stub.folder / build.NAME]
+    first += [stub.folder / _EXTRA] if stub.missing else []
     shells = {path for path in stub.folder.glob("*.so*") if not path.is_symlink()}
     return [*first, *sorted(shells - set(first))]
 

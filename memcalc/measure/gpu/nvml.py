@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from memcalc.errors import MemcalcError
+from memcalc.records.measurement import GpuProcess
 
 
 class NvmlError(MemcalcError):
@@ -50,17 +51,6 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     free: int
     driver_reserved: int | None
     version: str
-
-
-class User(msgspec.Struct, frozen=True, kw_only=True):
-    """A process on a card; ``nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv``.
-
-    In a container the number is that of the host.
-    """
-
-    pid: int
-    name: str
-    bytes: int | None
 
 
 def query(name: str, *arguments: Any) -> Any:
@@ -134,7 +124,7 @@ class Card:
             version=self._version,
         )
 
-    def users(self) -> list[User]:
+    def users(self) -> list[GpuProcess]:
         """The processes that compute on the card.
 
         Raises:
@@ -148,7 +138,9 @@ class Card:
             listed = query("nvmlDeviceGetComputeRunningProcesses_v2", self._handle)
         total = self.memory().total
         return [
-            User(pid=item.pid, name=_name_of(item.pid), bytes=_plausible(item.usedGpuMemory, total))
+            GpuProcess(
+                pid=item.pid, name=_name_of(item.pid), bytes=_plausible(item.usedGpuMemory, total)
+            )
             for item in listed
             if item.pid
         ]

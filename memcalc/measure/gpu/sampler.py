@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.measure.gpu.nvml import Card, Memory, Nvml, NvmlError, User
-from memcalc.records.measurement import GpuReading, Moment, OtherProcess
+from memcalc.measure.gpu.nvml import Card, Memory, Nvml, NvmlError
+from memcalc.records.measurement import GpuProcess, GpuReading, Moment
 from memcalc.units import format_bytes
 
 INTERVAL = 0.02
@@ -26,7 +26,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     """What NVML says of a card at one moment."""
 
     memory: Memory
-    users: tuple[User, ...] | None
+    users: tuple[GpuProcess, ...] | None
     """``None``: the driver does not list processes."""
 
 
@@ -38,7 +38,7 @@ def level_of(card: Card) -> Level:
     """
     memory = card.memory()
     try:
-        users: tuple[User, ...] | None = tuple(card.users())
+        users: tuple[GpuProcess, ...] | None = tuple(card.users())
     except NvmlError as error:
         if error.kind == "lost":
             raise
@@ -58,7 +58,7 @@ class Watched(msgspec.Struct, kw_only=True):
     peak_device: int | None = None
     peak_process: int | None = None
     samples: int = 0
-    others: dict[int, User] = msgspec.field(default_factory=dict)
+    others: dict[int, GpuProcess] = msgspec.field(default_factory=dict)
     warnings: list[str] = msgspec.field(default_factory=list)
 
     def grown(self, now: Level, ours: Container[int]) -> int | None:
@@ -96,10 +96,7 @@ class Watched(msgspec.Struct, kw_only=True):
             peak_process=self.peak_process,
             samples=self.samples,
             interval=interval,
-            others=tuple(
-                OtherProcess(pid=user.pid, name=user.name, bytes=user.bytes)
-                for user in self.others.values()
-            ),
+            others=tuple(self.others.values()),
             warnings=tuple(self.warnings),
         )
 
@@ -260,12 +257,12 @@ def named(cards: Sequence[Card], uuid: str | None) -> Card:
     return slices[0]
 
 
-def _shared(user: User) -> str:
+def _shared(user: GpuProcess) -> str:
     size = format_bytes(user.bytes) if user.bytes is not None else "an unknown amount"
     return f"the GPU is shared: {user.name} (process {user.pid}) holds {size} of it"
 
 
-def _why_difference(level: Level, mine: User | None) -> str:
+def _why_difference(level: Level, mine: GpuProcess | None) -> str:
     if level.users is None:
         reason = "the driver lists no processes"
     elif mine is not None:

@@ -1,1 +1,1 @@
-"""Runs of several processes, started by torchrun."""
+"""Runs of several processes that train together on this machine."""

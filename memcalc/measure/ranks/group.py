@@ -1,293 +1,169 @@
-"""Starts a run of several processes and collects the answers of all ranks.
+"""Runs a plan in several processes and collects the answers of all ranks.
 
-A child of the process that starts runs is torchrun; the ranks it starts connect to a socket here.
-One that dies ends the others, by torchrun's hand; whatever they had said is kept.
+Each rank is a child as that of any run. One that fails ends the others; whatever they had said is
+kept.
 """
 
-from __future__ import annotations
-
-import contextlib
-import math
-import os
-import secrets
-import signal
-import socket
-import struct
-import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any
 
-from memcalc.catalog import models
-from memcalc.children.child import Channel
-from memcalc.children.client import folder
-from memcalc.children.exit_reason import ending, oom_kills, status_of
-from memcalc.errors import MeasureError, UsageError
-from memcalc.files.artifact import decode, encode
-from memcalc.measure.gpu.sampler import INTERVAL, Sampler
-from memcalc.measure.ranks.rank import DesertedError
-from memcalc.measure.runs.runner import Request, Runner, with_gpu
-from memcalc.records.measurement import GroupReading, Measurement, PhaseReading, RankReading
+from msgspec.structs import replace
 
-_PATIENCE = 5.0
-"""Seconds that a rank has to take what it is told."""
-_AT_ONCE = 256
-"""Messages of one rank that are heard before the others' are."""
+from memcalc.children.client import Child
+from memcalc.errors import MeasureError, UsageError
+from memcalc.files.artifact import encode
+from memcalc.files.results import Run
+from memcalc.measure.gpu.sampler import INTERVAL
+from memcalc.measure.runs.runner import Observer, Request, Runner
+from memcalc.records.measurement import Measurement, PhaseReading, steady_peak
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import ALLOCATOR_RUNGS
+
+_TIME_TO_TELL = 1.0
+"""Seconds in which the others may say what went wrong, once a rank has failed."""
 
 
 class Member:
-    """A rank that is awaited, talks, or is gone."""
+    """A rank: what it has said, and how it ended."""
 
     def __init__(
         self, rank: int, world: int, device: str, said: Callable[[PhaseReading], None]
     ) -> None:
         self.rank = rank
         self.name = f"run (rank {rank} of {world})"
-        self.pid = 0
-        """0: it has not come in yet."""
+        self.child: Child | None = None
         self.measurement: Measurement | None = None
         self.error: str | None = None
-        """As it said itself."""
-        self.usage: str | None = None
-        """Why the plan cannot be run."""
+        """What it said itself, or what is said of how it ended."""
+        self.died = False
+        """It ended without an answer."""
         self.deserted = False
         """It failed because others were gone."""
+        self.unwanted = False
+        """It was ended because another one had failed."""
         self.reached: list[PhaseReading] = []
-        self.left: float | None = None
+        self.left = 0.0
         """When it was gone or had answered, by the monotonic clock."""
-        self._said = said
-        self._garbled = False
-        self._channel: Channel | None = None
-        # It reads what was on the GPUs before any rank came to them.
-        self._sampler = Sampler() if device == "cuda" else None
+
+        def reached(reading: PhaseReading) -> None:
+            self.reached.append(reading)
+            said(reading)
+
+        self._observer = Observer(device, reached)
 
     @property
     def place(self) -> str:
         """Where it was last heard of."""
         if not self.reached:
-            return " before its first phase" if self.pid else " before it began"
+            return " before its first phase"
         last = self.reached[-1]
         return f" after {last.phase.value} of step {last.step + 1}"
 
-    def come(self, end: socket.socket, pid: int, request: dict[str, Any]) -> None:
-        """Let it in, and tell it what to do."""
-        self.pid, self._channel = pid, Channel(end)
-        self._tell({"environment": None, "folder": folder(), "path": list(sys.path)})
-        self._tell({"job": 1, **request})
+    def run(self, request: dict[str, Any], timeout: float) -> None:
+        """Have it train to its end.
 
-    def hear(self) -> None:
-        """Take what it has said, and look at its GPU."""
-        for _ in range(_AT_ONCE):
-            if self._channel is None:
-                return
-            self._channel.end.setblocking(False)
-            try:
-                message = self._channel.receive()
-            except BlockingIOError:
-                break
-            except ValueError:
-                self._garbled = True
-                continue
-            if message is None:
-                self._leave()
-                return
-            self._take(message)
-        if self._sampler is not None:
-            self._sampler.tick()
-
-    def close(self) -> None:
-        """Nobody listens to it any more."""
-        self._leave()
-        if self._sampler is not None:
-            self._sampler.close()
-
-    def _leave(self) -> None:
-        if self._channel is not None:
-            self._channel.end.close()
-            self._channel, self.left = None, time.monotonic()
-            if self._garbled and self.measurement is None and self.error is None:
-                self.error = f"The {self.name} sent an unreadable message."
-
-    def _take(self, message: dict[str, Any]) -> None:
-        if "event" in message:
-            self._event(message["event"])
-            if message.get("waits"):
-                self._tell({"go": 1})
-        elif "answer" in message:
-            self._answered(message["answer"])
-            self._leave()
-        elif "error" in message:
-            code = message.get("exit_code")
-            self.deserted = code == DesertedError.exit_code
-            self.error = str(message["error"])
-            if code == UsageError.exit_code:
-                self.usage = self.error
-            self._leave()
-
-    def _event(self, event: dict[str, Any]) -> None:
-        if "phase" in event:
-            self.reached.append(decode(PhaseReading, event["phase"]))
-            self._said(self.reached[-1])
-        elif self._sampler is not None:
-            self._sampler.moment(event["moment"], event["facts"], event["pid"])
-
-    def _answered(self, answer: dict[str, Any]) -> None:
+        Raises:
+            TimeoutError: it took too long.
+            UsageError: the plan cannot be run.
+            MeasureError: the others cannot go on without it.
+        """
+        assert self.child is not None
         try:
-            measured = decode(Measurement, answer["measurement"])
-        except (ValueError, KeyError, TypeError):
-            self.error = f"The {self.name} sent an unreadable measurement."
-            return
-        self.measurement = measured if self._sampler is None else with_gpu(measured, self._sampler)
+            answer = self.child.ask(
+                {**request, "rank": self.rank},
+                heard=self._observer.heard,
+                tick=self._observer.tick,
+                interval=INTERVAL,
+                timeout=timeout,
+            )
+            if "deserted" in answer:
+                self.deserted = True
+                raise MeasureError(answer["deserted"])
+            self.measurement = self._observer.measurement(answer, self.name)
+            if self.measurement.out_of_memory is not None:
+                raise MeasureError(f"The {self.name} ran out of memory.")
+        except MeasureError as error:
+            if self.measurement is None and not self.unwanted:
+                self.error, self.died = str(error), not self.child.alive
+            raise
+        finally:
+            self.left = time.monotonic()
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        # One that is gone shows in what comes, or does not.
-        if self._channel is not None:
-            with contextlib.suppress(OSError):
-                self._channel.end.settimeout(_PATIENCE)
-                self._channel.send(message)
-
-
-_CREDENTIALS = struct.Struct("3i")
-_PATIENCE = 1.0
-"""Seconds in which a rank that comes in says which it is; it does so at once."""
-_LONGEST = 64
+    def end(self) -> None:
+        """Let it go, with whatever it has left behind."""
+        if self.child is not None:
+            self.child.end()
+        self._observer.close()
 
 
 def measure(
     runner: Runner, request: Request, world: int, said: Callable[[PhaseReading], None]
-) -> GroupReading:
-    """Measure one plan on several devices of this machine.
+) -> Run:
+    """Measure one plan on several devices of this machine; the rank that needs most stands for all.
 
     Raises:
-        MeasureError: there is no torchrun, or no process.
+        MeasureError: no process can be started.
         UsageError: the plan cannot be run.
     """
-    group = _Group(request, world, said)
-    kills = oom_kills()
-    failures: Mapping[int, int] = {}
-    trouble = None
+    members = [
+        Member(rank, world, request.device, said if rank == 0 else lambda reading: None)
+        for rank in range(world)
+    ]
     try:
-        failures = _failures(runner, request, group, world)
-    except TimeoutError:
+        errors = _run(runner, request, members)
+    finally:
+        for one in members:
+            one.end()
+    if wrong := next((error for error in errors if isinstance(error, UsageError)), None):
+        raise wrong
+    trouble = first_failure(members)
+    if any(isinstance(error, TimeoutError) for error in errors):
         trouble = (
             f"The run took longer than {request.timeout:g} seconds and was ended, "
-            f"{where_they_are(group.members)}: give it more with --timeout."
+            f"{where_they_are(members)}: give it more with --timeout."
         )
-    except UsageError:
-        raise
-    except MeasureError as error:
-        if not group.known:
-            raise
-        trouble = str(error)
-    finally:
-        group.close()
-    wrong = next((one.usage for one in group.members if one.usage is not None), None)
-    if wrong is not None:
-        raise UsageError(wrong)
-    trouble = trouble or first_failure(group.members, failures, kills)
-    return GroupReading(ranks=readings(group.members, trouble), error=trouble)
+    return _of_all(request.plan, members, trouble)
 
 
-def _failures(runner: Runner, request: Request, group: _Group, world: int) -> Mapping[int, int]:
-    """Start the ranks and wait for them; the exit codes of those that failed."""
-    hint = models.find(request.plan.model).model_type
-    child = runner.parent_for(request.plan).child(
-        "memcalc.measure.ranks.launching", "process that starts the ranks", hint=hint
-    )
-    try:
-        answer = child.ask(
-            {"processes": world, "address": group.address},
-            tick=group.look,
-            interval=INTERVAL,
-            timeout=request.timeout,
-        )
-        group.look()
-    finally:
-        child.end()
-    return {int(rank): int(code) for rank, code in answer["failures"]}
+def _run(runner: Runner, request: Request, members: Sequence[Member]) -> list[BaseException | None]:
+    """Run all ranks to their end; what each raised before others were ended for it."""
+    for one in members:
+        one.child = runner.child(request.plan, "memcalc.measure.ranks.rank", one.name)
+    with (
+        tempfile.TemporaryDirectory(prefix="memcalc-ranks-") as folder,
+        ThreadPoolExecutor(len(members)) as threads,
+    ):
+        told = {**encode(request), "world": len(members), "store": str(Path(folder, "store"))}
+        runs = [threads.submit(one.run, told, request.timeout) for one in members]
+        try:
+            wait(runs, return_when=FIRST_EXCEPTION)
+            wait(runs, timeout=_TIME_TO_TELL)
+            return [run.exception() if run.done() else None for run in runs]
+        finally:
+            for one, run in zip(members, runs, strict=True):
+                if not run.done() and one.child is not None:
+                    one.unwanted = True
+                    one.child.end()
 
 
-class _Group:
-    """The ranks of one run, and the socket where they come in."""
-
-    def __init__(self, request: Request, world: int, said: Callable[[PhaseReading], None]) -> None:
-        self.address = f"memcalc-ranks-{secrets.token_hex(16)}"
-        self.members = [
-            Member(rank, world, request.device, said if rank == 0 else lambda reading: None)
-            for rank in range(world)
-        ]
-        self._request = encode(request)
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind(f"\0{self.address}")
-        self._door.listen(world)
-        self._door.setblocking(False)
-
-    @property
-    def known(self) -> bool:
-        return any(one.pid for one in self.members)
-
-    def look(self) -> None:
-        self._admit()
-        for one in self.members:
-            one.hear()
-
-    def close(self) -> None:
-        """End whatever a rank has left behind, and let go of all."""
-        self._door.close()
-        for one in self.members:
-            one.close()
-            if one.pid:
-                # torchrun makes each rank the leader of a group, and ends the rank alone.
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(one.pid, signal.SIGKILL)
-
-    def _admit(self) -> None:
-        while True:
-            try:
-                end, _ = self._door.accept()
-            except OSError:
-                return
-            raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            pid, user, _ = _CREDENTIALS.unpack(raw)
-            rank = _rank(end) if user == os.getuid() else None
-            if rank is None or rank >= len(self.members) or self.members[rank].pid:
-                end.close()
-                continue
-            self.members[rank].come(end, pid, self._request)
-
-
-def _rank(end: socket.socket) -> int | None:
-    """Which rank this is, as it says when it comes in; it has said so before it is let in."""
-    end.settimeout(_PATIENCE)
-    with contextlib.suppress(OSError, ValueError):
-        return int(end.recv(_LONGEST).removeprefix(b'{"rank": ').removesuffix(b"}\n"))
-    return None
-
-
-def first_failure(
-    members: Sequence[Member], failures: Mapping[int, int], kills: int | None
-) -> str | None:
+def first_failure(members: Sequence[Member]) -> str | None:
     """What the rank says or is said of that failed by itself; ``None``: none did."""
-    short = [
-        one
-        for one in members
-        if one.measurement is not None and one.measurement.out_of_memory is not None
-    ]
+    measured = [one for one in members if one.measurement is not None]
+    short = [one for one in measured if one.measurement and one.measurement.out_of_memory]
     if short:
         return None if len(short) == len(members) else f"The {short[0].name} ran out of memory."
-    failed = [one for one in members if one.measurement is None or failures.get(one.rank)]
+    failed = [one for one in members if one.error is not None]
     if not failed:
         return None
     # A rank that says what went wrong beats one that just ended, and both one that lost another.
-    spoke = [one for one in failed if one.error is not None and not one.deserted]
-    died = [one for one in failed if one.error is None and failures.get(one.rank)]
-    silent = [one for one in failed if one.error is None]
-    blamed = min(spoke or died or silent or failed, key=lambda one: one.left or math.inf)
-    if blamed.error is not None:
-        return f"Rank {blamed.rank} of {len(members)}{blamed.place}: {blamed.error}"
-    code = failures.get(blamed.rank)
-    status = None if code is None else status_of(code)
-    return ending(blamed.name, status, kills=kills, where=blamed.place)
+    spoke = [one for one in failed if not one.died and not one.deserted]
+    died = [one for one in failed if one.died]
+    blamed = min(spoke or died or failed, key=lambda one: one.left)
+    return f"Rank {blamed.rank} of {len(members)}{blamed.place}: {blamed.error}"
 
 
 def where_they_are(members: Sequence[Member]) -> str:
@@ -296,15 +172,26 @@ def where_they_are(members: Sequence[Member]) -> str:
     return ", ".join(f"rank {one.rank}{one.place}" for one in waiting) or "all ranks through"
 
 
-def readings(members: Sequence[Member], trouble: str | None) -> tuple[RankReading, ...]:
-    """What each rank came to."""
-    return tuple(
-        RankReading(rank=one.rank, measurement=one.measurement)
-        if one.measurement is not None
-        else RankReading(
-            rank=one.rank,
-            error=one.error or trouble or f"The {one.name} ended without an answer.",
-            reached=tuple(one.reached),
+def _of_all(plan: Plan, members: Sequence[Member], trouble: str | None) -> Run:
+    ranks = tuple(
+        Run(
+            plan=replace(plan, rank=one.rank),
+            measurement=one.measurement,
+            error=one.error or trouble if one.measurement is None else None,
+            reached=() if one.measurement is not None else tuple(one.reached),
         )
         for one in members
     )
+    measured = (max(ranks, key=_need) if plan.rank is None else ranks[plan.rank]).measurement
+    if trouble is not None and measured is not None and measured.out_of_memory is None:
+        measured = None
+    return Run(plan=plan, measurement=measured, error=trouble, ranks=ranks)
+
+
+def _need(one: Run) -> tuple[bool, bool, tuple[int, ...]]:
+    """What orders ranks by what they need: out of memory is most, then the highest peak."""
+    if (measured := one.measurement) is None:
+        return False, False, ()
+    peaks = (steady_peak(measured, rung) for rung in reversed(ALLOCATOR_RUNGS))
+    levels = tuple(level or 0 for level in (measured.process_used, *peaks))
+    return True, measured.out_of_memory is not None, levels

@@ -1,50 +1,42 @@
-"""A rank: joins the process group, then trains like a run on one device."""
+"""A rank: joins the process group, then trains like a run on one device.
+
+A request is that of any run, with its rank, how many there are, and a file through which they meet.
+One that fails because others are gone is answered by ``{"deserted": reason}``.
+"""
 
 import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
+
 from memcalc.children.child import Breadcrumbs, Speaker
 from memcalc.errors import NO_GPU, MeasureError
+from memcalc.measure.runs import run
 
-exit_code = [1]
-"""Of this process."""
+warm = run.warm
 
 
 def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], dict[str, Any]]:
     """A function that answers requests."""
-    from memcalc.measure.runs import run
-
     train = run.answer_for(breadcrumbs)
 
     def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
         try:
-            index = _join(request)
-            found = train({**request, "index": index}, speaker)
+            _join(request)
+            return train({**request, "index": request["rank"]}, speaker)
         except Exception as error:
             if _deserted(error):
-                raise DesertedError(" ".join(str(error).split())[:200]) from None
+                return {"deserted": " ".join(str(error).split())[:200]}
             raise
-        # Out of memory is a result, and still the others cannot go on without this one.
-        exit_code[0] = 0 if found["measurement"]["out_of_memory"] is None else 1
-        return found
 
     return answer
 
 
-class DesertedError(MeasureError):
-    """Another rank is gone, or no rank can be reached."""
-
-    exit_code = 4
-    """Seen by the parent alone, which looks for the rank that failed first."""
-
-
-def _join(request: dict[str, Any]) -> int:
-    """Join the process group; return the index of this process's GPU."""
-    import torch
-
-    local, count = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+def _join(request: dict[str, Any]) -> None:
+    """Join the process group."""
+    rank, count = request["rank"], request["world"]
     seen = torch.cuda.device_count() if request["device"] == "cuda" else count
     if seen == 0:
         raise MeasureError(NO_GPU)
@@ -52,12 +44,23 @@ def _join(request: dict[str, Any]) -> int:
         raise MeasureError(
             f"The plan is for {count} GPUs, and PyTorch sees {seen} here: type --devices {seen}."
         )
+    # As torchrun has them, for libraries that look there; nobody listens at the port.
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+    for name, value in (("RANK", rank), ("WORLD_SIZE", count)):
+        os.environ[name] = os.environ[f"LOCAL_{name}"] = str(value)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
     arguments = dict(request["plan"]["parallel_args"])
     backend = "gloo" if request["device"] == "cpu" else "nccl"
     if backend == "nccl" and arguments.get("offload") == "cpu":
         backend = "cpu:gloo,cuda:nccl"
-    torch.distributed.init_process_group(backend, timeout=timedelta(seconds=request["timeout"]))
-    return local
+    torch.distributed.init_process_group(
+        backend,
+        init_method=f"file://{request['store']}",
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=request["timeout"]),
+    )
 
 
 def _deserted(error: BaseException) -> bool:
@@ -66,8 +69,6 @@ def _deserted(error: BaseException) -> bool:
     Gloo raises plain RuntimeErrors that name its own source (gloo/transport/tcp/pair.cc). Failures
     of a model's own code carry the error itself as their cause.
     """
-    import torch
-
     if error.__cause__ is not None:
         return _deserted(error.__cause__)
     if isinstance(error, torch.distributed.DistError):

@@ -29,7 +29,7 @@ from memcalc.measure import process
 from memcalc.measure.gpu.sampler import Sampler
 from memcalc.measure.process import read_state, storage_bytes
 from memcalc.measure.recording.readings import CpuReadings, CudaReadings
-from memcalc.records.measurement import GpuReading, Measurement, OutOfMemory, StateReading
+from memcalc.records.measurement import GpuReading, Measurement, OutOfMemory
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 
@@ -82,7 +82,6 @@ class Recorder:
         self._readings: CudaReadings | CpuReadings = CudaReadings() if self._cuda else CpuReadings()
         self._seen: dict[str, int] = {}
         self._gradients: int | None = None
-        self._state: StateReading | None = None
         self._ends: list[float] = []
         self._noticed: process.RefusedRequest | None = None
 

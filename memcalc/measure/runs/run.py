@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import torch
 from msgspec.structs import replace
 
@@ -26,27 +25,13 @@ from memcalc.files.artifact import decode, encode
 from memcalc.measure import process
 from memcalc.measure.meters import CpuMeter, CudaMeter
 from memcalc.measure.process import read_state, storage_bytes
+from memcalc.measure.runs.runner import Options, Request
 from memcalc.records.measurement import Measurement, OutOfMemory, PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 from memcalc.workload import inference, layerdrop, layouts, loops
 from memcalc.workload.job import Program
 from memcalc.workload.model import in_its_words
-from memcalc.workload.prepare import finished
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How to measure."""
-
-    device: str
-    """``cuda`` or ``cpu``."""
-    steps: int = 4
-    weights: bool = False
-    """Load real weights instead of random ones."""
-    index: int = 0
-    """Which of the GPUs that PyTorch sees."""
-    snapshot: str | None = None
-    """File for ``torch.cuda.memory._dump_snapshot`` of the whole run."""
 
 
 class Listener:
@@ -118,19 +103,7 @@ def _load(
     program: Program, device: str, watch: _Watch, found: dict[str, Any]
 ) -> tuple[Program, Any]:
     """The program with its model on the device, and the optimizer of one that trains."""
-    plan, optimizer = program.plan, None
-    with watch.phase(Phase.LOAD, 0):
-        program = programs.place(program, device)
-        if plan.scheme is None and not plan.infers:
-            optimizer = programs.optimizer(program, program.model.train())
-    if plan.scheme is not None and plan.infers and plan.adapters is None:
-        program = finished(program, program.model)
-    elif plan.scheme is not None:
-        with watch.phase(Phase.PREPARE, 0):
-            program = finished(program, program.model)
-            if not plan.infers:
-                program = programs.wrap(program, device)
-                optimizer = programs.optimizer(program, program.model.train())
+    program, optimizer = programs.load(program, device, watch)
     found["weights"] = storage_bytes(program.model.parameters())
     found["buffers"] = storage_bytes(program.model.buffers())
     return program, optimizer
@@ -273,7 +246,6 @@ def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], 
 
 
 def _answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
-    plan, options = decode(Plan, request["plan"]), decode(Options, request)
-    listener = Listener(speaker)
-    with in_its_words(plan.model, lambda: listener.place):
-        return {"measurement": encode(measure(plan, options, listener))}
+    asked, listener = decode(Request, request), Listener(speaker)
+    with in_its_words(asked.plan.model, lambda: listener.place):
+        return {"measurement": encode(measure(asked.plan, asked, listener))}

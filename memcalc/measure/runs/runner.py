@@ -15,7 +15,7 @@ from memcalc.catalog import models
 from memcalc.children.client import Child, Parent
 from memcalc.errors import MeasureError, MeasureTimeoutError
 from memcalc.files.artifact import decode, encode
-from memcalc.measure.gpu.sampler import Sampler
+from memcalc.measure.gpu.sampler import INTERVAL, Sampler
 from memcalc.records.measurement import Measurement, PhaseReading
 from memcalc.records.plan import Plan
 
@@ -35,17 +35,26 @@ _KEPT_PREFIXES = (
 )
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How to measure."""
+
+    device: str
+    """``cuda`` or ``cpu``."""
+    steps: int = 4
+    weights: bool = False
+    """Load real weights instead of random ones."""
+    index: int = 0
+    """Which of the GPUs that PyTorch sees."""
+    snapshot: str | None = None
+    """File for ``torch.cuda.memory._dump_snapshot`` of the whole run."""
+
+
+class Request(Options, frozen=True, kw_only=True):
     """One run to measure."""
 
     plan: Plan
-    device: str
-    steps: int = 4
     timeout: float = 600.0
     """Seconds after which the child is killed."""
-    weights: bool = False
-    """Load real weights instead of random ones."""
-    snapshot: str | None = None
 
 
 class Runner(contextlib.AbstractContextManager["Runner"]):
@@ -70,14 +79,18 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
             MeasureError: the run failed, or died.
             UsageError: the plan cannot be run.
         """
-        hint = models.find(request.plan.model).model_type
-        sampler = Sampler() if request.device == "cuda" else None
+        observer = Observer(request.device, said)
         child = None
         try:
-            child = self.parent_for(request.plan).child(
-                "memcalc.measure.runs.run", "run", hint=hint
+            child = self.child(request.plan, "memcalc.measure.runs.run", "run")
+            answer = child.ask(
+                encode(request),
+                heard=observer.heard,
+                tick=observer.tick,
+                interval=INTERVAL if observer.sampler is not None else math.inf,
+                timeout=request.timeout,
             )
-            return _heard(child, request, said, sampler)
+            return observer.measurement(answer, "run")
         except TimeoutError:
             raise MeasureTimeoutError(
                 f"The run took longer than {request.timeout:g} seconds and was ended: "
@@ -87,16 +100,15 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
             # What it held on the GPU is free before the next run looks.
             if child is not None:
                 child.end()
-            if sampler is not None:
-                sampler.close()
+            observer.close()
 
-    def parent_for(self, plan: Plan) -> Parent:
-        """One whose environment is the run's: PyTorch reads its settings as it is imported."""
+    def child(self, plan: Plan, module: str, name: str) -> Child:
+        """A process for a plan's run: PyTorch reads its environment as it is imported."""
         environment = environment_of(plan)
         if self._parent is None or self._parent.environment != environment:
             self.close()
             self._parent = Parent(MeasureError, environment)
-        return self._parent
+        return self._parent.child(module, name, hint=models.find(plan.model).model_type)
 
 
 def environment_of(plan: Plan) -> dict[str, str]:
@@ -115,36 +127,48 @@ def environment_of(plan: Plan) -> dict[str, str]:
     return kept
 
 
-def _heard(
-    child: Child, request: Request, said: Callable[[PhaseReading], None], sampler: Sampler | None
-) -> Measurement:
-    def heard(event: dict[str, Any]) -> None:
+class Observer:
+    """Hears what a run tells while it goes, and samples its GPU."""
+
+    def __init__(self, device: str, said: Callable[[PhaseReading], None]) -> None:
+        self._said = said
+        # It reads what was on the GPU before the run came to it.
+        self.sampler = Sampler() if device == "cuda" else None
+
+    def heard(self, event: dict[str, Any]) -> None:
+        """A phase has ended, or the run waits to be looked at."""
         if "phase" in event:
-            said(decode(PhaseReading, event["phase"]))
-        elif sampler is not None:
-            sampler.moment(event["moment"], event["facts"], event["pid"])
+            self._said(decode(PhaseReading, event["phase"]))
+        elif self.sampler is not None:
+            self.sampler.moment(event["moment"], event["facts"], event["pid"])
 
-    answer = child.ask(
-        encode(request),
-        heard=heard,
-        tick=sampler.tick if sampler is not None else lambda: None,
-        interval=sampler.interval if sampler is not None else math.inf,
-        timeout=request.timeout,
-    )
-    try:
-        measured: Measurement = decode(Measurement, answer["measurement"])
-    except (ValueError, KeyError):
-        raise MeasureError("The run sent an unreadable measurement.") from None
-    return measured if sampler is None else with_gpu(measured, sampler)
+    def tick(self) -> None:
+        """Take a sample, if it is time."""
+        if self.sampler is not None:
+            self.sampler.tick()
 
+    def measurement(self, answer: dict[str, Any], name: str) -> Measurement:
+        """What a run, called so, has measured, with what NVML said.
 
-def with_gpu(measured: Measurement, sampler: Sampler) -> Measurement:
-    """Add what NVML said."""
-    gpu, failure = sampler.reading(), sampler.failure
-    used = gpu.peak_process if gpu is not None else None
-    unknown = dict(measured.unknown)
-    if used is None:
-        unknown["process_used"] = failure or "NVML listed no process of the run"
-    if gpu is None:
-        unknown["gpu"] = failure or "the run never said which card it used"
-    return replace(measured, gpu=gpu, process_used=used, unknown=unknown)
+        Raises:
+            MeasureError: it cannot be read.
+        """
+        try:
+            measured = decode(Measurement, answer["measurement"])
+        except (ValueError, KeyError, TypeError):
+            raise MeasureError(f"The {name} sent an unreadable measurement.") from None
+        if self.sampler is None:
+            return measured
+        gpu, failure = self.sampler.reading(), self.sampler.failure
+        used = gpu.peak_process if gpu is not None else None
+        unknown = dict(measured.unknown)
+        if used is None:
+            unknown["process_used"] = failure or "NVML listed no process of the run"
+        if gpu is None:
+            unknown["gpu"] = failure or "the run never said which card it used"
+        return replace(measured, gpu=gpu, process_used=used, unknown=unknown)
+
+    def close(self) -> None:
+        """Look no more."""
+        if self.sampler is not None:
+            self.sampler.close()

@@ -26,9 +26,10 @@ class _Inert:
         return lambda *args, **kwargs: 0
 
 
-def install(patches: Patches, session: Session) -> None:
+def install(session: Session) -> None:
     """Act when DeepSpeed is imported, and tell the session of its engine's steps."""
-    _without_kernels(patches, session)
+    patches = session.patches
+    _without_kernels(patches)
 
     def made(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
         before = session.counters.moments()
@@ -47,7 +48,7 @@ def install(patches: Patches, session: Session) -> None:
     patches.wrap_later(engine, "DeepSpeedEngine._take_model_step", step)
 
 
-def _without_kernels(patches: Patches, session: Session) -> None:
+def _without_kernels(patches: Patches) -> None:
     """Compile no operators: let those do nothing that make nothing, and refuse the others."""
 
     def load(original: Any, builder: Any, *args: Any, **kwargs: Any) -> Any:
@@ -56,7 +57,7 @@ def _without_kernels(patches: Patches, session: Session) -> None:
                 f"DeepSpeed's compiled operator {builder.name} is not simulated: memcalc does not "
                 "know what it takes of the GPU. Leave it out of the configuration."
             )
-        session.say(
+        patches.say(
             "DeepSpeed's compiled optimizers run without their kernels, which take no memory"
         )
         return _Inert()

@@ -1,6 +1,6 @@
 """diffusers: checkpoints that are not on this machine are not fetched."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -11,7 +11,7 @@ from memcalc.engine.patches import Patches
 from memcalc.script.large_weights import NOT_HERE, of_hub
 
 
-def install(patches: Patches, say: Callable[[str], None]) -> None:
+def install(patches: Patches) -> None:
     """Act when diffusers is imported, and say what a checkpoint is taken to be."""
 
     def models(module: ModuleType) -> None:
@@ -21,7 +21,7 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
             config = None if _is_here(module, name, kwargs) else _config(cls, name, kwargs)
             if config is None:
                 return original(cls, name, *args, **kwargs)
-            say(NOT_HERE.format(name))
+            patches.say(NOT_HERE.format(name))
             weights = _as_config_says(cls, config)
             with _read_as(module, weights):
                 return original(cls, name, *args, **kwargs)

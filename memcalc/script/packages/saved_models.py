@@ -21,9 +21,9 @@ _COPIED = 1 << 24
 """Bytes up to which a file is copied: configs and tokenizers, which may be written again."""
 
 
-def install(patches: Patches, say: Callable[[str], None], overlay: Overlay) -> None:
+def install(patches: Patches, overlay: Overlay) -> None:
     """Act when the packages are imported: save models in the overlay, and say so."""
-    saved = _Saved(say, overlay)
+    saved = _Saved(patches.say, overlay)
 
     patches.wrap_later(_MODELS, "PreTrainedModel.save_pretrained", saved.model)
     patches.wrap_later("peft.peft_model", "PeftModel.save_pretrained", saved.model)

@@ -4,7 +4,6 @@ A trained network proposes as many as it may, and enough of these match an objec
 torchvision 0.29 (models/detection/rpn.py and roi_heads.py).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ MOST = (
 )
 
 
-def install(patches: Patches, values: Values, say: Callable[[str], None]) -> None:
+def install(patches: Patches, values: Values) -> None:
     """Act when torchvision is imported; ``values`` are asked whether boxes are known."""
 
     def kept(original: Any, boxes: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -29,7 +28,7 @@ def install(patches: Patches, values: Values, say: Callable[[str], None]) -> Non
         if values.knows(boxes):
             out = original(*on_host((boxes, *args)), **on_host(kwargs))
             return out.to(boxes.device)
-        say(MOST)
+        patches.say(MOST)
         return torch.arange(len(boxes), device=boxes.device)
 
     for name in ("nms", "remove_small_boxes"):

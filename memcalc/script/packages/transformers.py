@@ -2,7 +2,6 @@
 
 import copy
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,14 +13,14 @@ from memcalc.script.large_weights import NOT_HERE, of_hub
 from memcalc.workload.quantised import held_once, quantise
 
 
-def install(patches: Patches, say: Callable[[str], None]) -> None:
+def install(patches: Patches) -> None:
     """Act when transformers is imported, and say what a checkpoint is taken to be."""
 
     def not_fetched(original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         config = _config(cls, name, kwargs)
         if config is None:
             return original(cls, name, *args, **kwargs)
-        say(NOT_HERE.format(name))
+        patches.say(NOT_HERE.format(name))
         weights = _as_config_says(cls, _in_folder(config, name, kwargs))
         named = {key: value for key, value in kwargs.items() if key != "config"}
         loaded = original(cls, None, *args, config=config, state_dict=weights, **named)
@@ -33,7 +32,7 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
         config = without_hub(str(name))
         if config is None or os.path.isdir(name) or _is_found(str(name), kwargs):
             return original(cls, name, *args, **kwargs)
-        say(f"the hub cannot be reached: the config of {name} is the one memcalc ships")
+        patches.say(f"the hub cannot be reached: the config of {name} is the one memcalc ships")
         hubs = of_hub(kwargs)
         left = {key: value for key, value in kwargs.items() if key not in hubs}
         return copy.deepcopy(config), left

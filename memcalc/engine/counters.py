@@ -1,0 +1,256 @@
+"""PyTorch's memory counters by phase, without changing what the program reads from them.
+
+A phase's peak is read by resetting the peaks as it begins. A program that asks for a peak finds
+the highest since it last reset it itself.
+"""
+
+import time
+from bisect import bisect_left
+from typing import Any
+
+import torch
+
+from memcalc.engine import nccl_traffic
+from memcalc.engine import torch_internals as internals
+from memcalc.engine.notes import Gap, Interval, Notebook, Notes
+from memcalc.engine.patches import Patches
+from memcalc.records.prediction import ALLOCATOR_RUNGS
+from memcalc.records.trace import Phase
+
+_C: Any = torch._C
+_POOLS = ("all", "small_pool", "large_pool")
+History = list[dict[str, Any]]
+"""Births and deaths of blocks in order, as ``torch.cuda.memory._snapshot`` has them."""
+
+
+class Counters(Notebook):
+    """The allocators of all GPUs of this process, from the moment that CUDA begins."""
+
+    def __init__(self) -> None:
+        self.notes = []  # Until CUDA begins.
+        self._waiting: tuple[Phase, int, str] | None = None
+        self._unread: list[dict[tuple[str, str], int]] = []
+        """Of each GPU: the highest of each counter since the program last reset them."""
+        self._levels: dict[int, Any] = {}
+        """Of a GPU: its counters as the phase began, where they were read then."""
+        self._stats, self._reset = _C._cuda_memoryStats, _C._cuda_resetPeakMemoryStats
+
+    def install(self, patches: Patches, *, with_lines: bool = False) -> None:
+        """Begin with CUDA, and answer the program's own questions.
+
+        ``with_lines``: the history has the lines of code that ask for blocks, which takes time.
+        """
+        patches.set(_C, "_cuda_memoryStats", self._asked)
+        patches.set(_C, "_cuda_resetPeakMemoryStats", self._forgotten)
+        patches.wrap(_C, "_cuda_clearCublasWorkspaces", self._cleared)
+        memory: Any = torch.cuda.memory
+        patches.set(memory, "_record_memory_history", lambda *_, **__: None)
+        torch.cuda._lazy_call(lambda: self._begin(with_lines))
+
+    def _begin(self, with_lines: bool) -> None:
+        internals.start_history(with_lines=with_lines)
+        self.notes = [Notes(device) for device in range(_C._cuda_getDeviceCount())]
+        self._unread = [{} for _ in self.notes]
+        for notes in self.notes:
+            notes.zero = internals.events_so_far(notes.device)
+        if self._waiting is not None:
+            self._open(*self._waiting)
+
+    def without_lines(self) -> None:
+        """From now on the lines that ask for blocks are not kept."""
+        if self.notes:
+            internals.go_on_without_lines()
+
+    # ---- phases
+
+    def enter(self, phase: Phase, step: int, line: str = "") -> None:
+        """Another phase begins, or another step."""
+        self._waiting = phase, step, line
+        self.leave()
+        self._open(phase, step, line)
+
+    def interval(self) -> int:
+        """The number of the present interval, on every GPU."""
+        return len(self.notes[0].intervals) - 1 if self.notes else 0
+
+    def peak(self, *notes: Notes) -> int:
+        """The number of the interval in which most of one of these GPUs was allocated."""
+        numbered = (pair for one in notes for pair in enumerate(one.intervals))
+        return max(numbered, key=lambda pair: pair[1].allocated, default=(0, None))[0]
+
+    def _open(self, phase: Phase, step: int, line: str) -> None:
+        for number, notes in enumerate(self.notes):
+            begin = notes.now()
+            if not notes.intervals or begin != notes.intervals[-1].end:
+                begin = self._anew(number, notes)
+            notes.intervals.append(Interval(phase=phase, step=step, begin=begin, line=line))
+            notes.marks.append((begin, ""))
+
+    def _anew(self, number: int, notes: Notes) -> int:
+        """Let the counters of peaks begin anew; returns the moment.
+
+        Threads of process groups free blocks at any time, and so between two calls.
+        """
+        self._levels.pop(number, None)
+        while True:
+            before = notes.now()
+            self._reset(notes.device)
+            if notes.now() == before:
+                return before
+
+    def leave(self) -> None:
+        """The phase that runs, if any, has ended: read its peaks."""
+        given = nccl_traffic.so_far()
+        for number, notes in enumerate(self.notes):
+            interval = notes.intervals[-1] if notes.intervals else None
+            if interval is not None and interval.end < 0:
+                interval.end, interval.given = self._read(number, notes, interval), given
+
+    def _read(self, number: int, notes: Notes, interval: Interval) -> int:
+        """Read the peaks of a phase that ends; returns the moment."""
+        level = self._levels.pop(number, None)
+        if level is not None and notes.now() == interval.begin:
+            # No block was born or died: the peaks are what there was as it began.
+            self._raise(interval, level, "current")
+            return interval.begin
+        self._levels[number] = stats = self._stats(notes.device)
+        self._reset(notes.device)
+        self._raise(interval, stats, "peak")
+        _keep_highest(self._unread[number], stats)
+        return internals.events_in(stats) - notes.zero
+
+    def _raise(self, interval: Interval, stats: Any, counted: str) -> None:
+        for rung in ALLOCATOR_RUNGS:
+            found = stats[f"{rung}_bytes"]["all"][counted]
+            setattr(interval, rung, max(getattr(interval, rung), found))
+
+    # ---- the history
+
+    def pause(self) -> None:
+        """From here on the history is not kept, of which there would be too much."""
+        begins = self.moments()
+        snapshot = internals.stop_history()
+        for notes, begin in zip(self.notes, begins, strict=True):
+            notes.gap = Gap(begin=begin, entries=snapshot["device_traces"][notes.device])
+
+    def resume(self) -> None:
+        """From here on it is kept again."""
+        for notes in self.notes:
+            if notes.gap is not None:
+                notes.gap.end = notes.now()
+                notes.gap.living = internals.resume_history(notes.device)
+
+    def end(self) -> None:
+        """The program has ended: read its last phase, and free what cuBLAS holds."""
+        self.leave()
+        for notes in self.notes:
+            with torch.cuda.device(notes.device):
+                if notes.intervals[-1].end:
+                    internals.free_cublas_workspaces()
+
+    def histories(self) -> list[tuple[Notes, History]]:
+        """What was noted of each GPU, and what its allocator wrote down."""
+        if not self.notes:
+            return []
+        snapshot = internals.stop_history()
+        for notes in self.notes:
+            notes.private = internals.private_pools(snapshot, notes.device)
+        return [(notes, snapshot["device_traces"][notes.device]) for notes in self.notes]
+
+    # ---- what the program asks itself
+
+    def _asked(self, device: int) -> Any:
+        stats = self._stats(device)
+        if not self.notes or not stats:
+            return stats
+        for (name, pool), peak in self._unread[device].items():
+            counted = stats[name][pool]
+            counted["peak"] = max(counted["peak"], peak)
+        return stats
+
+    def _forgotten(self, device: int) -> None:
+        """The program resets its peaks; those of the phase so far are kept."""
+        if self.notes:
+            interval = self.notes[device].intervals[-1]
+            if interval.end < 0:
+                self._raise(interval, self._stats(device), "peak")
+            self._unread[device].clear()
+        self._reset(device)
+
+    def _cleared(self, original: Any) -> None:
+        """What cuBLAS lets go of are its workspaces, also where the program asks for it."""
+        begins = self.moments()
+        original()
+        for notes, begin in zip(self.notes, begins, strict=True):
+            notes.cublas.append((begin, notes.now()))
+
+
+class CpuCounters(Counters):
+    """The CPU's allocator, whose history PyTorch's profiler keeps; its peaks follow from that."""
+
+    KIND = "cpu"
+
+    def __init__(self, *, with_dtypes: bool) -> None:
+        """Begin; a profiler of dtypes keeps weak references, and such a model is not sharded."""
+        super().__init__()
+        self.notes = [_CpuNotes()]
+        self.notes[0].profiler = internals.memory_profiler(with_dtypes=with_dtypes)
+        self.notes[0].profiler.__enter__()
+        self.notes[0].profiled = 0, 1  # To the end.
+
+    def _anew(self, number: int, notes: Notes) -> int:
+        return notes.now()
+
+    def _read(self, number: int, notes: Notes, interval: Interval) -> int:
+        return notes.now()
+
+    def end(self) -> None:
+        """The program has ended."""
+        self.notes[0].profiler.__exit__(None, None, None)
+
+    def histories(self) -> list[tuple[Notes, History]]:
+        """The same as of a GPU; moments become numbers of births and deaths."""
+        notes = self.notes[0]
+        entries: History = []
+        times: list[int] = []
+        levels = [0]
+        alive: dict[int, int] = {}
+        for moment, size, address, *_ in internals.cpu_allocations(notes.profiler):
+            if size > 0:
+                alive[address] = size
+            elif alive.pop(address, None) is None:
+                # It is older than the run.
+                continue
+            action = "alloc" if size > 0 else "free_requested"
+            entries.append({"action": action, "addr": address, "size": abs(size), "stream": 0})
+            if size < 0:
+                entries.append({"action": "free_completed", "addr": address})
+            times.append(moment)
+            levels.append(levels[-1] + size)
+        notes.move(lambda moment: bisect_left(times, moment))
+        notes.profiled = 0, len(times) + 1
+        for interval in notes.intervals:
+            interval.requested = max(levels[interval.begin : interval.end + 1])
+        return [(notes, entries)]
+
+
+class _CpuNotes(Notes):
+    """What was noted of the CPU; a moment is a time until the run has ended."""
+
+    KIND = "cpu"
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def now(self) -> int:
+        """The present moment, in nanoseconds."""
+        return time.time_ns()
+
+
+def _keep_highest(known: dict[tuple[str, str], int], stats: dict[str, Any]) -> None:
+    for name, pools in stats.items():
+        if isinstance(pools, dict) and "all" in pools:
+            for pool in _POOLS:
+                peak = pools[pool]["peak"]
+                if peak > known.get((name, pool), -1):
+                    known[name, pool] = peak
