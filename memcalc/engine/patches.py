@@ -24,8 +24,7 @@ class Patches:
     """Remembers what it replaced, and puts it back."""
 
     def __init__(self) -> None:
-        self.said: dict[str, None] = {}
-        """What is assumed."""
+        self._said: dict[str, dict[str, None]] = {}
         self._undo: list[Callable[[], object]] = []
         self._finder = _Finder()
 
@@ -35,9 +34,15 @@ class Patches:
     def __exit__(self, *_: object) -> None:
         self.undo()
 
-    def say(self, assumed: str) -> None:
-        """Add to what is assumed."""
-        self.said[assumed] = None
+    def say(self, assumed: str, line: str = "") -> None:
+        """Add to what is assumed, because of a line of the user's code."""
+        self._said.setdefault(assumed, {})[line] = None
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What is assumed, with its lines."""
+        found = ((assumed, ", ".join(filter(None, at))) for assumed, at in self._said.items())
+        return tuple(f"{assumed} ({at})" if at else assumed for assumed, at in found)
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace an attribute, or add it."""

@@ -38,9 +38,3 @@ def of_frames(frames: Sequence[dict[str, Any]]) -> str:
         if is_users(frame["filename"]):
             return f"{Path(frame['filename']).name}:{frame['line']}"
     return ""
-
-
-def named(what: str) -> str:
-    """A statement, with the line that it is about behind it."""
-    at = line()
-    return f"{what} ({at})" if at else what

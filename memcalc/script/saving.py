@@ -174,7 +174,7 @@ class _Checkpoints:
 
     def _put(self, file: Any, content: Any) -> None:
         self._files.put(file, content, _size(content, {}))
-        self._patches.say(source_lines.named(NOT_WRITTEN))
+        self._patches.say(NOT_WRITTEN, source_lines.line())
 
     def load(
         self, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any

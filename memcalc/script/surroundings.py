@@ -42,7 +42,7 @@ def program(request: Request, session: Session) -> Iterable[str]:
 
     def started(of: str) -> Callable[[int], None]:
         def tell(count: int) -> None:
-            say(f"{source_lines.named(f'of {count} {of}')} the first runs")
+            say(f"the first of {count} {of} runs", source_lines.line())
             if count > 1:
                 _count_gpus(patches, count)
                 session.be_one_of_many()
@@ -58,7 +58,7 @@ def program(request: Request, session: Session) -> Iterable[str]:
     if not request.weights:
         large_weights.install(patches)
     files = saving.install(patches)
-    files.overlay.covers = lambda: say(source_lines.named(_STAY))
+    files.overlay.covers = lambda: say(_STAY, source_lines.line())
     _turn_trackers_off(patches)
     saved_models.install(patches, files.overlay)
     accelerate.install(patches)

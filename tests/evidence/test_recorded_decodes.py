@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 import pytest
 
+from memcalc.errors import EstimateError
 from tests.evidence.judged import STANDIN
 
 _INSTALLED = ".".join(version("torch").split(".")[:2])
@@ -62,5 +63,10 @@ def test_every_recorded_cache_is_met(path, run):
         pytest.importorskip(NEEDED[kind])
     if cache == "quantized" and shutil.which("nvcc") is None:
         pytest.skip("quanto compiles its kernels with nvcc, which is not installed")
-    (off,) = decode["compare"](path, [run])
+    try:
+        (off,) = decode["compare"](path, [run])
+    except EstimateError as error:
+        if "Error building extension 'quanto_cuda'" in str(error):
+            pytest.skip("quanto's kernels do not compile against this PyTorch")
+        raise
     assert max(abs(value) for (_, rung), value in off.items() if rung == "allocated") <= NEAR

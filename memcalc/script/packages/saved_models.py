@@ -7,7 +7,6 @@ PyTorch's distributed checkpoints a rank writes only its share, and nothing is w
 
 import functools
 import os
-from collections.abc import Callable
 from concurrent.futures import Future
 from types import ModuleType
 from typing import Any
@@ -23,7 +22,7 @@ _COPIED = 1 << 24
 
 def install(patches: Patches, overlay: Overlay) -> None:
     """Act when the packages are imported: save models in the overlay, and say so."""
-    saved = _Saved(patches.say, overlay)
+    saved = _Saved(patches, overlay)
 
     patches.wrap_later(_MODELS, "PreTrainedModel.save_pretrained", saved.model)
     patches.wrap_later("peft.peft_model", "PeftModel.save_pretrained", saved.model)
@@ -63,8 +62,8 @@ _PLACES = ("checkpoint_id", "storage_writer", "storage_reader")
 class _Saved:
     """Functions in place of those that save and load."""
 
-    def __init__(self, say: Callable[[str], None], overlay: Overlay) -> None:
-        self._say, self._overlay = say, overlay
+    def __init__(self, patches: Patches, overlay: Overlay) -> None:
+        self._patches, self._overlay = patches, overlay
 
     def _instead(self, folder: Any) -> str:
         """Where to save what shall go to a folder."""
@@ -96,7 +95,7 @@ class _Saved:
         return loaded
 
     def not_written(self, original: Any, *args: Any, **kwargs: Any) -> None:
-        self._say(source_lines.named(NOT_WRITTEN))
+        self._patches.say(NOT_WRITTEN, source_lines.line())
 
     def by_trainer(
         self, original: Any, trainer: Any, output_dir: Any = None, *args: Any, **kwargs: Any
