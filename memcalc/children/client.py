@@ -265,12 +265,16 @@ class Child:
             left = min(deadline - time.monotonic(), interval)
             if deadline <= time.monotonic():
                 raise TimeoutError
-            self._channel.end.settimeout(left if left < math.inf else None)
             try:
+                self._channel.end.settimeout(left if left < math.inf else None)
                 message = self._channel.receive()
             except TimeoutError:
                 tick()
                 continue
+            except OSError:
+                if self.alive:
+                    raise
+                return  # Another thread has heard of its end meanwhile, and closed.
             except ValueError:
                 self._garbled = True
                 continue

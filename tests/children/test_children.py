@@ -172,6 +172,19 @@ def test_who_ends_a_child_that_another_thread_asks_leaves_its_last_word_to_that_
     assert not child.alive
 
 
+def test_a_child_that_another_thread_closes_meanwhile_is_gone(parent, monkeypatch):
+    child = parent.child(JOB, "simulated run")
+    kill = parent.end
+
+    def heard_by_another_thread(number):
+        kill(number)
+        child._close()
+
+    monkeypatch.setattr(parent, "end", heard_by_another_thread)
+    child.end()
+    assert not child.alive
+
+
 def test_a_parent_that_dies_takes_its_children_and_is_replaced():
     with Parent(EstimateError, {**os.environ, "MEMCALC_WARM": ""}) as parent:
         child = parent.child(JOB, "run")
