@@ -93,7 +93,7 @@ def published(rows: list[dict], sources: dict[str, dict]) -> str:
             "## Readings of real cards that others published\n",
             f"{len(rows)} readings on {len(cards)} kinds of card, each with its source in "
             "`evidence/published`. Each is judged under\nthe PyTorch and transformers it was "
-            "made with (newest patch), whose own code runs. Readings with a PyTorch\nbefore 2.4 "
+            "made with (newest patch), whose own code runs. Readings with a PyTorch\nbefore 2.2 "
             "are refused; the last column counts those that were not judged with the engine yet, "
             "or that ended\nin an error. The sets: *tune* may be looked at while memcalc is "
             "improved, *report* is only reported, *held out*\nand *blind* were written down with "
