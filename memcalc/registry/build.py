@@ -2,6 +2,7 @@
 
 import contextlib
 import fnmatch
+import functools
 import importlib
 import inspect
 import io
@@ -54,7 +55,11 @@ def build(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"{choice.row.implementation} is no torch.optim.Optimizer.")
     needed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    takes = inspect.signature(optimizer.step).parameters.values()
+    # A layout may have wrapped it, and a wrapper's step takes everything.
+    step: Any = optimizer.step
+    if through is not None and isinstance(cls, type):
+        step = functools.partial(getattr(cls, "step", step), optimizer)
+    takes = inspect.signature(step).parameters.values()
     if any(one.default is one.empty and one.kind in needed for one in takes):
         raise UsageError(
             f"{choice.row.implementation} needs a closure, which memcalc's loops do not pass: "

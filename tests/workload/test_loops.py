@@ -88,6 +88,12 @@ def test_the_trainer_schedules_an_optimizer_that_updates_in_backward(tmp_path):
     assert peaks["step"] <= peaks["backward"]
 
 
+@pytest.mark.parametrize("settings", [{}, {"devices": 2, "parallel": "zero1"}])
+def test_an_optimizer_that_wants_a_closure_is_refused_in_every_layout(tmp_path, settings):
+    with pytest.raises(UsageError, match="needs a closure"):
+        answer(tmp_path, GPT2, optim="lbfgs", **settings)
+
+
 def test_evaluation_keeps_the_logits_that_a_loss_in_pieces_does_without(tmp_path):
     found = answer(tmp_path, GPT2, loss_chunks=4, eval=2, seq=256)
     logits = 2 * 256 * 999 * 4
