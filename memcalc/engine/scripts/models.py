@@ -12,7 +12,7 @@ import msgspec
 import torch
 from msgspec.structs import replace
 from torch.nn.parameter import is_lazy
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from memcalc.engine.counters import Counters
 from memcalc.engine.notes import dtype_of, flat, held_by, state_of
@@ -51,16 +51,32 @@ class _Counted(msgspec.Struct):
         return self.born <= interval <= self.died.get(name, interval)
 
 
+class _Ref(WeakIdRef):
+    """PyTorch's own asks the object for an attribute, which may run the program's code."""
+
+    __slots__ = ()
+
+    def __call__(self) -> Any:
+        return weakref.ref.__call__(self)
+
+
+def _by_object() -> WeakIdKeyDictionary:
+    try:
+        return WeakIdKeyDictionary(ref_type=_Ref)
+    except TypeError:  # PyTorch 2.2
+        return WeakIdKeyDictionary()
+
+
 class Models:
     """Knows every module of the program, and what optimizers hold."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._modules = WeakIdKeyDictionary()
+        self._modules = _by_object()
         """Every living module in order of birth, and whether it was made by copying another."""
-        self._births = WeakIdKeyDictionary()
+        self._births = _by_object()
         """In which interval each of them, and each optimizer, was made or came to the GPU."""
-        self._paths = WeakIdKeyDictionary()
+        self._paths = _by_object()
         """What modules are called inside their models."""
         self._roots: list[weakref.ref[torch.nn.Module]] = []
         """Models, in the order in which they were called."""
