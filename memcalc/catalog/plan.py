@@ -12,12 +12,9 @@ from memcalc.catalog.launch_files import many, spelled_out
 from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.files import shipped, untrusted_values
 from memcalc.records.fields import FIELDS
-from memcalc.records.names import FLASH_ATTN, ZERO_STAGES
+from memcalc.records.names import FLASH_ATTN, TRAINER_OPTIM, ZERO_STAGES
 from memcalc.records.plan import Plan
 from memcalc.records.values import NO_LORA, input_of
-
-TRAINER_OPTIM = "adamw_torch_fused"
-"""``TrainingArguments.optim`` by default (transformers 5.23, training_args.py)."""
 
 
 def make(settings: Mapping[str, Any]) -> Plan:

@@ -40,8 +40,8 @@ class Parent(contextlib.AbstractContextManager["Parent"]):
     ) -> None:
         """Prepare; nothing is started yet.
 
-        ``failure`` is raised where a job fails, ``kind`` says which parent of ``WARM`` is meant,
-        by what it has loaded, and folders of ``first`` lead the import path.
+        ``failure`` is raised where a job fails; ``kind`` names a parent of ``WARM`` by what it has
+        loaded; folders of ``first`` lead the import path.
         """
         self.first = tuple(first)
         self._kind = kind
@@ -246,7 +246,7 @@ class Child:
             self._asker = None
 
     def end(self) -> None:
-        """Kill the child, and wait until it is gone unless another thread does."""
+        """Kill the child, and wait for its end unless another thread waits for it."""
         if not self.alive:
             return
         self._parent.end(self._number)

@@ -46,10 +46,7 @@ def command(
     memory: _Memory = None,
     find: _Find = None,
     grid: Annotated[bool, option("--grid", "Show batches by sequences.")] = False,
-    gpus: Annotated[
-        bool,
-        option("--gpus", "Show which GPUs fit the plan, of those that clouds rent (-v: of all)."),
-    ] = False,
+    gpus: _Gpus = False,
     settings_too: _SettingsToo = False,
     count: _Count = False,
     format: Annotated[str | None, format_option("fit")] = None,

@@ -43,7 +43,7 @@ class Timeline:
         self._lines: dict[int, str] = {}
         """Of the user's code, by the frames of entries, which share them."""
         self._refused: tuple[int, dict[str, Any]] | None = None
-        """When a request failed last for lack of memory, and its entry."""
+        """The last request that failed for lack of memory: its moment and its entry."""
         self.events: list[int] = []
         self.asides: list[Aside] = []
         self.blocks: list[_Block] = []
@@ -55,7 +55,7 @@ class Timeline:
         # In one moment, names come before guesses.
         notes.told.sort(key=lambda told: told[:2])
         self._next = 0
-        """Of what was told."""
+        """Index of the next note to take in."""
         if notes.gap is not None:
             entries = notes.gap.bridged(entries)
         for at, entry in enumerate(entries):
@@ -105,7 +105,7 @@ class Timeline:
         return self._lines[id(frames)]
 
     def _stream(self, known: int) -> int:
-        """The number of a stream in a trace; what a private pool holds nobody else can use."""
+        """The number of a stream in a trace; nobody else can use what a private pool holds."""
         stream = self._streams.setdefault(known, len(self._streams))
         if known in self._notes.private and stream not in self._private:
             self._private.add(stream)
@@ -199,7 +199,7 @@ class Timeline:
                 block.component = Component.WORKSPACES
 
     def _check(self) -> None:
-        """The history says what PyTorch's own counters say."""
+        """Check that the history agrees with PyTorch's own counters."""
         for interval in self._notes.intervals:
             if not interval.kept:
                 continue
@@ -320,7 +320,7 @@ class _Requested:
         self._append()
 
     def dies(self, address: int, size: int, *, late: bool) -> None:
-        """The block at an address; later than now, as far as it counts."""
+        """The block at an address dies; a late one counts until its stream is done."""
         if late:
             self._late[address] = size
         else:
@@ -339,7 +339,7 @@ class _Requested:
     def peak(self, begin: int, end: int) -> tuple[int, int]:
         """The highest level between two moments, at least and at most.
 
-        Whether late deaths were before the first moment or after it nobody wrote down.
+        Nobody recorded whether late deaths came before the first moment or after it.
         """
         inside = max(self._after[begin + 1 : end + 1], default=0)
         return max(inside, self._before_next[begin]), max(inside, self._after[begin])
@@ -361,7 +361,7 @@ class _Block(msgspec.Struct):
     until: str = ""
     line: str = ""
     guess: Component | None = None
-    """What it is for, as far as its life tells."""
+    """Its purpose, guessed from its lifetime."""
     arrived: bool = False
     """It was filled from the host."""
     given: bool = False

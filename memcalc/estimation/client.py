@@ -1,4 +1,4 @@
-"""Asks a child process to run plans; its failures become one sentence."""
+"""Asks a child process to run plans; each of its failures becomes one sentence."""
 
 import atexit
 import base64
@@ -41,7 +41,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _IDLE = 300.0
-"""Seconds after which warm processes that nobody asks are ended."""
+"""Seconds after which idle warm processes are ended."""
 ENGINE = "-engine"
 """The kind of process that has opened the stub driver."""
 _ENVIRONMENT = {
@@ -99,7 +99,7 @@ class WarmEngines:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew without ending what there is: a forked process does not own it."""
+        """Start anew without ending the processes: a forked process does not own them."""
         self._lock = threading.Lock()
         self._engines = Engines()
         self._variables: dict[str, str] = {}

@@ -22,12 +22,12 @@ _CGROUP = Path("/sys/fs/cgroup")
 class Pool(contextlib.ExitStack):
     """Children that trace side by side; they are kept, with what they built, for what comes next.
 
-    A child starts when there is work for it, and ends with the pool; what forks it does not.
+    A child starts when there is work for it and ends with the pool; its parent process goes on.
     Threads may share a pool.
     """
 
     def __init__(self, workers: int | None = None) -> None:
-        """At most so many processes; ``None``: what cores and free memory allow."""
+        """``workers``: most processes at a time; ``None``: as cores and free memory allow."""
         super().__init__()
         self.workers = workers if workers is not None else room()
         self._clients: list[Client] = []
@@ -42,7 +42,7 @@ class Pool(contextlib.ExitStack):
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Client]:
-        """A child that nobody else asks meanwhile: of those that are idle the first."""
+        """The first idle child, which nobody else asks meanwhile."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._idle))
             one = min(self._idle, key=self._clients.index)
@@ -56,7 +56,7 @@ class Pool(contextlib.ExitStack):
 
     @contextlib.contextmanager
     def threads(self) -> Iterator[ThreadPoolExecutor]:
-        """As many threads as there are children; Ctrl-C does not wait for what they asked."""
+        """One thread for each child; Ctrl-C does not wait for their answers."""
         with ThreadPoolExecutor(len(self._clients)) as threads:
             try:
                 yield threads
@@ -95,10 +95,10 @@ class Pool(contextlib.ExitStack):
         answers: Sequence[Future[T | MemcalcError]],
         leads: bool,
     ) -> None:
-        """Have one child answer what is left, of the model that it built last before others.
+        """Have one child answer waiting plans; those of the model that it built last come first.
 
-        The first begins at the front, which is waited for; the others at the back, where what
-        takes longest stands if anything does, so that nobody is left alone with it at the end.
+        The first child takes plans from the front, because their answers are awaited first. Others
+        take them from the back, where slow plans stand, so that none of these is left for the end.
         """
         model = ""
         with self.client() as client:

@@ -8,5 +8,7 @@ STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID
 """How FSDP's first version shards, by accelerate's names and in its order."""
 WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 """What accelerate calls the ways to choose FSDP's units, the layers of the model first."""
+TRAINER_OPTIM = "adamw_torch_fused"
+"""``TrainingArguments.optim`` by default since PyTorch 2.8 (transformers 5.23)."""
 FLASH_ATTN = "flash_attention_2"
 """What transformers calls attention by the package flash-attn, of version 2."""

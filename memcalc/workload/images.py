@@ -1,4 +1,4 @@
-"""Images of synthetic batches: in which type a model takes them."""
+"""Images of synthetic batches: whether a model casts them to the type of its weights."""
 
 import contextlib
 from collections.abc import Mapping
@@ -25,14 +25,13 @@ class _Mixed(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def image_dtype(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.dtype:
-    """The type of images that a model takes where autocast is off.
+def casts_images(model: torch.nn.Module, batch: Mapping[str, Any]) -> bool:
+    """Whether a model takes fp32 images where autocast is off.
 
-    Vision transformers cast fp32 images themselves; convolutional models mostly take images in the
-    type of their weights. The forward tells, over a batch on the meta device with fp32 images.
+    Vision transformers cast them; convolutional models mostly take images in the type of their
+    weights. The forward tells, over a batch on the meta device with fp32 images.
     """
     mixed = _Mixed()  # type: ignore[no-untyped-call]
     with mixed, contextlib.suppress(Exception):
         forward_on_meta(model, batch)
-    weights = (p.dtype for p in model.parameters() if p.is_floating_point())
-    return next(weights, torch.float32) if mixed.found else torch.float32
+    return not mixed.found

@@ -75,7 +75,7 @@ def sharding(job: Job) -> dict[str, Any] | None:
 
 
 def engine(job: Job) -> dict[str, Any] | None:
-    """DeepSpeed's settings; ``None``: the layout is none of its."""
+    """DeepSpeed's settings; ``None``: the layout is not one of DeepSpeed's."""
     return deepspeed_config(job) if job.layout.package == "deepspeed" else None
 
 
@@ -94,12 +94,12 @@ def follow_engine(accelerator: Any, updates: Callable[[], None]) -> None:
 
 
 def mixed(job: Job) -> str:
-    """What accelerate is told of the precision: ``fp16``, ``bf16`` or ``no``."""
+    """The precision as accelerate names it: ``fp16``, ``bf16`` or ``no``."""
     return _HALVES.get(job.precision.autocast, "no")  # type: ignore[arg-type]
 
 
 _OWN = ("offload", "offload_param", "communication_data_type", "grad_accum_dtype")
-"""Arguments that stand elsewhere in its settings than among those of ZeRO."""
+"""Arguments whose settings stand outside the section of ZeRO."""
 
 
 def deepspeed_config(job: Job) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from memcalc.records.trace import EQUAL_LENGTHS
 from memcalc.registry import Choice
 from memcalc.workload import audio, inference, layerdrop, layouts, loops, quantised, tasks
 from memcalc.workload.chunked import chunk_loss
-from memcalc.workload.images import image_dtype
+from memcalc.workload.images import casts_images
 from memcalc.workload.inputs import Inputs, Use, check, described
 from memcalc.workload.inventory import take
 from memcalc.workload.job import PRECISIONS, Program
@@ -144,10 +144,10 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
     if plan.generate is not None:
         inputs.make_room(plan.generate)
     notes: list[str] = []
-    if inputs.sees and plan.precision in ("bf16", "fp16"):
-        inputs.images = image_dtype(model, inputs.make("meta"))
-        if inputs.images is not torch.float32:
-            notes.append(f"images are in {plan.precision}, because the model does not cast them")
+    half = plan.precision in ("bf16", "fp16")
+    if inputs.sees and half and not casts_images(model, inputs.make("meta")):
+        inputs.images = PRECISIONS[plan.precision].weights
+        notes.append(f"images are in {plan.precision}, because the model does not cast them")
     if inputs.text_only:
         notes.append("batches hold text only: no images and no audio")
     if inputs.recordings.follows:

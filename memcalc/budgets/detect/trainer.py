@@ -11,6 +11,7 @@ from typing import Any
 from memcalc.catalog import launch_files
 from memcalc.catalog.launch_files import Said, accelerate, deepspeed
 from memcalc.errors import UsageError
+from memcalc.records.names import TRAINER_OPTIM
 
 STRONG = (
     "per_device_train_batch_size",
@@ -36,8 +37,6 @@ _ELSEWHERE = {
     "load_in_8bit": "8-bit weights",
     "liger_kernel_config": "which of Liger's kernels",
 }
-DEFAULT_OPTIM = "adamw_torch_fused"
-"""Of the Trainer since PyTorch 2.8."""
 
 
 def settings(
@@ -48,7 +47,7 @@ def settings(
     Returns:
         Keys of a plan, and what has no place in one.
     """
-    found: dict[str, Any] = {"loop": "trainer", "optim": DEFAULT_OPTIM}
+    found: dict[str, Any] = {"loop": "trainer", "optim": TRAINER_OPTIM}
     for theirs, ours in _SAME.items():
         if arguments.get(theirs) not in (None, False):
             found[ours] = arguments[theirs]
@@ -183,7 +182,7 @@ def axolotl_settings(
     ):
         if data.get(theirs):
             found[ours] = data[theirs]
-    found["optim"] = data.get("optimizer") or DEFAULT_OPTIM
+    found["optim"] = data.get("optimizer") or TRAINER_OPTIM
     if data.get("gradient_checkpointing"):
         found["checkpointing"] = True
     if data.get("bf16") or data.get("bfloat16"):

@@ -16,7 +16,7 @@ from memcalc.catalog.launch_files.records import Said, mapping
 from memcalc.catalog.quantised import scheme_in
 from memcalc.errors import MemcalcError, SettingError, UsageError
 from memcalc.records.fields import FIELDS
-from memcalc.records.names import PLAIN_TENSORS, ZERO_STAGES
+from memcalc.records.names import PLAIN_TENSORS, TRAINER_OPTIM, ZERO_STAGES
 from memcalc.records.values import USUAL_LORA, Scalar
 
 __all__ = ["FILES", "Said", "many", "mapping", "read", "spelled_out"]
@@ -134,7 +134,7 @@ def with_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
         # Once it is trained it is as it was loaded, and nothing of training is left.
         stands_for = {key: one for key, one in stands_for.items() if key not in _OF_TRAINING}
     elif stands_for and _makes_dtensors(settings.get("parallel")):
-        stands_for = {**stands_for, "optim": "adamw_torch_fused"}
+        stands_for = {**stands_for, "optim": TRAINER_OPTIM}
     return {**stands_for, **settings}
 
 

@@ -87,7 +87,7 @@ class _Saved:
         for file in overlay.names(wanted) if os.path.isdir(at) else ():
             lies, beside = os.path.join(wanted, file), os.path.join(at, file)
             if os.path.isfile(lies) and not os.path.lexists(beside):
-                # Of what is large, such as weights, nobody writes into a copy.
+                # Nobody writes into a copy of a large file, such as weights.
                 small = os.path.getsize(lies) <= _COPIED
                 (overlay.copy if small else overlay.borrow)(lies, lies)
         loaded = original(cls, at, *args, **kwargs)
@@ -124,14 +124,14 @@ class _Saved:
         return done
 
     def load_shards(self, original: Any, state_dict: Any, *args: Any, **named: Any) -> None:
-        """Into tensors that are there: of what this run has saved, nothing is read."""
+        """Load into existing tensors: a checkpoint that this run saved has nothing to read."""
         folder = _folder(args, named)
         at = self._overlay.where(folder) if folder is not None else None
         if at is None or at == folder:
             original(state_dict, *args, **named)
 
     def output_dir(self, original: Any, trainer: Any, *args: Any, **kwargs: Any) -> str:
-        """Where checkpoints lie: rotation removes old ones there, and none of the user's."""
+        """The folder of checkpoints: rotation removes old ones there, and never the user's."""
         return self._instead(original(trainer, *args, **kwargs))
 
 
