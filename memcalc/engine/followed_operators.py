@@ -1,44 +1,53 @@
-"""PyTorch operators whose small results are computed on the host, and their inputs."""
+"""PyTorch operators whose results are computed on the host, and their inputs."""
+
+from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from memcalc.engine.host_view import on_host
+from memcalc.engine.host_view import on_host, tensors_in
 
 _C: Any = torch._C
 
-COMPARES = frozenset("eq ne lt le gt ge isnan isinf isposinf isneginf isfinite all any".split())
-PUTS = frozenset("scatter scatter_add masked_fill index_fill index_put where fill fill_".split())
-"""Operators that put numbers into tensors of which nothing else need be known."""
-PLACES = frozenset("sort topk".split())
-"""Operators whose places are different ones whatever the numbers are."""
+COMPARES = frozenset("eq ne lt le gt ge isnan isinf isposinf isneginf all any".split())
+"""Operators that may decide something: they are computed at any size, of unknown numbers too."""
+AGAINST_A_NUMBER = frozenset("eq ne lt le gt ge".split())
+PUTS = frozenset("scatter masked_fill index_fill index_put where sort topk".split())
+"""Operators that put known numbers between unknown ones, or whose places matter more than values."""
 MOVES = frozenset("stack cat clone flip roll tril triu gather index_select".split())
-"""Operators whose results are zeros where all that they are given is."""
+"""Operators that only lay their numbers out anew."""
+MAKES = frozenset("zeros zeros_like new_zeros fill fill_ full arange eye linspace".split())
+"""Operators whose results follow from no tensor's numbers."""
+TRANSFERS = frozenset(("_to_copy", "copy_"))
+ENDS = {"max": 1, "amax": 1, "min": 0, "amin": 0}
+"""Operators that find the end of a range: 1 the upper, 0 the lower."""
+DISTRIBUTIONS = frozenset(("_softmax", "_log_softmax"))
 HIGHEST: dict[str, tuple[int, int | None]] = {
     **dict.fromkeys(("aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim"), (1, None)),
     "aten::topk": (2, -1),
     "aten::multinomial": (4, -1),
 }
 """Operators that choose places by scores; place and default of their dimension."""
-UNDEFINED_AT_ZERO = {"div": 1, "fmod": 1, "remainder": 1, "log": 0, "pow": 0, "reciprocal": 0}
-"""Operators that a zero can make infinite, and the place of the argument where it stands."""
 CALLED_WITH_OUT = frozenset("arange eye linspace randperm".split())
 """Operators that PyTorch's own C++ calls by the overloads that are given their result."""
 RESULTS = """
 eq ne lt le gt ge isnan isinf isposinf isneginf logical_and logical_or logical_not logical_xor
 bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ __xor__ __lshift__ __rshift__ any all
-_is_all_true _is_any_true sum max min amax amin argmax argmin cumsum cumprod prod mean
+_is_all_true _is_any_true sum max min amax amin argmax argmin cumsum cumprod prod mean std var
 count_nonzero sort topk where gather scatter scatter_add scatter_reduce index_select index_add
 index_fill index_copy masked_fill masked_scatter histc searchsorted bucketize arange fill_ randint
-randperm random_ multinomial bernoulli uniform_ normal_ _to_copy copy_ clone add sub rsub mul div
-floor_divide remainder fmod neg abs sign clamp clamp_min clamp_max cat stack flip roll tril triu
-eye linspace floor ceil round trunc sqrt exp log pow minimum maximum reciprocal _foreach_add
-_cdist_forward _euclidean_dist linalg_vector_norm
+randperm random_ multinomial bernoulli uniform_ normal_ exponential_ _to_copy copy_ clone add sub
+rsub mul div floor_divide remainder fmod neg abs sign clamp clamp_min clamp_max cat stack flip roll
+tril triu eye linspace floor ceil round trunc sqrt rsqrt exp expm1 log log2 log10 log1p pow minimum
+maximum reciprocal sin cos tan atan2 sigmoid tanh _foreach_add _cdist_forward _euclidean_dist
+linalg_vector_norm zeros zeros_like new_zeros full _softmax _log_softmax affine_grid_generator
+grid_sampler_2d upsample_nearest2d upsample_bilinear2d constant_pad_nd
 """.split()
-"""Operators whose small results are worked out."""
+"""Operators whose results are computed on the host where that is cheap enough."""
 WITH_COUNTS = """
 nonzero masked_select index index_put_ index_put _index_put_impl_ masked_scatter_backward _unique2
 unique_dim unique_consecutive repeat_interleave bincount isin _coalesce
@@ -48,26 +57,52 @@ LENGTHS = frozenset(("_unique2", "unique_dim", "unique_consecutive", "repeat_int
 MASKS = (torch.bool, torch.uint8)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Followed:
+    """An operator of PyTorch's, and how its numbers are computed on the host."""
+
+    op: Any
+    base: str
+    writes: tuple[tuple[int, str], ...]
+    """Places and names of the arguments that it writes to."""
+    given_result: bool
+    """It is given the tensor that becomes its result."""
+    draws: bool | None
+    """Whether it can be given a generator; None: it draws nothing."""
+    overwrites: bool
+    """What stood before in the tensors that it writes to does not matter."""
+    updates: bool
+    """It changes numbers that stand in a tensor."""
+
+    @classmethod
+    def of(cls, op: Any, base: str) -> Followed:
+        """Read an operator's schema."""
+        writes = tuple(
+            (place, one.name)
+            for place, one in enumerate(op._schema.arguments)
+            if one.alias_info is not None and one.alias_info.is_write
+        )
+        draws = None
+        if torch.Tag.nondeterministic_seeded in op.tags:
+            draws = any(one.name == "generator" for one in op._schema.arguments)
+        given = "out" in op.name().rpartition(".")[2].split("_")
+        given &= base not in CALLED_WITH_OUT
+        overwrites = given or base in MAKES or base in TRANSFERS or draws is not None
+        updates = bool(writes) and not overwrites and base not in PUTS
+        return cls(op, base, writes, given, draws, overwrites, updates)
+
+    def written(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """Return the tensors among its arguments that it writes to."""
+        found = (
+            args[place] if place < len(args) else kwargs.get(name) for place, name in self.writes
+        )
+        return list(tensors_in(tuple(found)))
+
+
 def is_composed(op: Any) -> bool:
     """Made of other operators, which are followed themselves."""
     key = "CompositeImplicitAutograd"
     return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
-
-
-def written(op: Any) -> list[tuple[int, str]]:
-    """Places and names of the arguments that an operator writes to."""
-    return [
-        (place, one.name)
-        for place, one in enumerate(op._schema.arguments)
-        if one.alias_info is not None and one.alias_info.is_write
-    ]
-
-
-def draws(op: Any) -> bool | None:
-    """Whether an operator that draws can be given a generator; ``None``: it draws nothing."""
-    if torch.Tag.nondeterministic_seeded not in op.tags:
-        return None
-    return any(one.name == "generator" for one in op._schema.arguments)
 
 
 def spread(places: torch.Tensor, scores: torch.Tensor, dim: int | None) -> torch.Tensor:
@@ -83,42 +118,55 @@ def spread(places: torch.Tensor, scores: torch.Tensor, dim: int | None) -> torch
 
 
 def read_by(
-    op: Any, base: str, args: Any, kwargs: Any, knows: Callable[[torch.Tensor], bool]
+    op: Any,
+    base: str,
+    args: Any,
+    kwargs: Any,
+    view: Callable[[torch.Tensor], torch.Tensor],
+    knows: Callable[[torch.Tensor], bool],
 ) -> tuple[Any, list[tuple[int, int]]]:
     """What an operator reads from the GPU of how large its result is.
+
+    Args:
+        op: the operator.
+        base: its name without overload.
+        args: what it is called with.
+        kwargs: what it is called with by name.
+        view: returns a CPU tensor with the numbers of one on the GPU.
+        knows: whether the numbers of a tensor are known.
 
     Returns:
         Its result, where that had to be made on the host; bytes and number of each reading.
     """
     if base in LENGTHS:
         with contextlib.suppress(Exception):
-            made = op(*on_host(args), **on_host(kwargs))
+            made = op(*on_host(args, view), **on_host(kwargs, view))
             first = made[0] if isinstance(made, tuple | list) else made
             if base == "unique_dim":
                 return made, [(4, first.shape[args[1]])]
             if base == "_unique2" and args[0].dtype is torch.bool:
-                return made, [(4, int(on_host(args[0]).count_nonzero()))]
+                return made, [(4, int(view(args[0]).count_nonzero()))]
             repeats = [(1, 1)] if base == "repeat_interleave" else []
             return made, [(8, first.shape[0]), *repeats]
         return None, []
     if base == "_coalesce":
         places = args[0]._indices()
         # Of those that are not known, no two are alike.
-        different = on_host(places).unique(dim=1) if knows(places) else places
+        different = view(places).unique(dim=1) if knows(places) else places
         return None, [(4, different.shape[1])]
     if base == "bincount":
-        host = on_host(args[0])
+        host = view(args[0])
         ends = (host.min(), host.max()) if host.numel() else ()
         return None, [(host.element_size(), int(end)) for end in ends]
     if base == "isin":
         given = (one for one in args[:2] if isinstance(one, torch.Tensor))
-        return None, [(8, int(on_host(one).unique().numel())) for one in given]
-    counted = _counted_in(base, args)
-    return None, [(4, int(on_host(mask).count_nonzero()) * times) for mask, times in counted]
+        return None, [(8, int(view(one).unique().numel())) for one in given]
+    counted = counted_in(base, args)
+    return None, [(4, int(view(mask).count_nonzero()) * times) for mask, times in counted]
 
 
-def _counted_in(base: str, args: Any) -> Iterator[tuple[torch.Tensor, int]]:
-    """In which tensors an operator counts what is not zero, and how many times over."""
+def counted_in(base: str, args: Any) -> Iterator[tuple[torch.Tensor, int]]:
+    """Yield the tensors in which an operator counts what is not zero, and how many times over."""
     if base == "nonzero":
         yield args[0], 1
     elif base in ("masked_select", "masked_scatter_backward"):

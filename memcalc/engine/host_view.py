@@ -3,13 +3,10 @@
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-
-FLOATS, WHOLES = 1 << 8, 1 << 20
-"""Elements of the largest tensors that are worked out: of fractions, and of whole numbers."""
 
 
 _BEGIN = 64
@@ -31,17 +28,27 @@ def over(tensor: torch.Tensor) -> torch.Tensor:
     return _everything(tensor.dtype).as_strided(tensor.shape, tensor.stride(), first)
 
 
-def on_host(value: Any) -> Any:
-    """The same arguments for an operator that runs on the host."""
+def bytes_at(address: int, dtype: torch.dtype, count: int) -> torch.Tensor:
+    """Return a CPU tensor of one dimension over the bytes at an address."""
+    return _everything(dtype).as_strided((count,), (1,), (address - _BEGIN) // dtype.itemsize)
+
+
+def on_host(value: Any, view: Callable[[torch.Tensor], torch.Tensor] = over) -> Any:
+    """Return the same arguments for an operator that runs on the host.
+
+    Args:
+        value: arguments, or one of them.
+        view: returns the CPU tensor for one on the GPU.
+    """
     if isinstance(value, torch.Tensor):
-        return over(value) if value.is_cuda else value
+        return view(value) if value.is_cuda else value
     if isinstance(value, torch.device):
         return torch.device("cpu")
     if isinstance(value, tuple | list):
-        made = [on_host(one) for one in value]
+        made = [on_host(one, view) for one in value]
         return made if isinstance(value, list) else tuple(made)
     if isinstance(value, dict):
-        return {name: on_host(one) for name, one in value.items()}
+        return {name: on_host(one, view) for name, one in value.items()}
     return None if isinstance(value, torch.Generator) else value
 
 
@@ -62,12 +69,6 @@ def is_plain(tensors: Sequence[torch.Tensor]) -> bool:
         if not (one.is_cuda or one.is_cpu) or one.layout is not torch.strided:
             return False
     return True
-
-
-def fits(tensor: torch.Tensor, most: int) -> bool:
-    """It is small enough to be worked out; ``most``: elements, of fractions."""
-    count = tensor.numel()
-    return count <= FLOATS or count <= (most if tensor.is_floating_point() else WHOLES)
 
 
 def span(tensor: torch.Tensor) -> int:

@@ -4,7 +4,7 @@ import functools
 import re
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,17 @@ _PATHS = sysconfig.get_paths()
 _LIBRARIES = _OURS, *(_PATHS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]|[\\/](?:torch|triton)[\\/]")
 """Of a package that another environment or folder lends."""
+
+
+_SHOWN = 6
+"""Lines that are named in a sentence."""
+
+
+def listed(lines: Collection[str]) -> str:
+    """Return the first lines and how many more there are."""
+    shown = [*lines][:_SHOWN]
+    more = len(lines) - len(shown)
+    return ", ".join([*shown, *([f"{more} more"] if more else [])])
 
 
 @functools.cache

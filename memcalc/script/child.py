@@ -47,6 +47,7 @@ def main(asked: str, answered: str) -> None:
         session.say(said)
     ending, leave, own = Ending(code=0), os._exit, os.getpid()
     stack = contextlib.ExitStack()
+    session.values.reads.opposite = request.opposite
     stack.enter_context(as_main(request.program))
     stack.enter_context(session)
     others = surroundings.program(request, session)
@@ -59,6 +60,7 @@ def main(asked: str, answered: str) -> None:
             started=tuple(others),
             others=internals.most_of_others(),
             trains=session.phases.backwards > 0,
+            decides=session.values.reads.decisions,
         )
         answer = _answer(session, request.program.name, told)
         Path(answered).write_bytes(msgspec.json.encode(answer))
@@ -78,32 +80,29 @@ def main(asked: str, answered: str) -> None:
     ending = _ended(request, session)
     if not ending.stopped and not _raised:
         atexit._run_exitfuncs()
-    if ending.code == 1 and _by_zero:
-        _explain(session.values.unknown)
+    if ending.code == 1 and _by_number:
+        _explain(session.values.reads.lines)
     end()
 
 
-def _explain(unknown: Iterable[str]) -> None:
-    """Say where an error of a number may come from; ``unknown``: lines that read some."""
-    if unknown:
-        print(f"memcalc: {_OF_ZEROS.format(', '.join(unknown))}", file=sys.stderr)
-    elif torch.cuda.is_initialized():
-        print(f"memcalc: {_NOT_COMPUTED}", file=sys.stderr)
+def _explain(lines: Iterable[str]) -> None:
+    """Say where an error of a number may come from.
+
+    Args:
+        lines: those that read a number that is not computed.
+    """
+    if torch.cuda.is_initialized():
+        at = f" (at {', '.join(lines)})" if lines else ""
+        print(f"memcalc: {_NOT_COMPUTED.format(at=at)}", file=sys.stderr)
 
 
-_by_zero: list[str] = []
-"""The error that ended it, where that may come of numbers that are zeros here."""
+_by_number: list[str] = []
+"""The error that ended it, where that may come of numbers that are made up here."""
 _NO_NUMBER = re.compile(r"math domain|expected a positive|expected a nonnegative|NaN|infinity")
 """In Python's words, to 3.14, of numbers that a function does not take."""
-_OF_ZEROS = (
-    "the script read numbers from the GPU (at {}), which are 0 here: skip code that cannot take 0 "
-    "where MEMCALC_SIMULATED is set in the environment."
-)
-
-
 _NOT_COMPUTED = (
-    "numbers that a GPU would compute are not computed here, and most read back as 0: if one "
-    "causes this error, skip that line where MEMCALC_SIMULATED is set in the environment."
+    "numbers that a GPU would compute are made up here{at}: if one causes this error, skip that "
+    "line where MEMCALC_SIMULATED is set in the environment."
 )
 
 
@@ -139,7 +138,7 @@ def _failed(error: BaseException) -> Ending:
     _show(error)
     of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(str(error))
     if of_a_number or isinstance(error, ZeroDivisionError | OverflowError):
-        _by_zero.append(str(error))
+        _by_number.append(str(error))
     helps = exit_reason.advice(error)
     if helps:
         print(f"memcalc: {helps}", file=sys.stderr)

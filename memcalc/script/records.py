@@ -26,6 +26,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """The most bytes of a GPU that a process had which the program started."""
     trains: bool = False
     """It computed gradients."""
+    decides: tuple[str, ...] = ()
+    """Lines whose branch or size depends on numbers that were not computed."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +41,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """By a launcher, as one process of several."""
     weights: bool = False
     """Weights are fetched and read."""
+    opposite: str = ""
+    """A line whose decisions by numbers that are not computed go the other way."""
     said: tuple[str, ...] = ()
     """What is assumed so far."""
     work: str = ""

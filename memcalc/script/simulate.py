@@ -1,5 +1,7 @@
 """Runs a user's program over the stub driver in a fresh process and reads its memory."""
 
+from __future__ import annotations
+
 import base64
 import os
 import pickle
@@ -7,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +26,7 @@ from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine import driver, environment, simulated_gpu
 from memcalc.engine.cudnn import loading
 from memcalc.engine.environment.search import Environment
+from memcalc.engine.source_lines import listed
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.estimate import Traced, keep
@@ -34,11 +38,16 @@ from memcalc.script.answer import answered, as_it_ended
 from memcalc.script.command import Program, launched
 from memcalc.script.launchers import Launch
 from memcalc.script.records import Answer, Ending, Request
+from memcalc.units import format_bytes
 
 STEPS = 3
 """Optimizer steps after which a program is stopped, unless others are asked for."""
 _CARRIED = 8 << 20
 """Bytes of the largest copy to the GPU whose values are kept."""
+_MOST_WAYS = 3
+"""Lines whose decisions are tried the other way: each takes one more run."""
+_MOST_SECONDS = 120.0
+"""Seconds for all these runs."""
 _ALONE = (
     "the script uses {used} of {count} GPUs; to use all, put torchrun --nproc-per-node {count} "
     "before it in place of python"
@@ -114,7 +123,10 @@ def simulate(
     program, launch = launched(plan, folder)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     run = _Run(asked(plan), program, launch, folder, weights, python or sys.executable)
+    began = time.monotonic()
     found = run.answer(limited=gpu is not None, quiet=quiet)
+    if found.ending.decides:
+        found = _both_ways(run, found, gpu is not None, time.monotonic() - began)
     refusal = found.ending.refusal
     if found.ending.out_of_memory and refusal is not None:
         whole = run.answer(limited=False, quiet=True)
@@ -129,6 +141,70 @@ def simulate(
         keep(traced)
         found = replace(found, traced=traced)
     return found
+
+
+def _both_ways(run: _Run, found: Simulated, limited: bool, seconds: float) -> Simulated:
+    """Run again with the decisions of one line after another taken the other way.
+
+    Returns:
+        The answer that needs most, with an assumption that tells what the others need.
+    """
+    if found.traced is None or found.ending.code:
+        return found
+    lines, ways, most = found.ending.decides, [], found
+    tried = lines[: min(_MOST_WAYS, int(_MOST_SECONDS / max(seconds, 0.1)))]
+    for line in tried:
+        way, outcome = _other_way(run, line, limited)
+        if way is not None and _needs(way) > _needs(most):
+            most = way
+        ways.append((line, way, outcome))
+    others = [
+        f"{line} ({outcome or _difference(way, most)})"
+        for line, way, outcome in ways
+        if outcome or way is not most
+    ]
+    said = f"numbers that are not computed here decide at {listed(lines)}"
+    if most is not found:
+        said += "; the figures are those of another branch than the one that printed"
+    if others:
+        said += f"; the other way at {', '.join(others)}"
+    if len(tried) < len(lines):
+        said += f"; not tried the other way: {listed(lines[len(tried) :])}"
+    return _assuming(replace(most, ending=found.ending), said)
+
+
+def _other_way(run: _Run, line: str, limited: bool) -> tuple[Simulated | None, str]:
+    """Return the answer of the other way, or None and why there is none."""
+    try:
+        found = run.answer(limited=limited, quiet=True, opposite=line)
+    except EstimateError as error:
+        return None, str(error)
+    if found.ending.out_of_memory:
+        return None, "runs out of memory"
+    if found.ending.code or found.traced is None:
+        return None, f"ends with exit code {found.ending.code}"
+    return found, ""
+
+
+def _difference(way: Simulated | None, most: Simulated) -> str:
+    assert way is not None
+    less = _needs(most)[0] - _needs(way)[0]
+    return f"{format_bytes(less)} less" if less else "the same peak"
+
+
+def _needs(found: Simulated) -> tuple[int, int]:
+    """Return what a run reserved and allocated at its peak, in bytes."""
+    assert found.traced is not None
+    peak = found.traced.prediction.peak
+    return peak.reserved or 0, peak.allocated or 0
+
+
+def _assuming(found: Simulated, said: str) -> Simulated:
+    """Return an answer with an assumption before all others."""
+    assert found.traced is not None
+    prediction = found.traced.prediction
+    told = replace(prediction, assumptions=(said, *prediction.assumptions))
+    return replace(found, traced=replace(found.traced, prediction=told))
 
 
 def run_work(question: Asked, work: bytes) -> tuple[Traced | None, BaseException | None]:
@@ -161,11 +237,19 @@ class _Run:
         self._question, self._program, self._launch = question, program, launch
         self._folder, self._weights, self._python = folder, weights, python
 
-    def answer(self, *, limited: bool, quiet: bool = False) -> Simulated:
-        """Run it in a process of its own, limited to the GPU's memory or not."""
+    def answer(
+        self, *, limited: bool, quiet: bool = False, opposite: str = ""
+    ) -> Simulated:
+        """Run it in a process of its own, limited to the GPU's memory or not.
+
+        Args:
+            limited: memory is no larger than the GPU's.
+            quiet: what it prints is not shown.
+            opposite: a line whose decisions by numbers that are not computed go the other way.
+        """
         with tempfile.TemporaryDirectory(prefix="memcalc-") as scratch:
             asked_in, answered = Path(scratch, "request.json"), Path(scratch, "answer.json")
-            request, work = self._request(), Path(scratch, "work")
+            request, work = replace(self._request(), opposite=opposite), Path(scratch, "work")
             if self._work:
                 work.write_bytes(self._work)
                 request = replace(request, work=str(work), path=tuple(sys.path))

@@ -72,13 +72,13 @@ static void copy_part(const void *part, size_t bytes, void *more) {
   memcpy(way->to + ((const char *)part - way->from), part, bytes);
 }
 
-/* Called where a program reads a few numbers that nobody knows. */
+/* Called where a program reads a few numbers that are not there, or that are made up. */
 static void (*unknown)(const void *at);
 EXPORT void memcalc_stub_when_unknown(void (*tell)(const void *at)) { unknown = tell; }
 
 static void to_host(void *to, const void *from, size_t bytes) {
   if (answered(to, bytes)) return;
-  if (unknown && bytes <= FEW && !memcalc_holds(from, bytes)) unknown(from);
+  if (unknown && bytes <= FEW && memcalc_holds(from, bytes) != KNOWN) unknown(from);
   zeros_to_host(to, bytes);
   struct way way = {to, from};
   memcalc_each_held(from, bytes, copy_part, &way);
@@ -91,9 +91,9 @@ int memcalc_copy(void *to, const void *from, size_t bytes) {
     if (on_device(from)) to_host(to, from, bytes);
     else memmove(to, from, bytes);
   } else if (memcalc_map()) {
-    int something = bytes <= SET->carried && (!on_device(from) || memcalc_holds(from, bytes));
+    int something = bytes > SET->carried ? 0 : on_device(from) ? memcalc_holds(from, bytes) : KNOWN;
     if (something) {
-      memcalc_mark(to, bytes);
+      memcalc_mark(to, bytes, something == MADE_UP);
       memmove(to, from, bytes);
     } else {
       memcalc_zero(to, bytes);
@@ -162,7 +162,7 @@ EXPORT int cudaMemset(void *at, int value, size_t bytes) {
     if (!(value & 255) || bytes > SET->carried) {
       memcalc_zero(at, bytes);
     } else {
-      memcalc_mark(at, bytes);
+      memcalc_mark(at, bytes, 0);
       memset(at, value, bytes);
     }
   }
@@ -177,7 +177,7 @@ EXPORT int cuMemsetD8Async(void *at, unsigned char value, size_t bytes, void *st
 static int fill_words(uint32_t *at, uint32_t value, size_t count) {
   if (!value || count * sizeof value > SET->carried) return cudaMemset(at, 0, count * sizeof value);
   if (on_device(at) && !memcalc_map()) return 0;
-  memcalc_mark(at, count * sizeof value);
+  memcalc_mark(at, count * sizeof value, 0);
   while (count--) *at++ = value;
   return 0;
 }

@@ -26,6 +26,8 @@ static struct { uint64_t at, left; } open_chunk[MOST_DEVICES];
 
 static uint8_t *held;        /* by unit: 1, it may hold something else than zeros */
 static uint8_t *held_groups; /* the same by group of units, looked at first */
+static uint8_t *made_up;     /* by held unit: 1, what it holds follows from numbers that nobody computed */
+static int some_made_up;
 static int tried, mapped;
 
 /* ---- addresses ---- */
@@ -102,8 +104,10 @@ int memcalc_map(void) {
     void *bytes = lazy((void *)DEVICE_BASE, DEVICE_SPAN);
     held = bytes ? lazy(NULL, DEVICE_SPAN / UNIT) : NULL;
     held_groups = held ? lazy(NULL, DEVICE_SPAN / UNIT / UNITS_OF_GROUP) : NULL;
-    mapped = held_groups != NULL;
+    made_up = held_groups ? lazy(NULL, DEVICE_SPAN / UNIT) : NULL;
+    mapped = made_up != NULL;
     if (held && !mapped) munmap(held, DEVICE_SPAN / UNIT);
+    if (held_groups && !mapped) munmap(held_groups, DEVICE_SPAN / UNIT / UNITS_OF_GROUP);
     if (bytes && !mapped) munmap(bytes, DEVICE_SPAN);
     __atomic_store_n(&tried, 1, __ATOMIC_RELEASE);
   }
@@ -116,9 +120,11 @@ EXPORT int memcalc_stub_maps(void) { return memcalc_map(); }
 
 static uint64_t unit_of(const void *at) { return ((uint64_t)at - DEVICE_BASE) / UNIT; }
 
-static void mark(const void *at, size_t bytes) {
+static void mark(const void *at, size_t bytes, int is_made_up) {
   uint64_t first = unit_of(at), last = unit_of((const char *)at + bytes - 1);
   memset(held + first, 1, last - first + 1);
+  some_made_up |= is_made_up;
+  if (some_made_up) memset(made_up + first, is_made_up, last - first + 1);
   memset(held_groups + first / UNITS_OF_GROUP, 1, last / UNITS_OF_GROUP - first / UNITS_OF_GROUP + 1);
 }
 
@@ -171,18 +177,26 @@ void memcalc_zero(void *at, size_t bytes) {
   pthread_mutex_unlock(&lock);
 }
 
-void memcalc_mark(void *at, size_t bytes) {
+void memcalc_mark(void *at, size_t bytes, int is_made_up) {
   if (!bytes || !mapped || !on_device(at)) return;
   pthread_mutex_lock(&lock);
-  mark(at, bytes);
+  mark(at, bytes, is_made_up);
   pthread_mutex_unlock(&lock);
 }
 
+/* 0: nothing; 1: bytes that were put there; 2: some of them are made up. */
 int memcalc_holds(const void *at, size_t bytes) {
   if (!bytes || !mapped || !on_device(at)) return 0;
   pthread_mutex_lock(&lock);
-  uint64_t last = unit_of((const char *)at + bytes - 1);
-  int found = held_from(unit_of(at), last) <= last;
+  uint64_t last = unit_of((const char *)at + bytes - 1), unit = held_from(unit_of(at), last);
+  int found = unit <= last;
+  for (uint64_t run; some_made_up && unit <= last; unit = held_from(unit + run, last)) {
+    run = run_of_held(unit, last);
+    if (memchr(made_up + unit, 1, run)) {
+      found = 2;
+      break;
+    }
+  }
   pthread_mutex_unlock(&lock);
   return found;
 }
@@ -206,7 +220,7 @@ void memcalc_each_held(const void *at, size_t bytes,
 }
 
 /* Programs that write to device memory themselves, at addresses they were given, say so. */
-EXPORT void memcalc_stub_mark(void *at, size_t bytes) { memcalc_mark(at, bytes); }
+EXPORT void memcalc_stub_mark(void *at, size_t bytes, int is_made_up) { memcalc_mark(at, bytes, is_made_up); }
 EXPORT void memcalc_stub_zero(void *at, size_t bytes) { memcalc_zero(at, bytes); }
 EXPORT int memcalc_stub_holds(const void *at, size_t bytes) { return memcalc_holds(at, bytes); }
 

@@ -66,7 +66,8 @@ uint64_t memcalc_reserve(uint64_t bytes, int device);  /* 0: no addresses are le
 void memcalc_unreserve(uint64_t at, uint64_t bytes);
 int memcalc_map(void); /* 1: device memory is mapped; 0: reads of it are zeros */
 void memcalc_zero(void *at, size_t bytes);
-void memcalc_mark(void *at, size_t bytes);
+void memcalc_mark(void *at, size_t bytes, int is_made_up);
+enum { NOTHING, KNOWN, MADE_UP }; /* what memory of a GPU holds */
 int memcalc_holds(const void *at, size_t bytes);
 #define MOST_ARRIVALS (1 << 20)
 void memcalc_arrive(const void *at); /* something was copied there from the host */

@@ -1,0 +1,190 @@
+"""Where a program reads numbers that nobody computed, and which of its branches depend on them.
+
+A number that `Tensor.item()` reads is an ordinary float or int that knows that it is made up, and so
+are numbers computed from it. Comparing one is a decision: the line that decides is named. A program
+can be run again with the decisions of one line taken the other way.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+
+from memcalc.engine import source_lines
+from memcalc.engine.patches import Patches
+
+RULE = (
+    "`.item()` and the like read true values of data that the code put on the GPU and of what "
+    "follows from it"
+)
+UNKNOWN = (
+    "computed numbers read as made-up ones between 0.1 and 0.9 (at {}); no branch that was seen "
+    "depends on them"
+)
+LIMITED = "numbers of large tensors were computed for 20 s, then no more: unknown from {} on"
+NOTHING = "every number read from the GPU is 0 here: this system refuses to map its addresses"
+
+
+class Reads:
+    """Notes the lines that read unknown numbers, and those that decide by one."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self.opposite = ""
+        """The line whose decisions go the other way, and whose masks keep everything."""
+        self.lines: dict[str, None] = {}
+        self._decisions: dict[str, None] = {}
+        self._limits: dict[str, None] = {}
+        self._thread = threading.local()
+
+    def install(self, patches: Patches) -> None:
+        """Mark numbers that are read from now on."""
+        _Made.reads = self
+        patches.also(lambda: setattr(_Made, "reads", None))
+        for name in ("item", "__bool__", "tolist"):
+            patches.wrap(torch.Tensor, name, self._read)
+        if hasattr(torch.serialization, "add_safe_globals"):
+            # A marked number is saved as a call of its plain type.
+            torch.serialization.add_safe_globals([float, int])
+        patches.when_imported("yaml", _write_plain_yaml)
+
+    def note(self) -> None:
+        """A number that is not known is read in this thread."""
+        self._thread.count = self._count() + 1
+        self.lines[source_lines.line() or "PyTorch's own code"] = None
+
+    def decide(self, found: bool) -> bool:
+        """Note a decision by an unknown number, and return it or its opposite."""
+        if line := source_lines.line():
+            self._decisions[line] = None
+            return found is (line != self.opposite)
+        return found
+
+    def choose(self) -> bool:
+        """Note that a mask of unknown numbers decides how large a result is.
+
+        Returns:
+            Whether the mask keeps everything in this run.
+        """
+        line = source_lines.line()
+        if line:
+            self._decisions[line] = None
+        return bool(line) and line == self.opposite
+
+    def limit(self) -> None:
+        """Note that numbers stay unknown because computing them takes too long."""
+        if line := source_lines.line():
+            self._limits[line] = None
+
+    @property
+    def decisions(self) -> tuple[str, ...]:
+        """Lines whose branch, or how many elements a mask keeps, depends on unknown numbers."""
+        return tuple(self._decisions)
+
+    def none_is_known(self) -> None:
+        """Say that nothing can be read here."""
+        self._say(NOTHING)
+
+    def end(self) -> None:
+        """Say what was read."""
+        self._say(RULE)
+        if self._limits:
+            self._say(LIMITED.format(source_lines.listed(self._limits)))
+        if self.lines and not self._decisions:
+            self._say(UNKNOWN.format(source_lines.listed(self.lines)))
+
+    def _count(self) -> int:
+        return getattr(self._thread, "count", 0)
+
+    def _read(self, original: Any, tensor: torch.Tensor) -> Any:
+        """Mark what a tensor's method reads, if that is unknown."""
+        before = self._count()
+        found = original(tensor)
+        return found if self._count() == before else _marked(found, self)
+
+
+def _marked(found: Any, reads: Reads | None = None) -> Any:
+    """Return a number that knows that it is made up; lists of them, too; other things as they are."""
+    if isinstance(found, bool):
+        return found if reads is None else reads.decide(found)
+    if type(found) is float:
+        return MadeUpFloat(found)
+    if type(found) is int:
+        return MadeUpInt(found)
+    return [_marked(one) for one in found] if isinstance(found, list) else found
+
+
+class _Made:
+    """What made-up numbers have in common."""
+
+    __slots__ = ()
+    reads: ClassVar[Reads | None] = None
+
+    def __reduce_ex__(self, _: Any) -> tuple[type, tuple[float]]:
+        plain = float if isinstance(self, float) else int
+        return plain, (plain(self),)  # type: ignore[call-overload]
+
+
+def _decides(name: str, plain: type) -> Callable[[Any, Any], Any]:
+    compare = getattr(plain, name)
+    exact = plain is float and name in ("__eq__", "__ne__")
+
+    def method(self: Any, other: Any) -> Any:
+        found = compare(self, other)
+        known = found is NotImplemented or exact or _is_no_limit(other)
+        return found if known or _Made.reads is None else _Made.reads.decide(found)
+
+    return method
+
+
+def _is_no_limit(other: Any) -> bool:
+    """Infinity and NaN decide nothing: every number is below the one, and none is like the other."""
+    return isinstance(other, float) and not math.isfinite(other)
+
+
+def _computes(name: str, plain: type) -> Callable[..., Any]:
+    compute = getattr(plain, name)
+
+    def method(self: Any, *others: Any) -> Any:
+        return _marked(compute(self, *others))
+
+    return method
+
+
+def _truth(plain: type) -> Callable[[Any], bool]:
+    def method(self: Any) -> bool:
+        found = bool(plain(self))
+        return found if plain is float or _Made.reads is None else _Made.reads.decide(found)
+
+    return method
+
+
+_COMPARISONS = "lt le gt ge eq ne".split()
+_ARITHMETIC = """
+add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg pos abs round
+""".split()
+
+
+def _members(plain: type) -> dict[str, Any]:
+    decisions = {f"__{name}__": _decides(f"__{name}__", plain) for name in _COMPARISONS}
+    arithmetic = {f"__{name}__": _computes(f"__{name}__", plain) for name in _ARITHMETIC}
+    own = {"__slots__": (), "__bool__": _truth(plain), "__hash__": plain.__hash__}
+    return {**decisions, **arithmetic, **own}
+
+
+MadeUpFloat = type("float", (_Made, float), _members(float))
+"""A float that nobody computed."""
+MadeUpInt = type("int", (_Made, int), _members(int))
+"""A whole number that nobody computed."""
+
+
+def _write_plain_yaml(yaml: Any) -> None:
+    """Made-up numbers are written to YAML as plain ones."""
+    represented = yaml.representer.SafeRepresenter
+    for made, plain in ((MadeUpFloat, "represent_float"), (MadeUpInt, "represent_int")):
+        for dumper in (yaml.SafeDumper, yaml.Dumper):
+            dumper.add_representer(made, getattr(represented, plain))

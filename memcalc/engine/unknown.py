@@ -1,0 +1,131 @@
+"""Stands in for numbers that nobody computes over the stub driver: one rule.
+
+A float that no kernel computed reads as a fixed number between 0.1 and 0.9 that depends only on its
+address, so every view of the same memory reads the same. Rows of a softmax sum to one, and random
+numbers are drawn as PyTorch draws them, both when they are first read. Whole numbers read as 0 and
+booleans as False, for they may be places and counts.
+
+No such number is zero, infinite or NaN, so code may divide by it, take its logarithm and go on.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from memcalc.engine.host_view import bytes_at, over, span
+
+ENDS_OF_RANGE = LOWEST, HIGHEST = 0.1, 0.9
+"""Ends of the numbers that stand in: away from 0 and 1, where thresholds and limits of loops lie."""
+_PERIOD = 65_521
+"""Length of the pattern in elements: a prime, so that rows of usual lengths differ."""
+_SEED = 2_147_483_647
+
+
+class _Postponed(NamedTuple):
+    """Numbers of one storage that are made when they are first read."""
+
+    storage: StorageWeakRef
+    make: Callable[[], torch.Tensor]
+    made_up: bool
+    at: int
+
+
+class Unknown:
+    """Numbers in place of those that nobody computes."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(_SEED)
+        numbers = torch.rand(_PERIOD, generator=generator, dtype=torch.float64, device="cpu")
+        self._numbers = LOWEST + (HIGHEST - LOWEST) * numbers
+        self._patterns: dict[torch.dtype, torch.Tensor] = {}
+        self._postponed: dict[int, _Postponed] = {}
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a CPU tensor with the numbers that an unknown float tensor on the GPU reads as.
+
+        Shape and strides are the tensor's own.
+        """
+        count, size = span(tensor), tensor.element_size()
+        first = tensor.data_ptr() // size % _PERIOD
+        pattern = self._pattern(tensor.dtype)
+        if first + count > len(pattern):
+            pattern = pattern.repeat(2 + count // _PERIOD)
+        return pattern[first:].as_strided(tensor.shape, tensor.stride())
+
+    def _pattern(self, dtype: torch.dtype) -> torch.Tensor:
+        if dtype not in self._patterns:
+            self._patterns[dtype] = self._numbers.to(dtype).repeat(2)
+        return self._patterns[dtype]
+
+    def write(self, tensor: torch.Tensor) -> None:
+        """Write those numbers to the memory of a tensor on the GPU."""
+        over(tensor).copy_(self.like(tensor))
+
+    def postpone(
+        self, tensor: torch.Tensor, make: Callable[[], torch.Tensor], *, made_up: bool
+    ) -> None:
+        """Make the numbers of a new contiguous tensor on the GPU when they are first read.
+
+        Args:
+            tensor: it fills its storage.
+            make: returns a CPU tensor of its shape.
+            made_up: the numbers follow from unknown ones.
+        """
+        if len(self._postponed) > _MOST_POSTPONED:
+            self._forget_freed()
+        storage = tensor.untyped_storage()
+        self._postponed[storage._cdata] = _Postponed(  # type: ignore[attr-defined]
+            StorageWeakRef(storage), make, made_up, tensor.data_ptr()
+        )
+
+    def postponed(self, tensor: torch.Tensor) -> bool | None:
+        """Whether postponed numbers of a tensor's storage are made up; None: there are none."""
+        found = self._find(tensor)
+        return None if found is None else found.made_up
+
+    def settle(self, tensor: torch.Tensor) -> tuple[int, int, bool] | None:
+        """Write the postponed numbers of a tensor's storage.
+
+        Returns:
+            Address, bytes and whether they are made up, or None if nothing was postponed.
+        """
+        found = self._find(tensor)
+        if found is None:
+            return None
+        del self._postponed[tensor.untyped_storage()._cdata]  # type: ignore[attr-defined]
+        made = found.make().contiguous()
+        bytes_at(found.at, made.dtype, made.numel()).copy_(made.view(-1))
+        return found.at, made.numel() * made.element_size(), found.made_up
+
+    def drop(self, tensor: torch.Tensor) -> None:
+        """Forget postponed numbers: something else was written there."""
+        if self._postponed:
+            self._postponed.pop(tensor.untyped_storage()._cdata, None)  # type: ignore[attr-defined]
+
+    def _find(self, tensor: torch.Tensor) -> _Postponed | None:
+        if not self._postponed:
+            return None
+        storage = tensor.untyped_storage()
+        found = self._postponed.get(storage._cdata)  # type: ignore[attr-defined]
+        if found is None:
+            return None
+        # Another storage may have taken the place of one that was freed.
+        return None if found.storage.expired() or found.at != storage.data_ptr() else found
+
+    def _forget_freed(self) -> None:
+        kept = {key: one for key, one in self._postponed.items() if not one.storage.expired()}
+        self._postponed = kept
+
+
+_MOST_POSTPONED = 256
+"""Postponed tensors before those that were freed are looked for."""
+
+
+def distribution(shape: torch.Size, dim: int, *, log: bool, dtype: torch.dtype) -> torch.Tensor:
+    """Return made-up numbers that sum to one along a dimension, or their logarithms."""
+    numbers = torch.rand(shape, generator=torch.Generator().manual_seed(_SEED), device="cpu")
+    rows = (LOWEST + (HIGHEST - LOWEST) * numbers).softmax(dim)
+    return (rows.log() if log else rows).to(dtype)
+
