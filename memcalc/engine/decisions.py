@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
+from memcalc.engine.device_numbers import KNOWN
 from memcalc.engine.patches import Around, Patches
-from memcalc.engine.values import KNOWN, Values
+from memcalc.engine.values import Values
 
-VALID = "arguments of torch.distributions are assumed valid"
 CLOSE = "tensors that are computed are taken to be close to what they are compared with"
 OVERLAP = "windows of torch.istft on the GPU are assumed to overlap"
 ENDLESS = (
@@ -21,13 +21,6 @@ NO_END = "generate() sees no end-of-sequence token: it generates as many tokens 
 def install(patches: Patches, values: Values) -> None:
     """Answer from now on, tell ``values`` what a tensor holds, and say what is taken to be so."""
     say = patches.say
-
-    def all_true(original: Any, checked: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = original(checked)
-        if out.is_cuda:
-            values.know(out, True)
-            say(VALID)
-        return out
 
     def met_end(original: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         out: torch.Tensor = original(*args, **kwargs)
@@ -54,7 +47,6 @@ def install(patches: Patches, values: Values) -> None:
     for name in ("allclose", "isclose"):
         patches.wrap(torch, name, close)
         patches.wrap(torch.Tensor, name, close)
-    patches.wrap(torch, "_is_all_true", all_true)
     patches.wrap(torch.optim.LBFGS, "step", _endless(values, say))
     patches.wrap(torch, "istft", inverted)
     patches.wrap(torch.Tensor, "istft", inverted)

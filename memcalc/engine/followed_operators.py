@@ -13,11 +13,13 @@ from memcalc.engine.host_view import on_host, tensors_in
 
 _C: Any = torch._C
 
+LARGE = 1 << 27
+"""Elements of the largest tensors whose numbers are computed: 0.1 s for a simple operator."""
 COMPARES = frozenset("eq ne lt le gt ge isnan isinf isposinf isneginf all any".split())
 """Operators that may decide something: they are computed at any size, of unknown numbers too."""
 AGAINST_A_NUMBER = frozenset("eq ne lt le gt ge".split())
 PUTS = frozenset("scatter masked_fill index_fill index_put where sort topk".split())
-"""Operators that put known numbers between unknown ones, or whose places matter more than values."""
+"""Operators that put known numbers between unknown ones, or whose places matter most."""
 MOVES = frozenset("stack cat clone flip roll tril triu gather index_select".split())
 """Operators that only lay their numbers out anew."""
 MAKES = frozenset("zeros zeros_like new_zeros fill fill_ full arange eye linspace".split())
@@ -174,3 +176,10 @@ def counted_in(base: str, args: Any) -> Iterator[tuple[torch.Tensor, int]]:
         yield args[1], shape.numel() // max(args[1].numel(), 1)
     else:
         yield from ((one, 1) for one in args[1] if one is not None and one.dtype in MASKS)
+
+
+def masks_of(base: str, args: Any) -> list[torch.Tensor]:
+    """Return the tensors in which an operator counts what it keeps."""
+    if base not in ("nonzero", "masked_select", "index"):
+        return []
+    return [one for one, _ in counted_in(base, args)]

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-
 _BEGIN = 64
 """Address of the first byte that is looked at: a multiple of the sizes of all elements."""
 

@@ -1,20 +1,23 @@
 """Where a program reads numbers that nobody computed, and which of its branches depend on them.
 
-A number that `Tensor.item()` reads is an ordinary float or int that knows that it is made up, and so
-are numbers computed from it. Comparing one is a decision: the line that decides is named. A program
-can be run again with the decisions of one line taken the other way.
+A number that `Tensor.item()` reads is an ordinary float or int that knows that it is made up, and
+so are numbers computed from it. Comparing one is a decision: the line that decides is named. A
+program can be run again with the decisions of one line taken the other way.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
 
-from memcalc.engine import source_lines
+from memcalc.engine import checks, source_lines
 from memcalc.engine.patches import Patches
 
 RULE = (
@@ -46,7 +49,7 @@ class Reads:
         _Made.reads = self
         patches.also(lambda: setattr(_Made, "reads", None))
         for name in ("item", "__bool__", "tolist"):
-            patches.wrap(torch.Tensor, name, self._read)
+            patches.set(torch.Tensor, name, self._marking(getattr(torch.Tensor, name)))
         if hasattr(torch.serialization, "add_safe_globals"):
             # A marked number is saved as a call of its plain type.
             torch.serialization.add_safe_globals([float, int])
@@ -57,8 +60,18 @@ class Reads:
         self._thread.count = self._count() + 1
         self.lines[source_lines.line() or "PyTorch's own code"] = None
 
-    def decide(self, found: bool) -> bool:
-        """Note a decision by an unknown number, and return it or its opposite."""
+    def decide(self, found: bool, frame: FrameType | None) -> bool:
+        """Note a decision by an unknown number.
+
+        Args:
+            found: what the number that stands in for it says.
+            frame: of the code that tests it.
+
+        Returns:
+            It, its opposite where that is asked for, or what passes a check that would raise.
+        """
+        if (fails := checks.failing(frame)) is not None:
+            return not fails
         if line := source_lines.line():
             self._decisions[line] = None
             return found is (line != self.opposite)
@@ -100,17 +113,25 @@ class Reads:
     def _count(self) -> int:
         return getattr(self._thread, "count", 0)
 
-    def _read(self, original: Any, tensor: torch.Tensor) -> Any:
-        """Mark what a tensor's method reads, if that is unknown."""
-        before = self._count()
-        found = original(tensor)
-        return found if self._count() == before else _marked(found, self)
+    def _marking(self, original: Any) -> Callable[[torch.Tensor], Any]:
+        """Return a tensor's method that marks what it reads, if that is unknown."""
+        decides = original.__name__ == "__bool__"
+
+        @functools.wraps(original)
+        def method(tensor: torch.Tensor) -> Any:
+            if not tensor.is_cuda:
+                return original(tensor)
+            before = self._count()
+            found = original(tensor)
+            if self._count() == before:
+                return found
+            return self.decide(found, sys._getframe(1)) if decides else _marked(found)
+
+        return method
 
 
-def _marked(found: Any, reads: Reads | None = None) -> Any:
-    """Return a number that knows that it is made up; lists of them, too; other things as they are."""
-    if isinstance(found, bool):
-        return found if reads is None else reads.decide(found)
+def _marked(found: Any) -> Any:
+    """Return numbers, alone or in lists, that know that they are made up."""
     if type(found) is float:
         return MadeUpFloat(found)
     if type(found) is int:
@@ -124,9 +145,8 @@ class _Made:
     __slots__ = ()
     reads: ClassVar[Reads | None] = None
 
-    def __reduce_ex__(self, _: Any) -> tuple[type, tuple[float]]:
-        plain = float if isinstance(self, float) else int
-        return plain, (plain(self),)  # type: ignore[call-overload]
+    def __reduce_ex__(self: Any, _: Any) -> tuple[type, tuple[float]]:
+        return (float, (float(self),)) if isinstance(self, float) else (int, (int(self),))
 
 
 def _decides(name: str, plain: type) -> Callable[[Any, Any], Any]:
@@ -136,13 +156,15 @@ def _decides(name: str, plain: type) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
         found = compare(self, other)
         known = found is NotImplemented or exact or _is_no_limit(other)
-        return found if known or _Made.reads is None else _Made.reads.decide(found)
+        if known or _Made.reads is None:
+            return found
+        return _Made.reads.decide(found, sys._getframe(1))
 
     return method
 
 
 def _is_no_limit(other: Any) -> bool:
-    """Infinity and NaN decide nothing: every number is below the one, and none is like the other."""
+    """Return whether a number is infinite or NaN: each made-up one compares with it alike."""
     return isinstance(other, float) and not math.isfinite(other)
 
 
@@ -158,7 +180,9 @@ def _computes(name: str, plain: type) -> Callable[..., Any]:
 def _truth(plain: type) -> Callable[[Any], bool]:
     def method(self: Any) -> bool:
         found = bool(plain(self))
-        return found if plain is float or _Made.reads is None else _Made.reads.decide(found)
+        if plain is float or _Made.reads is None:
+            return found
+        return _Made.reads.decide(found, sys._getframe(1))
 
     return method
 
@@ -172,7 +196,12 @@ add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow
 def _members(plain: type) -> dict[str, Any]:
     decisions = {f"__{name}__": _decides(f"__{name}__", plain) for name in _COMPARISONS}
     arithmetic = {f"__{name}__": _computes(f"__{name}__", plain) for name in _ARITHMETIC}
-    own = {"__slots__": (), "__bool__": _truth(plain), "__hash__": plain.__hash__}
+    own = {
+        "__slots__": (),
+        "__module__": "builtins",
+        "__bool__": _truth(plain),
+        "__hash__": plain.__hash__,
+    }
     return {**decisions, **arithmetic, **own}
 
 

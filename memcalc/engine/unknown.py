@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from memcalc.engine.host_view import bytes_at, over, span
 
 ENDS_OF_RANGE = LOWEST, HIGHEST = 0.1, 0.9
-"""Ends of the numbers that stand in: away from 0 and 1, where thresholds and limits of loops lie."""
+"""Ends of the numbers that stand in: away from 0 and 1, near which thresholds lie."""
 _PERIOD = 65_521
 """Length of the pattern in elements: a prime, so that rows of usual lengths differ."""
 _SEED = 2_147_483_647
@@ -76,7 +76,7 @@ class Unknown:
         if len(self._postponed) > _MOST_POSTPONED:
             self._forget_freed()
         storage = tensor.untyped_storage()
-        self._postponed[storage._cdata] = _Postponed(  # type: ignore[attr-defined]
+        self._postponed[storage._cdata] = _Postponed(
             StorageWeakRef(storage), make, made_up, tensor.data_ptr()
         )
 
@@ -94,7 +94,7 @@ class Unknown:
         found = self._find(tensor)
         if found is None:
             return None
-        del self._postponed[tensor.untyped_storage()._cdata]  # type: ignore[attr-defined]
+        del self._postponed[tensor.untyped_storage()._cdata]
         made = found.make().contiguous()
         bytes_at(found.at, made.dtype, made.numel()).copy_(made.view(-1))
         return found.at, made.numel() * made.element_size(), found.made_up
@@ -102,13 +102,13 @@ class Unknown:
     def drop(self, tensor: torch.Tensor) -> None:
         """Forget postponed numbers: something else was written there."""
         if self._postponed:
-            self._postponed.pop(tensor.untyped_storage()._cdata, None)  # type: ignore[attr-defined]
+            self._postponed.pop(tensor.untyped_storage()._cdata, None)
 
     def _find(self, tensor: torch.Tensor) -> _Postponed | None:
         if not self._postponed:
             return None
         storage = tensor.untyped_storage()
-        found = self._postponed.get(storage._cdata)  # type: ignore[attr-defined]
+        found = self._postponed.get(storage._cdata)
         if found is None:
             return None
         # Another storage may have taken the place of one that was freed.
@@ -128,4 +128,3 @@ def distribution(shape: torch.Size, dim: int, *, log: bool, dtype: torch.dtype) 
     numbers = torch.rand(shape, generator=torch.Generator().manual_seed(_SEED), device="cpu")
     rows = (LOWEST + (HIGHEST - LOWEST) * numbers).softmax(dim)
     return (rows.log() if log else rows).to(dtype)
-

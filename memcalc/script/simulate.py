@@ -237,9 +237,7 @@ class _Run:
         self._question, self._program, self._launch = question, program, launch
         self._folder, self._weights, self._python = folder, weights, python
 
-    def answer(
-        self, *, limited: bool, quiet: bool = False, opposite: str = ""
-    ) -> Simulated:
+    def answer(self, *, limited: bool, quiet: bool = False, opposite: str = "") -> Simulated:
         """Run it in a process of its own, limited to the GPU's memory or not.
 
         Args:

@@ -1,0 +1,164 @@
+"""Numbers that a script reads: what it put on the GPU is right, and all others are plausible."""
+
+import pytest
+
+KNOWN = """
+    import torch, torch.nn.functional as F
+    labels = torch.randint(0, 21, (8, 512, 512)); labels[:, :8] = 255
+    y = labels.cuda()
+    assert (y != 255).sum().item() == (labels != 255).sum().item()
+    assert y[y != 255].shape == labels[labels != 255].shape
+    assert torch.equal(torch.unique(y).cpu(), torch.unique(labels))
+    assert torch.equal(torch.where(y == 3)[0].cpu(), torch.where(labels == 3)[0])
+    depth = torch.rand(8, 1, 256, 256) * 1000
+    scaled, at = depth.cuda() / 100, depth / 100
+    kept = (scaled > 0.1) & (scaled < 8)
+    assert torch.equal(scaled[kept].cpu(), at[(at > 0.1) & (at < 8)])
+    normal = (depth.cuda() - depth.mean().item()) / depth.std().item()
+    assert abs(normal.mean().item()) < 1e-3 and abs(normal.std().item() - 1) < 1e-3
+    small = F.interpolate((y == 3).float()[:, None], size=(64, 64))
+    assert small.sum().item() == F.interpolate(
+        (labels == 3).float()[:, None], size=(64, 64)
+    ).sum()
+    turned = torch.eye(2, 3).repeat(8, 1, 1).cuda()
+    grid = F.affine_grid(turned, (8, 3, 128, 128), align_corners=True)
+    assert (grid.max() - grid.min()).item() == 2
+    drawn = torch.rand(3000, 1000, device="cuda")
+    assert abs((drawn < 0.15).float().mean().item() - 0.15) < 0.01
+    assert abs((torch.randn(3000, 1000, device="cuda") > 0).float().mean().item() - 0.5) < 0.01
+    assert torch.zeros(5000, device="cuda").sum().item() == 0
+    assert torch.ones(5000, device="cuda").sum().item() == 5000
+"""
+UNKNOWN = """
+    import json, math, pickle, random
+    import numpy as np, torch, torch.nn as nn, yaml
+    net = nn.Linear(64, 16).cuda()
+    out = net(torch.randn(512, 64).cuda())
+    loss = out.square().mean()
+    loss.backward()
+    for size in (1000, 1 << 17, 1 << 18, 1 << 22, 100_000_000):
+        large = torch.empty(size, device="cuda") * 2
+        assert torch.isfinite(large).all() and not torch.isnan(large).any()
+        assert not torch.isinf(large).any() and not (large != large).any()
+        assert size > 1 << 22 or large[torch.isfinite(large)].shape == large.shape
+    assert all(torch.isfinite(one.grad).all() for one in net.parameters())
+    assert math.isfinite(1 / loss.item()) and math.isfinite(math.log10(loss.item()))
+    assert loss.item() == loss.item() > 0.05 and out.std().item() > 0
+    assert (out.max() - out.min()).item() > 0 and out.max().item() > out.min().item()
+    for rows in (out, torch.empty(4096, 3000, device="cuda") * 2):
+        shares = rows.detach().softmax(-1)
+        assert torch.allclose(shares.cpu().sum(-1), torch.ones(len(rows)), atol=1e-5)
+        assert abs(shares[3].tolist()[0] - shares[3].cpu()[0]) == 0
+        assert abs(rows.detach().log_softmax(-1)[1].cpu().exp().sum() - 1) < 1e-4
+        torch.multinomial(shares[:2].cpu(), 1)
+    first = out.detach().softmax(-1)[0]
+    mixed = 0.9 * first + 0.1 / 16
+    np.random.choice(16, p=(mixed / mixed.sum()).cpu().numpy())
+    random.choices(range(16), weights=[float(one) for one in first])
+    features = out.detach().cpu().numpy()
+    np.linalg.cholesky(np.cov(features.T))
+    running = torch.zeros((), device="cuda")
+    for _ in range(3):
+        running += loss.detach()
+    assert abs(running.item() - 3 * loss.item()) < 1e-5
+    number = loss.item()
+    assert type(pickle.loads(pickle.dumps(number))) is float and json.loads(json.dumps(number))
+    assert yaml.safe_load(yaml.safe_dump({"loss": number}))["loss"] == number
+    torch.save({"loss": number}, "kept.pt")
+    assert torch.load("kept.pt")["loss"] == number
+    assert torch.allclose(out, net(torch.randn(512, 64).cuda()))
+"""
+CHECKED = """
+    import torch
+    out = torch.nn.Linear(64, 64).cuda()(torch.randn(4096, 64, device="cuda"))
+    boxes = out.view(-1, 4)
+    assert (boxes[:, 2:] >= boxes[:, :2]).all(), f"{len(boxes)} boxes"
+    if (out > 0.5).any():
+        raise ValueError("any")
+    if not (out > 0.5).all():
+        raise ValueError("not all")
+    assert 100 < out.norm().item() < 50
+    torch.distributions.Normal(out, out - 1, validate_args=True)
+    torch._assert((out > 3).all(), "low")
+"""
+DECIDES = """
+    import torch, torch.nn as nn
+    net = nn.Linear(512, 512).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for step in range(3):
+        loss = net(torch.randn(64, 512, device="cuda")).square().mean()
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+        if loss.item() < 0.05:
+            break
+        if step == 1 and {condition}:
+            torch.zeros(64 << 20, device="cuda")
+"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(KNOWN, id="put on the GPU"),
+        pytest.param(UNKNOWN, id="computed"),
+        pytest.param(CHECKED, id="checked"),
+    ],
+)
+def test_numbers_that_a_script_reads_let_it_go_on(run, script):
+    found = run(script)
+    assert found.ending.code == 0
+    assert not found.ending.decides
+
+
+@pytest.mark.parametrize(
+    "condition", ["loss.item() < 1e-3", "loss < 1e-3", "float(round(loss.item() * 2 + 1, 2) < 0)"]
+)
+def test_the_larger_of_two_branches_is_the_answer(run, condition):
+    found = run(DECIDES.replace("{condition}", condition), gpu="t4")
+    peak, said = found.traced.prediction.peak, found.traced.prediction.assumptions[0]
+    assert peak.allocated >= 256 << 20
+    assert "train.py:8, train.py:10" in said
+    assert "another branch" in said
+    assert "the other way at train.py:8 (" in said
+    assert found.ending.code == 0
+
+
+def test_a_branch_that_fails_is_told_and_not_counted(run):
+    found = run(
+        """
+        import sys, torch
+        out = torch.nn.Linear(64, 64).cuda()(torch.randn(64, 64, device="cuda"))
+        if out.mean().item() > 100:
+            torch.zeros(1 << 28, device="cuda")
+            sys.exit("diverged")
+        """
+    )
+    prediction = found.traced.prediction
+    assert prediction.peak.allocated < 1 << 28
+    assert "the other way at train.py:4 (ends with exit code 1)" in prediction.assumptions[0]
+
+
+def test_a_mask_of_unknown_numbers_is_also_tried_whole(run):
+    found = run(
+        """
+        import torch
+        out = torch.nn.Linear(64, 1024).cuda()(torch.randn(4096, 64, device="cuda"))
+        torch.cuda.reset_peak_memory_stats()
+        kept = out[out > 5]
+        """
+    )
+    prediction = found.traced.prediction
+    assert prediction.peak.requested >= 2 * 4 * 4096 * 1024
+    assert "train.py:5" in prediction.assumptions[0]
+
+
+def test_where_a_number_of_a_script_decides_nothing_no_other_way_is_run(run):
+    found = run(
+        """
+        import torch
+        out = torch.nn.Linear(64, 64).cuda()(torch.randn(64, 64, device="cuda"))
+        print(out.mean().item(), f"{out.std().item():.3f}", out[0].tolist()[:2])
+        """
+    )
+    said = " ".join(found.traced.prediction.assumptions)
+    assert "made-up ones between 0.1 and 0.9 (at train.py:4)" in said
+    assert not found.ending.decides
