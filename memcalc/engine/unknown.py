@@ -101,11 +101,11 @@ class Unknown:
 
     def drop(self, tensor: torch.Tensor) -> None:
         """Forget postponed numbers: something else was written there."""
-        if self._postponed:
+        if self._postponed and _has_storage(tensor):
             self._postponed.pop(tensor.untyped_storage()._cdata, None)
 
     def _find(self, tensor: torch.Tensor) -> _Postponed | None:
-        if not self._postponed:
+        if not self._postponed or not _has_storage(tensor):
             return None
         storage = tensor.untyped_storage()
         found = self._postponed.get(storage._cdata)
@@ -117,6 +117,11 @@ class Unknown:
     def _forget_freed(self) -> None:
         kept = {key: one for key, one in self._postponed.items() if not one.storage.expired()}
         self._postponed = kept
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+    return plain and tensor.layout is torch.strided
 
 
 _MOST_POSTPONED = 256
