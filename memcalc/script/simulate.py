@@ -34,6 +34,7 @@ from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.replays import UNLIMITED
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.plan import Plan
+from memcalc.records.prediction import FitVerdict
 from memcalc.script.answer import answered, as_it_ended
 from memcalc.script.command import Program, launched
 from memcalc.script.launchers import Launch
@@ -44,6 +45,7 @@ STEPS = 3
 """Optimizer steps after which a program is stopped, unless others are asked for."""
 _CARRIED = 8 << 20
 """Bytes of the largest copy to the GPU whose values are kept."""
+_FULL = "runs out of memory"
 _MOST_WAYS = 3
 """Lines whose decisions are tried the other way: each takes one more run."""
 _MOST_SECONDS = 120.0
@@ -147,30 +149,35 @@ def _both_ways(run: _Run, found: Simulated, limited: bool, seconds: float) -> Si
     """Run again with the decisions of one line after another taken the other way.
 
     Returns:
-        The answer that needs most, with an assumption that tells what the others need.
+        The answer of the run that made most optimizer steps, which is the first unless decisions
+        kept that from training. An assumption tells what the others need. Where one of them does
+        not fit, it is no more than tight.
     """
     if found.traced is None or found.ending.code:
         return found
-    lines, ways, most = found.ending.decides, [], found
+    lines = found.ending.decides
     tried = lines[: min(_MOST_WAYS, int(_MOST_SECONDS / max(seconds, 0.1)))]
-    for line in tried:
-        way, outcome = _other_way(run, line, limited)
-        if way is not None and _needs(way) > _needs(most):
-            most = way
-        ways.append((line, way, outcome))
+    ways = [(line, *_other_way(run, line, limited)) for line in tried]
+    chosen = max((found, *(way for _, way, _ in ways if way)), key=lambda one: one.ending.steps)
     others = [
-        f"{line} ({outcome or _difference(way, most)})"
+        f"{line} ({outcome or _difference(way, chosen)})"
         for line, way, outcome in ways
-        if outcome or way is not most
+        if way is not chosen
     ]
     said = f"numbers that are not computed here decide at {listed(lines)}"
-    if most is not found:
-        said += "; the figures are those of another branch than the one that printed"
+    if chosen is not found:
+        said += "; the figures are those of another branch, which trains more, than the one shown"
     if others:
         said += f"; the other way at {', '.join(others)}"
     if len(tried) < len(lines):
         said += f"; not tried the other way: {listed(lines[len(tried) :])}"
-    return _assuming(replace(most, ending=found.ending), said)
+    fails = any(outcome == _FULL or _fails(way) for _, way, outcome in ways)
+    return _assuming(replace(chosen, ending=found.ending), said, tight=fails)
+
+
+def _fails(way: Simulated | None) -> bool:
+    fit = way.traced.prediction.fit if way is not None and way.traced is not None else None
+    return fit is not None and fit.verdict is FitVerdict.DOES_NOT_FIT
 
 
 def _other_way(run: _Run, line: str, limited: bool) -> tuple[Simulated | None, str]:
@@ -180,30 +187,33 @@ def _other_way(run: _Run, line: str, limited: bool) -> tuple[Simulated | None, s
     except EstimateError as error:
         return None, str(error)
     if found.ending.out_of_memory:
-        return None, "runs out of memory"
+        return None, _FULL
     if found.ending.code or found.traced is None:
         return None, f"ends with exit code {found.ending.code}"
     return found, ""
 
 
-def _difference(way: Simulated | None, most: Simulated) -> str:
+def _difference(way: Simulated | None, chosen: Simulated) -> str:
     assert way is not None
-    less = _needs(most)[0] - _needs(way)[0]
-    return f"{format_bytes(less)} less" if less else "the same peak"
+    more = _reserved(way) - _reserved(chosen)
+    return (
+        f"{format_bytes(abs(more))} {'more' if more > 0 else 'less'}" if more else "the same peak"
+    )
 
 
-def _needs(found: Simulated) -> tuple[int, int]:
-    """Return what a run reserved and allocated at its peak, in bytes."""
+def _reserved(found: Simulated) -> int:
+    """Return what a run reserved at its peak, in bytes."""
     assert found.traced is not None
-    peak = found.traced.prediction.peak
-    return peak.reserved or 0, peak.allocated or 0
+    return found.traced.prediction.peak.reserved or 0
 
 
-def _assuming(found: Simulated, said: str) -> Simulated:
+def _assuming(found: Simulated, said: str, *, tight: bool) -> Simulated:
     """Return an answer with an assumption before all others."""
     assert found.traced is not None
     prediction = found.traced.prediction
     told = replace(prediction, assumptions=(said, *prediction.assumptions))
+    if tight and told.fit is not None and told.fit.verdict is FitVerdict.FITS:
+        told = replace(told, fit=replace(told.fit, verdict=FitVerdict.TIGHT))
     return replace(found, traced=replace(found.traced, prediction=told))
 
 
