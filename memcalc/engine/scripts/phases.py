@@ -8,7 +8,7 @@ all the rest is forward.
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -133,6 +133,8 @@ class Phases:
         """Calls of backward so far."""
         self._inside_backward = False
         """The optimizer that steps is called by a hook of backward's."""
+        self.unwatched: Callable[[], None] = lambda: None
+        """Called when the steps that are watched have ended."""
 
     def install(self, patches: Patches) -> None:
         """Follow from now on."""
@@ -170,6 +172,7 @@ class Phases:
             self.step += 1
             if self.step == WATCHED:
                 self._counters.without_lines()
+                self.unwatched()
             if self.step <= WATCHED:
                 self._models.sweep()  # Programs may have given parameters other memory.
             self.phase = phase
