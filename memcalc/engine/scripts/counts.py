@@ -2,14 +2,14 @@
 
 import contextlib
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import msgspec
 import torch
 from msgspec.structs import replace
 
-from memcalc.engine.notes import dtype_of, flat, state_of
+from memcalc.engine.notes import dtype_of, flat
 from memcalc.records.model import (
     DTYPE_BYTES,
     Inventory,
@@ -53,6 +53,8 @@ class Counts:
     def __init__(self, interval: Callable[[], int]) -> None:
         self._interval = interval
         self._models: list[_Counted] = []
+        self._plain: dict[int, _Counted] = {}
+        """Parameters that no module has, by what trains them."""
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
         self._states: list[_Counted] = []
         self._of_optimizers: dict[int, _Counted] = {}
@@ -67,48 +69,43 @@ class Counts:
         """
         inventory = take(model, "", "script")
         named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        listed = {one.name: one for one in inventory.tensors}
         new = {
             name: one
             for name, one in named.items()
             if not self._is_known(one) and (ran or one.is_cuda)
         }
         # What quantization adds to a parameter goes with it.
-        tensors = [one for name, one in listed.items() if name in new or name not in named]
-        self._add(new, tensors, born, inventory.head, ran=ran)
+        tensors = tuple(
+            one
+            for one in inventory.tensors
+            if (one.name in new or one.name not in named) and one.dtype in DTYPE_BYTES
+        )
+        self._known.update({id(one): weakref.ref(one) for one in new.values()})
+        if any(not (one.buffer or one.constant) for one in tensors):
+            numbers = {name: id(one) for name, one in new.items()}
+            counted = _Counted(
+                born=born, tensors=tensors, head=inventory.head, ran=ran, numbers=numbers
+            )
+            for name, one in new.items():
+                counted.watch(name, one, self._interval)
+            self._models.append(counted)
         return bool(inventory.parameters)
 
-    def add_plain(self, tensors: Iterable[torch.Tensor], born: int) -> None:
-        """Count parameters that no module has."""
-        new = {str(number): one for number, one in enumerate(tensors) if not self._is_known(one)}
-        listed = [
-            Parameter(name=name, shape=tuple(one.shape), dtype=dtype_of(one))
-            for name, one in new.items()
-        ]
-        self._add(new, listed, born, "", ran=True)
+    def add_plain(self, tensors: Iterable[torch.Tensor], owner: int) -> None:
+        """Count parameters that no module has, in place of those of this owner before."""
+        self._plain[owner] = _Counted(
+            born=0,
+            ran=True,
+            tensors=tuple(
+                Parameter(name=str(number), shape=tuple(one.shape), dtype=dtype_of(one))
+                for number, one in enumerate(tensors)
+                if dtype_of(one) in DTYPE_BYTES and not self._is_known(one)
+            ),
+        )
 
     def _is_known(self, one: torch.Tensor) -> bool:
         ref = self._known.get(id(one))
         return ref is not None and ref() is one
-
-    def _add(
-        self,
-        named: Mapping[str, torch.Tensor],
-        tensors: Iterable[Parameter],
-        born: int,
-        head: str,
-        *,
-        ran: bool,
-    ) -> None:
-        self._known.update({id(one): weakref.ref(one) for one in named.values()})
-        listed = tuple(one for one in tensors if one.dtype in DTYPE_BYTES)
-        if not any(not (one.buffer or one.constant) for one in listed):
-            return
-        numbers = {name: id(one) for name, one in named.items()}
-        counted = _Counted(born=born, tensors=listed, head=head, ran=ran, numbers=numbers)
-        for name, one in named.items():
-            counted.watch(name, one, self._interval)
-        self._models.append(counted)
 
     @property
     def in_fp32(self) -> bool:
@@ -125,28 +122,23 @@ class Counts:
                 elif number in there:
                     counted.died.setdefault(name, self._interval())
 
-    def keep(self, optimizer: Any, born: Callable[[], int]) -> None:
-        """Count what an optimizer keeps now, in place of what it kept before."""
+    def keep(self, optimizer: Any, states: Iterable[Any], born: int = 0) -> None:
+        """Count what an optimizer keeps now, in place of what it kept before; ``None``: none."""
         found = self._of_optimizers.get(id(optimizer))
         if found is None or found.died:
-            found = _Counted(born=born())
+            found = _Counted(born=born)
             found.watch("", optimizer, self._interval)
             self._of_optimizers[id(optimizer)] = found
             self._states.append(found)
-        found.tensors = tuple(_states(state_of(optimizer).values()))
+        found.tensors = tuple(_states(states))
 
     def inventory(self, name: str, interval: int, trained: Container[int]) -> Inventory:
         """Return the tensors of all models that were there in an interval.
 
         ``trained``: the ``id`` of what optimizers have updated.
         """
-        there = [
-            (model, tensor)
-            for model in self._models
-            for tensor in model.tensors
-            if model.was_there(interval, tensor.name)
-        ]
-        there = there or [(model, one) for model in self._models for one in model.tensors]
+        every = [(m, one) for m in (*self._models, *self._plain.values()) for one in m.tensors]
+        there = [(m, one) for m, one in every if m.was_there(interval, one.name)] or every
         heads = [model.head for model, _ in there if model.ran and model.head]
         updated = {id(m) for m in self._models if any(n in trained for n in m.numbers.values())}
 

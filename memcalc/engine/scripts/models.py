@@ -216,6 +216,18 @@ class Models:
         """Those that are known."""
         return (p for ref in self._parameters if (p := ref()) is not None)
 
+    def count_plain(self, key: int, leaves: Iterable[torch.Tensor]) -> None:
+        """Count parameters that no module has, in place of those that were counted before."""
+        self._counts.add_plain(leaves, key)
+
+    def keep_by_hand(self, state: list[torch.Tensor]) -> None:
+        """Count what updates without an optimizer keep."""
+        self._counts.keep(None, state)
+
+    def were_lost(self) -> bool:
+        """Some of the parameters are no more."""
+        return any(ref() is None for ref in self._parameters)
+
     @property
     def none_ran(self) -> bool:
         """No module with parameters was called."""
@@ -239,10 +251,14 @@ class Models:
         """This module is trained."""
         self._trained.update(map(id, module.parameters()))
 
+    def name_optimizer(self, name: str) -> None:
+        """What updates the parameters is called so."""
+        self._names[name] = None
+
     def stepped(self, optimizer: Any, steps: int) -> None:
         """An optimizer has made so many steps."""
         if steps == 1:
-            self._names[type(optimizer).__name__] = None
+            self.name_optimizer(type(optimizer).__name__)
             held = list(held_by(optimizer))
             known = {id(ref()) for ref in self._parameters}
             alone = [p for p in held if id(p) not in known]
@@ -251,7 +267,7 @@ class Models:
             self.sweep()
             if self._counts.in_fp32:
                 # Else these may be the copies of parameters that are updated for them.
-                self._counts.add_plain(alone, 0)
+                self._counts.add_plain(alone, id(optimizer))
         # Parameters that are added or unfrozen later get their state then.
         entries = len(state_of(optimizer))
         grew = self._entries.get(id(optimizer)) != entries
@@ -260,7 +276,8 @@ class Models:
             self._trained.update(id(p) for p in held_by(optimizer) if p.requires_grad)
             kept = getattr(optimizer, "optim", optimizer)
             own = not isinstance(kept, torch.optim.Optimizer)
-            self._counts.keep(kept, lambda: 0 if own else self._births.pop(kept, 0))
+            born = 0 if own else self._births.get(kept, 0)
+            self._counts.keep(kept, state_of(kept).values(), born)
             self._counters.name_state(optimizer, self._homes())
 
     def _homes(self) -> dict[int, str]:

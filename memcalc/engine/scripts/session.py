@@ -101,6 +101,7 @@ class Session:
             scopes = variables.scopes_of_traceback(left.__traceback__)
         else:
             scopes = iter([variables.Scope(left, str(left.get("__file__", "")))])
+            self.phases.end()
         self._own(scopes)
 
     def _own(self, scopes: Iterable[variables.Scope]) -> None:

@@ -76,7 +76,8 @@ def _scopes(frames: Iterable[FrameType]) -> Iterator[Scope]:
     for frame in frames:
         file = frame.f_code.co_filename
         if source_lines.is_users(file):
-            yield Scope(_locals(frame), file)
+            if frame.f_locals is not frame.f_globals:
+                yield Scope(_locals(frame), file)
             yield Scope(frame.f_globals, file)
 
 
@@ -92,30 +93,39 @@ def _locals(frame: FrameType) -> dict[str, Any]:
     return found
 
 
-def holdings(scopes: Iterable[Scope]) -> Iterator[Holding]:
-    """Yield the tensors that variables hold, in containers and objects as well."""
+def holdings(
+    scopes: Iterable[Scope], *, empty: set[tuple[str, str]] | None = None
+) -> Iterator[Holding]:
+    """Yield the tensors that variables hold, in containers and objects as well.
+
+    ``empty`` takes the names and files of containers that hold nothing.
+    """
     seen: dict[int, Scope] = {}
     for scope in scopes:
         if id(scope.variables) in seen:
             continue
         seen[id(scope.variables)] = scope
         for name, value in list(scope.variables.items()):
-            yield from _inside(Holding(name, value, scope.file, inside=False), _DEEP)
+            yield from _inside(Holding(name, value, scope.file, inside=False), _DEEP, empty)
 
 
-def _inside(one: Holding, depth: int) -> Iterator[Holding]:
+def _inside(
+    one: Holding, depth: int, empty: set[tuple[str, str]] | None = None
+) -> Iterator[Holding]:
     value: Any = one.tensor
     if isinstance(value, torch.Tensor):
         yield one
     elif depth and isinstance(value, _CONTAINERS):
+        if not value and empty is not None:
+            empty.add((one.name, one.file))
         for inner in list(value.values() if isinstance(value, dict) else value):
-            yield from _inside(one._replace(tensor=inner, inside=True), depth - 1)
+            yield from _inside(one._replace(tensor=inner, inside=True), depth - 1, empty)
     elif depth and source_lines.is_users(file := _file_of(type(value))):
         for name, inner in list(getattr(value, "__dict__", {}).items()):
             plain = name in _OF_MODULES and isinstance(value, torch.nn.Module)
             of_it = Holding(f"{one.name}.{name}", inner, file, inside=False)
             part = one._replace(tensor=inner) if plain or one.inside else of_it
-            yield from _inside(part, depth - 1)
+            yield from _inside(part, depth - 1, empty)
 
 
 def _file_of(kind: type) -> str:
