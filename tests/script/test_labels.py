@@ -432,3 +432,26 @@ def test_each_parameter_of_every_model_on_the_gpu_is_counted_once(run, script, p
     assert (prediction.parameters, prediction.trainable) == (parameters, trained)
     assert held[Component.WEIGHTS] == 4 * parameters
     assert held[Component.OPTIMIZER_STATE] == 8 * trained
+
+
+RELOADED = """
+    import torch
+    model = torch.nn.Linear(512, 1024).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    torch.save(torch.randn(1024, 512), "rows.pt")
+    data = torch.load("rows.pt", map_location="cuda")
+    for step in range(4):
+        rows = data[64 * step : 64 * (step + 1)]
+        model(rows).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.save({"model": model.state_dict()}, "last.pt")
+    kept = [torch.load("last.pt", map_location="cuda") for _ in range(8)]
+"""
+
+
+def test_a_checkpoint_on_the_gpu_is_no_batch_and_a_data_set_is(run):
+    prediction = run(RELOADED, steps=0).traced.prediction
+    assert prediction.components[Component.HELD] == 8 * 4 * 513 * 1024
+    assert prediction.components[Component.INPUTS] == 4 * 1024 * 512
+    assert not any(one.startswith(LONGER) for one in prediction.uncounted)

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.compiling import Compiling
 from memcalc.engine.counters import Counters
@@ -109,6 +111,13 @@ class Session:
         every = itertools.chain(scopes, variables.module_scopes())
         self.counters.own(variables.holders(every, self.counters))
 
+    def follow_checkpoints(self) -> None:
+        """What is read from a file to the GPU is no batch, if it becomes nothing else."""
+        around = self.counters.makes(Component.HELD)
+        self.patches.wrap(torch, "load", around)
+        for name in ("load", "load_file"):
+            self.patches.wrap_later("safetensors.torch", name, around)
+
     def be_one_of_many(self) -> None:
         """Groups that the program joins have other processes, which are made up."""
         if threading.current_thread() is threading.main_thread():
@@ -192,9 +201,11 @@ def _name_held(timeline: Timeline, intervals: list[Interval], *, wrapped: bool) 
 def _longer(intervals: Sequence[Interval], alike: range) -> tuple[str, ...]:
     """What few steps do not show, where those with all optimizer state took different peaks."""
     peaks: dict[int, int] = {}
-    whole = {one.step for one in intervals if one.phase is Phase.BACKWARD}
-    for one in intervals:
-        if one.step in alike and one.step in whole and one.phase in (Phase.FORWARD, Phase.BACKWARD):
+    # What a step does after its last backward, such as loading a checkpoint, is none of its batch.
+    whole = {one.step: at for at, one in enumerate(intervals) if one.phase is Phase.BACKWARD}
+    for at, one in enumerate(intervals):
+        of_batch = one.phase in (Phase.FORWARD, Phase.BACKWARD) and at <= whole.get(one.step, -1)
+        if one.step in alike and of_batch:
             peaks[one.step] = max(peaks.get(one.step, 0), one.requested)
     found = [*peaks.values()]
     # What the first leaves behind is alive in all others.
