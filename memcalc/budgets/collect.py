@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from memcalc.budgets.records import BudgetedRun, Evidence
 from memcalc.catalog import models
+from memcalc.catalog.plan import STEPS
 from memcalc.errors import MemcalcError, SettingError, UsageError
 from memcalc.estimation.estimate import answers
 from memcalc.estimation.question import canonical
@@ -17,7 +18,7 @@ from memcalc.files.results import Run, load, predictions
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
-from memcalc.script.simulate import STEPS, simulate
+from memcalc.script.simulate import simulate
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):

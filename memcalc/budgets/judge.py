@@ -30,6 +30,7 @@ _ORDER = list(Status)
 _FITTING = {
     FitVerdict.FITS: Status.HOLDS,
     FitVerdict.TIGHT: Status.UNKNOWN,
+    FitVerdict.LEAKS: Status.UNKNOWN,
     FitVerdict.DOES_NOT_FIT: Status.OVER,
 }
 
@@ -197,9 +198,9 @@ def _fits(budget: Budget, evidence: Evidence) -> Verdict:
     found = fits.with_spare(fit, prediction.context, spare)
     reason = why(budget, evidence, None)
     if found is FitVerdict.TIGHT:
-        grows = prediction.growth
-        full = fits.growth_words(grows) if grows and grows.runs_full else fits.why_tight(fit)
-        reason = f"{found.value}: {full}"
+        reason = f"{found.value}: {fits.why_tight(fit)}"
+    elif found is FitVerdict.LEAKS and prediction.growth is not None:
+        reason = f"{found.value}: {fits.growth_words(prediction.growth)}"
     elif found is FitVerdict.DOES_NOT_FIT and fit.allowed is not None:
         reason = f"per_process_memory_fraction allows no more; {reason}"
     return Verdict(

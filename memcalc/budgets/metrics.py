@@ -1,6 +1,7 @@
 """The figures a budget can name, and where each is found in an estimate or a measurement."""
 
 from memcalc.budgets.records import Evidence, Figure
+from memcalc.estimation.fits import growth_words
 from memcalc.records.measurement import Measurement, steady_peak
 from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Prediction
@@ -65,6 +66,9 @@ def _estimated(prediction: Prediction, metric: str) -> Figure:
         # As the registry counts it: the same before, at and after the peak.
         return Figure(bytes=prediction.optimizer_state.total(Place.DEVICE))
     rung = metric.removeprefix("peak.")
+    grows = prediction.growth
+    if grows is not None and grows.matters and (rung != metric or metric == grows.component):
+        return Figure(bytes=None, reason=f"{rung} has no limit: {growth_words(grows)}")
     if rung != metric:
         value: int | None = getattr(prediction.peak, rung)
         reason = prediction.unknown.get(rung, f"the estimate holds no {rung} peak")

@@ -126,10 +126,22 @@ def load(path: Path) -> list[Plan]:
     return plans
 
 
+STEPS = 3
+"""Optimizer steps after which a command is stopped, unless others are asked for."""
+
+
 def to_simulate(plan: Plan, options: str = "", command: str | None = None) -> str:
-    """What to type to run a plan's command, or one like it, on its GPU."""
-    gpu = f"--gpu {shlex.quote(plan.gpu)} " if plan.gpu else ""
-    return f"memcalc simulate {gpu}{options}-- {command or plan.command}"
+    """What to type to run a plan's command, or one like it, with all of its settings."""
+    typed = {
+        "--gpu": plan.gpu,
+        "--steps": None if plan.steps in (None, STEPS) else str(plan.steps),
+        "--torch": plan.torch,
+        "--alloc-conf": plan.alloc_conf,
+        "--python": plan.python,
+    }
+    words = [f"{name} {shlex.quote(value)} " for name, value in typed.items() if value]
+    words += ["--weights "] if plan.weights else []
+    return f"memcalc simulate {''.join(words)}{options}-- {command or plan.command}"
 
 
 _ARGS_ALONE = "engine_args needs engine: name vllm or sglang."

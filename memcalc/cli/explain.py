@@ -12,9 +12,9 @@ from memcalc.cli import output as out
 from memcalc.cli.command import SIZE, Depth, Remedies, Top, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.progress import Steps, progress
-from memcalc.cli.saved import check_alone, plans_in, saved
+from memcalc.cli.saved import check_alone, plans_in, saved, traced_in
 from memcalc.errors import UsageError
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.records.plan import Plan
 
 
@@ -44,7 +44,8 @@ def command(
     no_cache: out.NoCache = False,
 ) -> None:
     """Show what is alive at the peak, why, and what each remedy really buys."""
-    plans = _saved(settings) or [plan_of(settings, "memcalc explain answers for")]
+    plans, kept = _saved(settings)
+    plans = plans or [plan_of(settings, "memcalc explain answers for")]
     if len(plans) > 1:
         raise UsageError(f"{settings['model']} holds {len(plans)} answers: explain one of them.")
     name = out.chosen("explanation", format, output)
@@ -56,13 +57,14 @@ def command(
             under=under,
             use_cache=not no_cache,
             seen=_teller(steps),
+            saved=kept,
         )
     out.deliver_answer(found, name, output, top=top, verbose=verbose)
     if plot:
         from memcalc.advice.explain.timeline import timeline
         from memcalc.report import terminal
 
-        with Tracer(use_cache=not no_cache) as tracer:
+        with Tracer(use_cache=not no_cache, saved=kept) as tracer:
             answer = tracer.trace(plans[0])
         out.put(terminal.timeline(timeline(answer.trace, plans[0]), width=out.width()))
     best = found.search.best if found.search is not None else None
@@ -70,14 +72,18 @@ def command(
         raise typer.Exit(1)
 
 
-def _saved(settings: dict[str, Any]) -> list[Plan]:
-    """The plans of a result file that is named in place of a model; none: it is a model."""
+def _saved(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
+    """The plans of a result file that is named in place of a model, and its runs of commands.
+
+    No plans: it is a model.
+    """
     data = saved(settings.get("model"))
     if data is not None:
         check_alone(settings)
     if data is None or data.get("kind") in ("measurements", "explanation"):
-        return []
-    return plans_in(data, Path(str(settings["model"])), "explain")
+        return [], []
+    path = Path(str(settings["model"]))
+    return plans_in(data, path, "explain"), traced_in(data, path)
 
 
 def _teller(steps: Steps) -> Callable[[Explanation], None]:

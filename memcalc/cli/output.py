@@ -15,6 +15,7 @@ from memcalc.files import artifact
 
 if TYPE_CHECKING:
     from memcalc.records.prediction import Prediction
+    from memcalc.records.trace import Trace
     from memcalc.report.blocks import Block
     from memcalc.report.suggested import Work
 
@@ -153,9 +154,14 @@ def deliver(
 
 
 def deliver_predictions(
-    found: Sequence[Prediction], name: str, output: Path | None, *, verbose: bool = False
+    found: Sequence[Prediction],
+    name: str,
+    output: Path | None,
+    *,
+    verbose: bool = False,
+    traces: Sequence[Trace] = (),
 ) -> None:
-    """Print or write predictions."""
+    """Print or write predictions, as JSON with these traces."""
     from memcalc.report import predictions
 
     if name == "markdown":
@@ -166,7 +172,7 @@ def deliver_predictions(
         name,
         output,
         blocks,
-        json=lambda: predictions.as_json(found),
+        json=lambda: predictions.as_json(found, traces),
         csv=lambda: predictions.as_csv(found),
     )
 

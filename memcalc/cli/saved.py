@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from memcalc.errors import UsageError
+from memcalc.estimation.estimate import Traced
 from memcalc.estimation.question import code_in
 from memcalc.files import artifact
-from memcalc.files.results import predictions
+from memcalc.files.results import predictions, with_traces
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
@@ -54,6 +55,23 @@ def plans_in(data: dict[str, Any], path: Path, verb: str) -> list[Plan]:
     if code is not None:
         raise UsageError(f"{path} names {code}, which is code: type memcalc {verb} {code} itself.")
     return plans
+
+
+def traced_in(data: dict[str, Any] | None, path: Path) -> list[Traced]:
+    """The runs of commands in a result file, with what their allocators did.
+
+    Raises:
+        UsageError: it is damaged, or the two do not belong together.
+    """
+    if data is None or data.get("kind", "prediction") != "prediction":
+        return []
+    from memcalc.records.trace import highest
+
+    found = [Traced(prediction=p, trace=trace) for p, trace in with_traces(data, path)]
+    for one in found:
+        if one.prediction.peak.phase not in highest(one.trace):
+            raise UsageError(f"{path} holds no trace that can be read: it is of another run.")
+    return found
 
 
 def check_alone(settings: Mapping[str, Any]) -> None:

@@ -59,14 +59,22 @@ def command(
     name = chosen("simulation", format, output)
     if output is None and name in formats("page"):
         raise UsageError(f"{name} is written to a file: add --output simulated.{name}.")
-    plan = plan_of(command, gpu=gpu, steps=steps, torch=torch, alloc_conf=alloc_conf)
+    plan = plan_of(
+        command,
+        gpu=gpu,
+        steps=steps,
+        torch=torch,
+        alloc_conf=alloc_conf,
+        weights=weights,
+        python=python,
+    )
     if gpu is None:
         _say_where_gpu_belongs(command)
     if torch is not None and python is None:
         # What the program prints must not meet a line that moves.
         with progress(f"preparing PyTorch {torch}"):
             environment.find(torch)
-    found = simulate(plan, weights=weights, python=python)
+    found = simulate(plan)
     if found.traced is None:
         _refuse(found.ending)
     if output is not None and name in formats("page"):
@@ -74,7 +82,14 @@ def command(
 
         draw(found.traced, name, output)
     else:
-        deliver_predictions([found.traced.prediction], name, output, verbose=verbose)
+        deliver_predictions(
+            [found.traced.prediction],
+            name,
+            output,
+            verbose=verbose,
+            # A file explains itself when this run is long forgotten.
+            traces=[found.traced.trace] if output is not None else (),
+        )
     sys.stdout.flush()
     _say_what_became(found.ending)
     raise typer.Exit(found.ending.code)

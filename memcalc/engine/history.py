@@ -134,7 +134,8 @@ class Timeline:
         for block in self.blocks:
             if block.component is None:
                 came = block.arrived and not self._module_at(block.born, moments)
-                block.component = Component.INPUTS if came else block.guess
+                batch = came and (block.given or block.guess is not Component.HELD)
+                block.component = Component.INPUTS if batch else block.guess
 
     def _emptied(self) -> None:
         index = len(self.events)

@@ -155,10 +155,16 @@ class Notebook:
         """Say what these tensors are for; the first thing said of a block stands."""
         self.name_at(component, [at for tensor in tensors for at in self.addresses(tensor)])
 
-    def name_at(self, component: Component | None, addresses: list[int]) -> None:
-        """The same of the blocks at some addresses; ``None``: a model is given them."""
-        for notes in self.notes if addresses else ():
-            notes.told.append((notes.now(), Told.NAMES, (component, addresses)))
+    def name_at(
+        self, component: Component | None, addresses: list[int], moments: Sequence[int] = ()
+    ) -> None:
+        """The same of the blocks at some addresses; ``None``: a model is given them.
+
+        ``moments``: when they lay there, on each GPU; now, if none is given.
+        """
+        for number, notes in enumerate(self.notes if addresses else ()):
+            moment = moments[number] if moments else notes.now()
+            notes.told.append((moment, Told.NAMES, (component, addresses)))
 
     def own(self, owners: Mapping[int, Owner | str]) -> None:
         """Say which modules the blocks at these addresses are of, or which variables hold them."""

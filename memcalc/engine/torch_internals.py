@@ -184,6 +184,17 @@ def outer_leaf(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor if tensor.grad_fn is None else None
 
 
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """It is one of ``torch.func``'s, around another."""
+    return bool(_C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def nested_gradients() -> int:
+    """How many transforms of ``torch.func`` that take gradients are at work, one in another."""
+    levels = _C._functorch.get_interpreter_stack() or ()
+    return sum(one.key() == _C._functorch.TransformType.Grad for one in levels)
+
+
 def memory_profiler(*, with_dtypes: bool = False) -> Any:
     """A profiler of operators and of every block that they ask for; quiet about itself."""
     os.environ["KINETO_LOG_LEVEL"] = "99"

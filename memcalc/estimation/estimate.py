@@ -166,15 +166,18 @@ class Tracer(contextlib.ExitStack):
         workers: int | None = 1,
         counted: bool = False,
         figures: bool = False,
+        saved: Sequence[Traced] = (),
     ) -> None:
         """Start nothing yet; ``workers``: the most processes that trace at once.
 
         ``counted``: answers say how many operations a step takes, which costs one step more.
         ``figures``: of answers the ladder is enough, which saves half of a run.
+        ``saved``: runs of commands, which are never run again without being asked for.
         """
         super().__init__()
         self._use_cache = use_cache
         self._counted, self._figures = counted, figures
+        self._saved = {one.prediction.plan: one for one in saved}
         self.workers = workers
         self._pool: Pool | None = None
         self._checked: dict[Plan, Checked | MemcalcError] = {}
@@ -260,10 +263,9 @@ class Tracer(contextlib.ExitStack):
     def _traced(self, plan: Plan) -> Traced | MemcalcError | None:
         """The same with the events; of a command, those of when it last ran."""
         if plan.command:
-            # It is never run again without being asked for.
-            return _kept(_simulated(plan), plan) or EstimateError(
-                f"the command's trace is no longer kept: type {to_simulate(plan, '-o run.json ')}"
-            )
+            run = to_simulate(plan, "-o run.json ")
+            gone = EstimateError(f"the command's trace is no longer kept: type {run}")
+            return self._saved.get(plan) or _kept(_simulated(plan), plan) or gone
         checked = self._check(plan)
         return checked if isinstance(checked, MemcalcError) else _kept(self._name(plan), plan)
 

@@ -127,7 +127,8 @@ def with_spare(fit: Fit, context: Span | None, spare: int) -> FitVerdict:
         low += context.low - context.likely
     if fit.verdict is FitVerdict.DOES_NOT_FIT or low > room:
         return FitVerdict.DOES_NOT_FIT
-    return fit.verdict if fit.most <= room else FitVerdict.TIGHT
+    roomy = fit.most <= room or fit.verdict is FitVerdict.LEAKS
+    return fit.verdict if roomy else FitVerdict.TIGHT
 
 
 def margin(capacity: int) -> int:
@@ -147,10 +148,12 @@ def why_tight(fit: Fit) -> str:
 
 def growth_words(grows: Growth) -> str:
     """By how much a script grows, until when, and where."""
-    full = f", out of memory after about {grows.steps:,} steps" if grows.steps else ""
-    at = f"; allocated at {grows.line}" if grows.line else ""
-    by = f", held by the variable {grows.holder}" if grows.holder else ""
-    return f"grows by {format_bytes(grows.bytes)} every step{full}{at}{by}"
+    often = "a step on average" if grows.varies else "every step"
+    full = f", out of memory after about {grows.steps:,} more steps" if grows.steps else ""
+    at = f"; made at {grows.line}" if grows.line else ""
+    by = f"{',' if at else ';'} kept by the variable {grows.holder}" if grows.holder else ""
+    line = f" at {grows.filled}" if grows.filled else ""
+    return f"grows by {format_bytes(grows.bytes)} {often}{full}{at}{by}{line}"
 
 
 Events = Callable[[], Iterable[tuple[Any, ...]]]

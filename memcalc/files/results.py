@@ -15,10 +15,12 @@ import msgspec
 from memcalc import untrusted_text
 from memcalc.errors import UsageError
 from memcalc.files import artifact, lock
+from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.display import Answer
 from memcalc.records.measurement import Measurement, PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
+from memcalc.records.trace import Trace
 from memcalc.version import __version__
 
 PATIENCE = 60.0
@@ -77,6 +79,8 @@ class _Document(msgspec.Struct, frozen=True):
     """What a reporter wrote of one prediction; its other keys are for people."""
 
     record: Prediction
+    trace: bytes = b""
+    """Of a command, which is not run again: what its allocator did, packed."""
 
 
 def predictions(data: dict[str, Any], path: Path) -> list[Prediction]:
@@ -90,10 +94,26 @@ def predictions(data: dict[str, Any], path: Path) -> list[Prediction]:
         raise UsageError(
             f"{path} holds {_OTHERS[kind]}, and no prediction: give what memcalc estimate wrote."
         )
+    return [one.record for one in _documents(data, path)]
+
+
+def _documents(data: dict[str, Any], path: Path) -> list[_Document]:
     found = artifact.part(list[_Document], data.get("predictions", [data]), path, "prediction")
     if not found:
         raise UsageError(f"{path} holds no prediction that can be read: it has none.")
-    return [one.record for one in found]
+    return found
+
+
+def with_traces(data: dict[str, Any], path: Path) -> list[tuple[Prediction, Trace]]:
+    """Return those predictions in a result file that lie there with their traces.
+
+    Raises:
+        UsageError: one is damaged.
+    """
+    try:
+        return [(one.record, unpack(one.trace)) for one in _documents(data, path) if one.trace]
+    except DamagedTraceError as error:
+        raise UsageError(f"{path} holds no trace that can be read: {error}.") from None
 
 
 def append(path: Path, run: Run | None, *, patience: float = PATIENCE) -> None:

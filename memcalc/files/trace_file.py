@@ -53,6 +53,26 @@ class DamagedTraceError(ValueError):
     """The file does not hold a whole trace."""
 
 
+def _check(trace: Trace) -> None:
+    """See that storages are born once and die after that, and that phases are in order.
+
+    Raises:
+        ValueError: the trace is none of a run.
+    """
+    born, alive = bytearray(len(trace.storages)), bytearray(len(trace.storages))
+    for event in trace.events:
+        number = event if event >= 0 else ~event
+        if bool(alive[number]) != (event < 0) or (event >= 0 and born[number]):
+            raise ValueError("events are out of order")
+        alive[number] = event >= 0
+        born[number] = True
+    if any(not -1 <= aside.storage < len(born) for aside in trace.asides):
+        raise ValueError("asides are of no storage")
+    indices = [mark.index for mark in trace.marks]
+    if not indices or indices[0] < 0 or indices != sorted(indices):
+        raise ValueError("phases are out of order")
+
+
 def pack(trace: Trace) -> bytes:
     """What a file of this trace holds."""
     kinds: dict[_Kind, int] = {}
@@ -82,7 +102,9 @@ def unpack(data: bytes) -> Trace:
         storages = [
             Storage(bytes=size, step=step, **fields[kind]) for size, kind, step in packed.storages
         ]
-        return replace(packed.bare, storages=tuple(storages))
+        found = replace(packed.bare, storages=tuple(storages))
+        _check(found)
+        return found
     except (EOFError, OSError, zlib.error, msgspec.MsgspecError, ValueError, LookupError) as error:
         raise DamagedTraceError(str(error)) from None
     except (MemoryError, OverflowError, RecursionError):

@@ -353,6 +353,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "", "Of a command: optimizer steps after which it is stopped; 0: never.", option=None
         ),
     ] = None
+    python: Annotated[
+        Text | None, about("", "Of a command: the Python that runs it.", option=None)
+    ] = None
+    weights: Annotated[
+        bool, about("", "Of a command: real weights are downloaded and read.", option=None)
+    ] = False
 
     @property
     def adapters(self) -> str | None:

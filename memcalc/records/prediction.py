@@ -119,16 +119,22 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """A script's memory grows by the same amount in every step."""
+    """A script keeps more memory with every step."""
 
     bytes: int
-    """In a step."""
+    """In a step, on average."""
     line: str
     """The line in the user's code that allocates most of it; empty: unknown."""
     holder: str = ""
     """The variable that holds most of it; empty: unknown."""
+    filled: str = ""
+    """The line in the user's code that puts it into this variable; empty: unknown."""
+    component: Component = Component.HELD
+    """What most of it is."""
+    varies: bool = False
+    """Steps keep different amounts, or some keep nothing."""
     steps: int | None = None
-    """Steps until the GPU is full, about; ``None``: no GPU is named."""
+    """More steps until the GPU is full, about; ``None``: no GPU is named."""
 
     @property
     def runs_full(self) -> bool:
@@ -213,6 +219,8 @@ class FitVerdict(StrEnum):
     FITS = "fits"
     TIGHT = "tight"
     """It may fit: the range reaches the card's size, or leaves less than a margin of 3 %."""
+    LEAKS = "leaks"
+    """A script fits at first, and keeps more memory every step until the GPU is full."""
     DOES_NOT_FIT = "does not fit"
 
 

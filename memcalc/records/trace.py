@@ -128,6 +128,10 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 SENT_SOURCE = "NVIDIA/nccl-tests, doc/PERFORMANCE.md"
 """Of how much a collective sends."""
+FILLED = ", filled at "
+"""Stands between a variable and the line that puts tensors into it."""
+GRAPH = " with its graph"
+"""Follows a variable that holds results of a graph, which keeps what backward needs."""
 EQUAL_LENGTHS = "batches of equal length"
 """How what is assumed of lengths begins."""
 NO_GRADIENT = "got no gradient"

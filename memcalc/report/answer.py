@@ -6,7 +6,7 @@ from memcalc.catalog.models import TAKEN
 from memcalc.catalog.plan import to_simulate
 from memcalc.records.fields import options
 from memcalc.records.model import Place
-from memcalc.records.prediction import RUNGS, OnGpu, Prediction, Varied
+from memcalc.records.prediction import LONGER, RUNGS, OnGpu, Prediction, Varied
 from memcalc.records.trace import NO_GRADIENT, Component
 from memcalc.report import rows, serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
@@ -85,6 +85,9 @@ def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
         assumed = [one for one in assumed if one != prediction.unknown.get("fit")]
         assumed, left = _weightiest(assumed)
         left += len(prediction.uncounted)
+        if longer := next((one for one in prediction.uncounted if one.startswith(LONGER)), ""):
+            yield Line(f"not counted: {longer}", Kind.NOTE)
+            left -= 1
     more = f"{left} more (-v)"
     if assumed:
         yield Line("assumed: " + "; ".join([*assumed, *([more] if left else [])]), Kind.NOTE)

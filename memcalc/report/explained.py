@@ -10,6 +10,7 @@ from memcalc.advice.remedies.records import Figures, Option, Search, needed_with
 from memcalc.files.artifact import encode
 from memcalc.records.fields import options
 from memcalc.records.prediction import ALLOCATOR_RUNGS
+from memcalc.records.trace import Component
 from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, sized, sizes
 from memcalc.report.rows import STYLES
@@ -151,7 +152,9 @@ def body(explanation: Explanation) -> dict[str, Any]:
 def _words(group: Group) -> str:
     """Where a group was made, by what, of which dtype."""
     parts = (group.module, group.op, group.dtype, f"at {group.line}" if group.line else "")
-    return " ".join(filter(None, parts)) or "the loss"
+    # Of most steps no lines are known.
+    other = "later steps" if group.component is Component.HELD else "the loss"
+    return " ".join(filter(None, parts)) or other
 
 
 def _moment(moment: PeakContents, name: str = "") -> str:

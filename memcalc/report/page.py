@@ -91,10 +91,17 @@ def accuracy(runs: Sequence[Run]) -> Bars:
     return Bars(caption="peak of each run, estimated and measured", bars=tuple(bars))
 
 
+_KINDS = {
+    FitVerdict.FITS: "fits",
+    FitVerdict.TIGHT: "close",
+    FitVerdict.LEAKS: "over",
+    FitVerdict.DOES_NOT_FIT: "over",
+}
+
+
 def hero(prediction: Prediction) -> Hero:
     """The top of the page of one prediction."""
     fit, peak = prediction.fit, prediction.peak
-    kinds = {FitVerdict.FITS: "fits", FitVerdict.TIGHT: "close", FitVerdict.DOES_NOT_FIT: "over"}
     figures = [(f"peak, in {peak.phase.value}", format_bytes(peak.allocated or peak.requested))]
     if peak.reserved is not None:
         figures.append(("reserved by PyTorch", format_bytes(peak.reserved)))
@@ -103,7 +110,7 @@ def hero(prediction: Prediction) -> Hero:
         figures.append((name, ends))
     plan = prediction.plan
     return Hero(
-        kind=kinds[fit.verdict] if fit is not None else "plain",
+        kind=_KINDS[fit.verdict] if fit is not None else "plain",
         verdict=answer.headline(prediction).text,
         parts=_parts(prediction),
         figures=tuple(figures),

@@ -1,5 +1,6 @@
 """Predictions as blocks, one in full or several side by side; and as JSON and CSV."""
 
+import base64
 import csv
 import io
 from collections.abc import Iterator, Sequence
@@ -7,9 +8,10 @@ from typing import Any
 
 from memcalc import untrusted_text
 from memcalc.files.artifact import document, encode
+from memcalc.files.trace_file import pack
 from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Prediction
-from memcalc.records.trace import SENT_SOURCE, Component
+from memcalc.records.trace import SENT_SOURCE, Component, Trace
 from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Kind, Line, Size, Table, sized, sizes
 from memcalc.report.rows import STYLES
@@ -153,9 +155,14 @@ _ALWAYS = (
 )
 
 
-def as_json(predictions: Sequence[Prediction]) -> str:
-    """One prediction is an object; several are a list under ``predictions``."""
+def as_json(predictions: Sequence[Prediction], traces: Sequence[Trace] = ()) -> str:
+    """One prediction is an object; several are a list under ``predictions``.
+
+    ``traces``: of each, which ``memcalc explain`` reads; none: a prediction can be made again.
+    """
     bodies = [_body(prediction) for prediction in predictions]
+    for body, trace in zip(bodies, traces, strict=False):
+        body["trace"] = base64.b64encode(pack(trace)).decode()
     return document("prediction", bodies[0] if len(bodies) == 1 else {"predictions": bodies})
 
 

@@ -235,12 +235,9 @@ def sent_words(sent: Sequence[Sent]) -> str:
 
 def verdict(prediction: Prediction) -> str | None:
     """Whether it fits and by how much, or why that is unknown; ``None``: no GPU was named."""
-    fit, grows = prediction.fit, prediction.growth
-    if fit is not None and grows is not None and grows.runs_full and fit.margin >= 0:
-        return (
-            f"{fit.verdict.value} on {fit.gpu}: fits at first, but the script holds more "
-            "memory every step"
-        )
+    fit = prediction.fit
+    if fit is not None and fit.verdict is FitVerdict.LEAKS:
+        return f"{fit.verdict.value} on {fit.gpu}: fits at first, but keeps more memory every step"
     if fit is not None:
         return fit_words(fit)
     reason = prediction.unknown.get("fit")

@@ -1,10 +1,5 @@
-"""The answer for a program: of each GPU that it used, by how it ended, and by how it grows.
+"""The answer for a program: of each GPU that it used, by how it ended, and by how it grows."""
 
-Memory that grows every step is seen in live bytes at equal points of steps.
-"""
-
-import itertools
-from collections import Counter
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -13,18 +8,16 @@ from memcalc.estimation.estimate import Traced
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked
 from memcalc.records.model import OptimizerState
-from memcalc.records.prediction import LONGER, FitVerdict, Growth, OnGpu, Prediction
-from memcalc.records.trace import Phase, Trace
+from memcalc.records.prediction import LONGER, FitVerdict, OnGpu, Prediction
+from memcalc.records.trace import Trace
+from memcalc.script.growth import find_growth
 from memcalc.script.records import Ending
-
-_POINTS = 3
-"""Equal points that are compared: two differences that are the same are no accident."""
 
 
 def as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
     """What the program's end says of its figures."""
     prediction = traced.prediction
-    grows = _growth(traced.trace, room, prediction.peak.reserved or 0)
+    grows = find_growth(traced.trace, room, prediction.peak.reserved or 0)
     prediction = replace(prediction, growth=grows, refusal=ending.refusal)
     if grows is not None:
         # Steps differ since more is held, and a longer run holds more still.
@@ -34,8 +27,8 @@ def as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
     refused = ending.refusal is not None and not ending.refusal.by_own_limit
     if refused and fit is not None:
         prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.DOES_NOT_FIT))
-    elif fit is not None and fit.verdict is FitVerdict.FITS and grows and grows.runs_full:
-        prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.TIGHT))
+    elif fit is not None and fit.verdict in _FITTING and grows and grows.runs_full:
+        prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.LEAKS))
     elif ending.code:
         prediction = _until_then(prediction, ending.code)
     return replace(traced, prediction=prediction)
@@ -50,62 +43,8 @@ def _until_then(prediction: Prediction, code: int) -> Prediction:
     return replace(told, fit=None, unknown={**told.unknown, "fit": until_then})
 
 
-def _growth(trace: Trace, room: int | None, reserved: int) -> Growth | None:
-    """By how much a run grows in each of its last steps.
-
-    Returns:
-        ``None``: it does not grow, or made too few steps to tell.
-    """
-    points = _points(trace)[-_POINTS:]
-    if len(points) < _POINTS:
-        return None
-    levels, held = _held(trace, points)
-    grown = [later - earlier for earlier, later in itertools.pairwise(levels)]
-    if grown[0] <= 0 or any(one != grown[0] for one in grown):
-        return None
-    steps = max(0, (room - reserved) // grown[0]) if room is not None else None
-    line, holder = (_most(trace, held, name) for name in ("line", "op"))
-    return Growth(bytes=grown[0], line=line, holder=holder, steps=steps)
-
-
-def _points(trace: Trace) -> list[int]:
-    """The events at which the forward of each step but the first begins."""
-    begins: dict[int, int] = {}
-    for mark in trace.marks:
-        if mark.phase is Phase.FORWARD and mark.step > 0:
-            begins.setdefault(mark.step, mark.index)
-    return [begins[step] for step in sorted(begins)]
-
-
-def _held(trace: Trace, points: list[int]) -> tuple[list[int], list[int]]:
-    """Bytes held at each point, and storages of the first of these steps that outlive the last."""
-    levels, level, living = [], 0, set()
-    waiting = list(points)
-    for moment, event in enumerate(trace.events):
-        while waiting and waiting[0] == moment:
-            waiting.pop(0)
-            levels.append(level)
-        if event >= 0:
-            level += trace.storages[event].bytes
-            if points[0] <= moment < points[1]:
-                living.add(event)
-        else:
-            level -= trace.storages[~event].bytes
-            if moment < points[-1]:
-                living.discard(~event)
-    levels += [level] * len(waiting)
-    return levels, sorted(living)
-
-
-def _most(trace: Trace, storages: list[int], name: str) -> str:
-    """What is said of most of the bytes of these storages."""
-    found: Counter[str] = Counter()
-    for number in storages:
-        found[getattr(trace.storages[number], name)] += trace.storages[number].bytes
-    return found.most_common(1)[0][0] if found else ""
-
-
-_WORST = FitVerdict.FITS, FitVerdict.TIGHT, FitVerdict.DOES_NOT_FIT
+_FITTING = FitVerdict.FITS, FitVerdict.TIGHT
+_WORST = *_FITTING, FitVerdict.DOES_NOT_FIT
 
 
 def answered(question: Asked, traces: Mapping[int, Trace], state: OptimizerState) -> Traced | None:

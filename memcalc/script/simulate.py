@@ -21,7 +21,7 @@ from memcalc.allocator.outside import context_span
 from memcalc.allocator.settings import VARIABLES, check_environment
 from memcalc.catalog import gpus
 from memcalc.catalog.gpus import Gpu
-from memcalc.catalog.plan import make
+from memcalc.catalog.plan import STEPS, make
 from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine import driver, environment, simulated_gpu
 from memcalc.engine.cudnn import loading
@@ -41,8 +41,6 @@ from memcalc.script.launchers import Launch
 from memcalc.script.records import Answer, Ending, Request
 from memcalc.units import format_bytes
 
-STEPS = 3
-"""Optimizer steps after which a program is stopped, unless others are asked for."""
 _CARRIED = 8 << 20
 """Bytes of the largest copy to the GPU whose values are kept."""
 _FULL = "runs out of memory"
@@ -97,24 +95,15 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """``None``: it never used the GPU."""
 
 
-def simulate(
-    plan: Plan,
-    folder: Path | None = None,
-    *,
-    weights: bool = False,
-    python: str | None = None,
-    quiet: bool = False,
-) -> Simulated:
+def simulate(plan: Plan, folder: Path | None = None, *, quiet: bool = False) -> Simulated:
     """Run the program of a plan; what it prints goes to standard error.
 
     Where its memory runs out on the plan's GPU, it runs once more without a limit: that tells what
     it needs in all.
 
     Args:
-        plan: its command, and the GPU.
+        plan: its command, the GPU, and the Python that runs it; ``None``: this one.
         folder: where to run it; ``None``: here.
-        weights: are fetched where they are not on this machine.
-        python: the Python that runs it; ``None``: this one.
         quiet: what it prints is not shown.
 
     Raises:
@@ -124,7 +113,7 @@ def simulate(
     folder = Path.cwd() if folder is None else folder
     program, launch = launched(plan, folder)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
-    run = _Run(asked(plan), program, launch, folder, weights, python or sys.executable)
+    run = _Run(asked(plan), program, launch, folder)
     began = time.monotonic()
     found = run.answer(limited=gpu is not None, quiet=quiet)
     if found.ending.decides:
@@ -224,7 +213,7 @@ def run_work(question: Asked, work: bytes) -> tuple[Traced | None, BaseException
         EstimateError: the process died, or there is no PyTorch with CUDA.
     """
     program = Program(module=question.plan.name)
-    run = _Run(question, program, None, Path.cwd(), False, sys.executable, work)
+    run = _Run(question, program, None, Path.cwd(), work)
     return run.answer(limited=question.gpu is not None).traced, run.raised
 
 
@@ -237,15 +226,13 @@ class _Run:
         program: Program,
         launch: Launch | None,
         folder: Path,
-        weights: bool,
-        python: str,
         work: bytes = b"",
     ) -> None:
         self._work = work
         self.raised: BaseException | None = None
         """By the function that ran in place of a program."""
         self._question, self._program, self._launch = question, program, launch
-        self._folder, self._weights, self._python = folder, weights, python
+        self._folder, self._python = folder, question.plan.python or sys.executable
 
     def answer(self, *, limited: bool, quiet: bool = False, opposite: str = "") -> Simulated:
         """Run it in a process of its own, limited to the GPU's memory or not.
@@ -311,7 +298,7 @@ class _Run:
             steps=self._question.plan.steps or 0,
             gpus=self._question.plan.devices,
             launched=self._launch is not None,
-            weights=self._weights,
+            weights=self._question.plan.weights,
             said=tuple(said),
         )
 

@@ -58,6 +58,7 @@ def program(request: Request, session: Session) -> Iterable[str]:
     if not request.weights:
         large_weights.install(patches)
     files = saving.install(patches)
+    session.follow_checkpoints()
     files.overlay.covers = lambda: say(_STAY, source_lines.line())
     _turn_trackers_off(patches)
     saved_models.install(patches, files.overlay)

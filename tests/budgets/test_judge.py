@@ -24,7 +24,7 @@ from memcalc.budgets.records import (
 from memcalc.measure import process as measured_state
 from memcalc.measure.runs import run as measured
 from memcalc.records.model import Place
-from memcalc.records.prediction import Fit, FitVerdict, Span
+from memcalc.records.prediction import Fit, FitVerdict, Growth, Span
 from memcalc.records.trace import Phase
 
 STATE = measured_state.StateReading(
@@ -92,6 +92,28 @@ def test_bytes_per_parameter_are_those_of_the_requested_peak(prediction):
         budget("bytes_per_parameter.weights", amount=weights), Evidence(prediction=prediction)
     )
     assert (found.status, found.difference) == (Status.HOLDS, 0)
+
+
+def test_what_grows_every_step_has_no_peak_that_a_budget_could_hold(prediction):
+    grows = Growth(bytes=100 << 20, line="t.py:4")
+    fit = Fit(
+        gpu="T4", capacity=16 << 30, needed=1, metric="process_used", verdict=FitVerdict.LEAKS
+    )
+    evidence = Evidence(prediction=replace(prediction, growth=grows, fit=fit))
+    ample = Amount(text="", bytes=1 << 60, per_parameter=None)
+    for one in (
+        budget("peak.requested", amount=ample),
+        budget("held", amount=ample),
+        budget("bytes_per_parameter", amount=Amount(text="", per_parameter=Fraction(1 << 60))),
+        budget("peak.requested", Rule.GROWTH, amount=Amount(text="", percent=Fraction(2))),
+        budget("peak", Rule.FITS, gpu="T4"),
+    ):
+        found = verdict(one, evidence)
+        assert found.status is Status.UNKNOWN
+        assert "grows by 100.0 MiB every step; made at t.py:4" in found.reason
+    assert verdict(budget("weights", amount=ample), evidence).status is Status.HOLDS
+    little = replace(evidence, prediction=replace(prediction, growth=replace(grows, bytes=512)))
+    assert verdict(budget("peak.requested", amount=ample), little).status is Status.HOLDS
 
 
 def known(prediction, figures):

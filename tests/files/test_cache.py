@@ -187,6 +187,13 @@ def test_a_trace_is_read_as_it_was_written(found):
     assert unpack(pack(trace)) == trace
 
 
+@pytest.mark.parametrize("events", [(0, 0), (~0,), (0, ~0, ~0), (0, ~0, 0), (5,)])
+def test_storages_that_die_before_they_are_born_are_no_trace(events):
+    one = Storage(bytes=8, component=Component.WEIGHTS, phase=Phase.LOAD, step=0)
+    with pytest.raises(DamagedTraceError):
+        unpack(pack(_trace((one,), events)))
+
+
 @pytest.mark.parametrize("keep", [0, 5, 40, -3])
 def test_a_file_cut_short_is_damaged(keep):
     with pytest.raises(DamagedTraceError):

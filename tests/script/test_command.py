@@ -4,6 +4,7 @@ import shlex
 
 import pytest
 
+from memcalc.catalog.plan import to_simulate
 from memcalc.cli.simulate import _say_where_gpu_belongs
 from memcalc.errors import UsageError
 from memcalc.script.command import Program
@@ -182,6 +183,25 @@ def test_a_program_finds_the_variables_that_stand_before_it(here):
     (here / "train.py").write_text("import os\nassert os.environ['SAID'] == '3'\n")
     for words, code in ((["SAID=3", "python", "train.py"], 0), (["python", "train.py"], 1)):
         assert simulate(plan_of(words)).ending.code == code
+
+
+def test_what_to_type_again_has_every_option_that_was_typed():
+    from memcalc.script.simulate import plan_of
+
+    typed = "--gpu t4 --steps 0 --torch 2.8 --alloc-conf a:b --python 'my py' --weights"
+    plan = plan_of(
+        ["python", "train.py"],
+        gpu="t4",
+        steps=0,
+        torch="2.8",
+        alloc_conf="a:b",
+        python="my py",
+        weights=True,
+    )
+    assert (
+        to_simulate(plan, "-o x.json ") == f"memcalc simulate {typed} -o x.json -- python train.py"
+    )
+    assert to_simulate(plan_of(["python", "train.py"])) == "memcalc simulate -- python train.py"
 
 
 @pytest.mark.parametrize(("given", "told"), [("t4", True), ("0", False)])

@@ -3,6 +3,7 @@
 import pytest
 
 from memcalc.advice.explain.peak import moments
+from memcalc.records.model import Place
 from memcalc.records.trace import Component, Phase
 
 SAMPLES = """
@@ -56,6 +57,82 @@ def test_weights_that_are_replaced_by_others_are_weights_and_each_time_is_a_step
     assert backward.components[Component.WEIGHTS] == weights
     assert backward.components[Component.GRADIENTS] >= gradients
     assert held[Component.HELD] == 0
+
+
+TREES = """
+    import torch
+    from torch.func import grad_and_value
+    from torch.utils._pytree import tree_map
+
+    def loss(weights, rows):
+        for one in weights["w"]:
+            rows = torch.relu(rows @ one)
+        return rows.square().mean()
+
+    weights = {"w": [torch.randn(256, 256, device="cuda") for _ in range(4)]}
+    mean, square = (tree_map(torch.zeros_like, weights) for _ in range(2))
+    for step in range(6):
+        rows = torch.randn(256, 256, device="cuda")
+        found, value = grad_and_value(loss)(weights, rows)
+        clipped = tree_map(lambda one: one.clamp(-1, 1), found)
+        mean = tree_map(lambda a, b: 0.9 * a + 0.1 * b, mean, clipped)
+        square = tree_map(lambda a, b: 0.9 * a + 0.1 * b * b, square, clipped)
+        weights = tree_map(lambda p, a, b: p - a / (b + 1), weights, mean, square)
+"""
+IN_PLACE = """
+    import torch
+
+    class Adam:
+        def __init__(self, weights):
+            self.weights, self.mean, self.square = weights, {}, {}
+
+        def update(self, found):
+            for n, (one, gradient) in enumerate(zip(self.weights, found)):
+                mean = self.mean.setdefault(n, torch.zeros_like(one))
+                square = self.square.setdefault(n, torch.zeros_like(one))
+                mean.lerp_(gradient, 0.1)
+                square.lerp_(gradient * gradient, 0.1)
+                one.data.add_(mean / (square + 1), alpha=-0.1)
+
+    def train():
+        weights = [torch.randn(256, 256, device="cuda", requires_grad=True) for _ in range(4)]
+        adam = Adam(weights)
+        for step in range(6):
+            rows = start = torch.randn(256, 256, device="cuda")
+            for one in weights:
+                rows = torch.relu(rows @ one)
+            adam.update(torch.autograd.grad(rows.square().mean(), weights))
+
+    train()
+"""
+FLAT = """
+    import torch
+    weights = torch.randn(4 * 256 * 256, device="cuda", requires_grad=True)
+    state = torch.zeros_like(weights), torch.zeros_like(weights)
+    for step in range(6):
+        rows = torch.randn(256, 256, device="cuda")
+        for one in weights.view(4, 256, 256):
+            rows = torch.relu(rows @ one)
+        rows.square().mean().backward()
+        with torch.no_grad():
+            state = tuple(0.9 * one + weights.grad ** n for n, one in enumerate(state, 1))
+            weights -= 0.1 * state[0] / (state[1] + 1)
+            weights.grad = None
+"""
+
+
+@pytest.mark.parametrize("script", [TREES, IN_PLACE, FLAT], ids=["trees", "in place", "flat"])
+def test_what_updates_by_hand_keep_is_state_and_the_last_update_is_a_step(run, script):
+    found = run(script, steps=0)
+    prediction, weights = found.traced.prediction, 4 * 4 * 256 * 256
+    assert found.ending.steps == 6
+    assert prediction.optimizer_state.optimizer == "updates by hand"
+    assert prediction.optimizer_state.total(Place.DEVICE) == 2 * weights
+    assert (prediction.parameters, prediction.trainable) == (weights // 4, weights // 4)
+    backward = moments(found.traced.trace, prediction.plan)[Phase.BACKWARD].components
+    assert backward[Component.WEIGHTS] == weights
+    assert backward[Component.OPTIMIZER_STATE] == 2 * weights
+    assert Component.HELD not in backward or backward[Component.HELD] < 1024
 
 
 MOMENTUM = """

@@ -372,3 +372,86 @@ def test_a_model_that_is_made_anew_is_counted_once_and_what_thaws_trains(run):
     prediction = run(AGAIN, steps=0).traced.prediction
     assert (prediction.parameters, prediction.trainable) == (256 * 257, 256 * 257)
     assert prediction.optimizer_state.total(Place.DEVICE) == 2 * WEIGHTS
+
+
+TRAINS = """
+    for step in range(5):
+        loss(torch.randn(64, 256, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+INSIDE = """
+    import torch
+
+    class Outer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, rows):
+            return self.scale * parts[1](parts[0](rows))
+
+    parts = [torch.nn.Linear(256, 256).cuda() for _ in range(2)]
+    loss = Outer().cuda()
+    optimizer = torch.optim.Adam([p for one in (loss, *parts) for p in one.parameters()])
+"""
+COPIES = """
+    import copy, torch
+    loss = torch.nn.Linear(256, 256).cuda()
+    average = copy.deepcopy(loss)
+    copies = [copy.deepcopy(loss).cpu(), copy.deepcopy(average).half().cuda().cpu()]
+    optimizer = torch.optim.Adam(loss.parameters())
+"""
+TAUGHT = """
+    import torch
+    teacher, student = (torch.nn.Linear(256, 256).cuda() for _ in range(2))
+    loss = lambda rows: student(rows) - teacher(rows).detach()
+    optimizer = torch.optim.Adam(student.parameters())
+"""
+TENSORS = """
+    import torch
+    weights = [torch.randn(256, 256, device="cuda", requires_grad=True) for _ in range(2)]
+    loss = lambda rows: rows @ weights[0] @ weights[1]
+    optimizer = torch.optim.Adam(weights)
+"""
+ONE = 256 * 257
+
+
+@pytest.mark.parametrize(
+    ("script", "parameters", "trained"),
+    [
+        (INSIDE, 2 * ONE + 1, 2 * ONE + 1),
+        (COPIES, 2 * ONE, ONE),
+        pytest.param(TAUGHT, 2 * ONE, ONE, marks=pytest.mark.nightly),
+        (TENSORS, 2 * 256 * 256, 2 * 256 * 256),
+    ],
+)
+def test_each_parameter_of_every_model_on_the_gpu_is_counted_once(run, script, parameters, trained):
+    prediction = run(script + TRAINS, steps=0).traced.prediction
+    held = prediction.components
+    assert (prediction.parameters, prediction.trainable) == (parameters, trained)
+    assert held[Component.WEIGHTS] == 4 * parameters
+    assert held[Component.OPTIMIZER_STATE] == 8 * trained
+
+
+RELOADED = """
+    import torch
+    model = torch.nn.Linear(512, 1024).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    torch.save(torch.randn(1024, 512), "rows.pt")
+    data = torch.load("rows.pt", map_location="cuda")
+    for step in range(4):
+        rows = data[64 * step : 64 * (step + 1)]
+        model(rows).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.save({"model": model.state_dict()}, "last.pt")
+    kept = [torch.load("last.pt", map_location="cuda") for _ in range(8)]
+"""
+
+
+def test_a_checkpoint_on_the_gpu_is_no_batch_and_a_data_set_is(run):
+    prediction = run(RELOADED, steps=0).traced.prediction
+    assert prediction.components[Component.HELD] == 8 * 4 * 513 * 1024
+    assert prediction.components[Component.INPUTS] == 4 * 1024 * 512
+    assert not any(one.startswith(LONGER) for one in prediction.uncounted)

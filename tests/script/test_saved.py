@@ -22,6 +22,8 @@ def test_a_saved_result_is_shown_explained_and_drawn_without_a_run(memcalc, tmp_
     typed = ("--gpu", "t4", "-o", "saved.json", "--", "python", "train.py")
     assert memcalc("simulate", *typed).returncode == 0
     (tmp_path / "train.py").write_text("raise SystemExit(7)")
+    # Long after, of the cache nothing is left.
+    monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path / "empty"))
     saved = json.loads((tmp_path / "saved.json").read_text())
     shown = memcalc("show", "saved.json")
     assert shown.returncode == 0
@@ -35,6 +37,13 @@ def test_a_saved_result_is_shown_explained_and_drawn_without_a_run(memcalc, tmp_
     assert tried["saved"]["reserved"] is not None
     assert memcalc("report", "saved.json", "-o", "page.svg").returncode == 0
     assert "<svg" in (tmp_path / "page.svg").read_text()
+    assert memcalc("report", "saved.json", "-o", "page.pickle").returncode == 0
+    plotted = memcalc("explain", "saved.json", "--no-remedies", "--plot")
+    assert "requested bytes: " in plotted.stdout
+    saved["trace"] = saved["trace"][: len(saved["trace"]) // 8 * 4]
+    (tmp_path / "saved.json").write_text(json.dumps(saved))
+    refused = memcalc("explain", "saved.json")
+    assert (refused.returncode, "holds no trace" in refused.stderr) == (2, True)
 
 
 ATTENDS = """

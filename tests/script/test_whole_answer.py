@@ -5,7 +5,7 @@ import pytest
 from memcalc.advice.explain.peak import moments
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component, Phase
-from memcalc.report.rows import outcome_words
+from memcalc.report.rows import outcome_words, verdict
 
 TRAINS = """
     import torch
@@ -95,11 +95,54 @@ GROWS = """
 def test_a_script_that_keeps_more_every_step_says_how_much_and_where(run):
     prediction = run(GROWS, gpu="t4").traced.prediction
     growth = prediction.growth
-    assert (growth.bytes, growth.line, growth.holder) == (4 << 20, "train.py:10", "kept")
+    assert (growth.bytes, growth.line) == (4 << 20, "train.py:10")
+    assert (growth.holder, growth.filled) == ("kept", "train.py:10")
     assert 3000 < growth.steps < 4000
-    assert prediction.fit.verdict is FitVerdict.TIGHT
+    assert prediction.fit.verdict is FitVerdict.LEAKS
+    assert verdict(prediction).startswith("leaks on T4")
     assert prediction.components[Component.HELD] >= 2 * growth.bytes
     assert not any("longer run" in one for one in prediction.uncounted)
+
+
+KEEPS = """
+    import torch
+
+    class Trainer:
+        def __init__(self):
+            self.model = torch.nn.Linear(1024, 2048).cuda()
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+            self.seen = {}
+
+        def step(self, number, rows):
+            loss = self.model(rows).square().mean()
+            loss.backward(retain_graph=True)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.seen[number] = KEPT
+
+    def main():
+        trainer, before = Trainer(), None
+        for number in range(9):
+            rows = torch.randn(1024 + 256 * number, 1024, device="cuda")
+            trainer.step(number % 2 if "KEPT" == "rows" else number, rows)
+
+    main()
+"""
+
+
+@pytest.mark.parametrize("steps", [3, 0])
+def test_what_a_function_keeps_of_every_step_is_found_though_batches_grow(run, steps):
+    """After the function has ended as well, of which no variable is left."""
+    growth = run(KEEPS.replace("KEPT", "loss"), gpu="t4", steps=steps).traced.prediction.growth
+    assert (growth.line, growth.varies) == ("train.py:11", steps == 0)
+    assert growth.holder == "self.seen with its graph"
+    assert growth.filled == "train.py:15"
+
+
+def test_batches_that_grow_are_no_leak_also_where_the_last_two_are_kept(run):
+    prediction = run(KEEPS.replace("KEPT", "rows"), gpu="t4", steps=0).traced.prediction
+    assert (prediction.growth, prediction.fit.verdict) == (None, FitVerdict.FITS)
+    assert any("longer run" in one for one in prediction.uncounted)
 
 
 BY_HAND = """
@@ -107,7 +150,7 @@ BY_HAND = """
     from torch.utils.checkpoint import checkpoint
     first, second, last = [torch.nn.Linear(1024, n).cuda() for n in (1024, 1024, 8)]
     weights = [p for part in (first, second, last) for p in part.parameters()]
-    average = {n: p.detach().clone() for n, p in enumerate(weights)}
+    average, begun = ({n: p.detach().clone() for n, p in enumerate(weights)} for _ in range(2))
     inner = torch.nn.Sequential(second, *[torch.nn.GELU() for _ in range(6)])
     for step in range(99):
         rows = torch.randn(4096, 1024, device="cuda")
@@ -125,10 +168,11 @@ def test_updates_by_hand_are_steps_and_what_is_alive_is_told_by_what_holds_it(ru
     assert (found.ending.stopped, found.ending.steps) == (True, 3)
     prediction, trace = found.traced.prediction, found.traced.trace
     held = 4 * (1024 + 1) * (1024 + 1024 + 8)
-    assert prediction.components[Component.HELD] == prediction.components[Component.WEIGHTS] == held
+    components = (Component.WEIGHTS, Component.OPTIMIZER_STATE, Component.HELD)
+    assert {prediction.components[one] for one in components} == {held}
     alive = moments(trace, prediction.plan)[Phase.BACKWARD].groups
     reasons = {(group.component, group.kept) for group in alive}
-    assert (Component.HELD, "held by the variable average; backward does not free it") in reasons
+    assert (Component.HELD, "held by the variable begun; backward does not free it") in reasons
     recomputed = {why for _, why in reasons if why.startswith("recomputed")}
     assert recomputed
     assert all("the loss" not in why for why in recomputed)

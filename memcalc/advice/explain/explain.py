@@ -5,7 +5,7 @@ import linecache
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,8 @@ def _anew(saved: Prediction, tracer: Tracer, depth: int | None) -> Chapter | str
         return f"no timeline: a new run of this plan gives other figures than the saved ones{why}"
     others = f", with other versions ({versions})" if versions else ""
     note = f"the timeline is from a new run{others}; its figures equal the saved ones"
-    return replace(chapter(answer, depth=depth), prediction=saved, notes=(note,))
+    notes = () if saved.plan.command else (note,)
+    return replace(chapter(answer, depth=depth), prediction=saved, notes=notes)
 
 
 def explain(
@@ -125,8 +126,11 @@ def explain_plan(
     under: int | None = None,
     use_cache: bool = True,
     seen: Callable[[Explanation], None] = lambda so_far: None,
+    saved: Sequence[Traced] = (),
 ) -> Explanation:
     """Explain one plan, as ``explain`` does; ``seen`` is told whenever there is more.
+
+    ``saved``: runs of commands, of which this may be one.
 
     Raises:
         UsageError: the question cannot be understood.
@@ -135,7 +139,9 @@ def explain_plan(
     for name, least in (("depth", depth), ("under", under)):
         if least is not None and least < 1:
             raise UsageError(f"{name} = {least} leaves nothing: type 1 or more.")
-    with Tracer(use_cache=use_cache, workers=None, counted=True, figures=True) as tracer:
+    with Tracer(
+        use_cache=use_cache, workers=None, counted=True, figures=True, saved=saved
+    ) as tracer:
         traced, trials = begin(plan, tracer, _tried(plan) if remedies else ())
         found = _explained(traced, depth)
         seen(found)

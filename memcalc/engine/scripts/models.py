@@ -1,54 +1,27 @@
 """The models, optimizers and gradients of a program, held by weak references."""
 
-import contextlib
 import copy
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-import msgspec
 import torch
-from msgspec.structs import replace
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from memcalc.engine.counters import Counters
-from memcalc.engine.notes import dtype_of, flat, held_by, state_of
+from memcalc.engine.notes import held_by, state_of
 from memcalc.engine.patches import Patches
-from memcalc.records.model import DTYPE_BYTES, Inventory, OptimizerState, Place, StateTensor
+from memcalc.engine.scripts.counts import Counts
+from memcalc.records.model import Inventory, OptimizerState
 from memcalc.records.trace import Component
-from memcalc.workload.inventory import take
-from memcalc.workload.wrapped_tensors import plain
 
 _MAKES_COPIES = copy._reconstruct.__code__  # type: ignore[attr-defined]
 """Runs while ``copy.deepcopy`` makes a module."""
 _SETTLED = 3
 """Steps after which an optimizer has made all its state; LBFGS makes its anew."""
-
-
-class _Counted(msgspec.Struct):
-    """The tensors of a model that no model before has, or what an optimizer keeps."""
-
-    born: int
-    """The interval in which the model came to the GPU, or the optimizer was made."""
-    tensors: tuple[Any, ...] = ()
-    head: str = ""
-    numbers: dict[str, int] = {}
-    """The ``id`` of each tensor of a model, by its name."""
-    died: dict[str, int] = {}
-    """The interval in which each of them died, or (``""``) the optimizer."""
-    watched: list[weakref.ref[Any]] = []
-
-    def watch(self, name: str, one: Any, interval: Callable[[], int]) -> None:
-        """Note when this dies."""
-        with contextlib.suppress(TypeError):
-            self.watched.append(weakref.ref(one, lambda _: self.died.update({name: interval()})))
-
-    def was_there(self, interval: int, name: str = "") -> bool:
-        """The optimizer, or a tensor of the model, was there in this interval."""
-        return self.born <= interval <= self.died.get(name, interval)
 
 
 class _Ref(WeakIdRef):
@@ -83,13 +56,9 @@ class Models:
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._alone: list[weakref.ref[torch.Tensor]] = []
         """Parameters that optimizers hold and no module has."""
-        self._inventories: list[_Counted] = []
-        self._counted: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._counts = Counts(counters.interval)
         self._trained: set[int] = set()
         self._names: dict[str, None] = {}
-        self._kept: dict[int, _Counted] = {}
-        """What each living optimizer keeps."""
-        self._states: list[_Counted] = []
         self._entries: dict[int, int] = {}
         """Of each optimizer's state, when it was looked at last."""
         self._moving = 0
@@ -129,6 +98,7 @@ class Models:
             moved = original(module, *args, **kwargs)
             if came and any(one.is_cuda for one in module.parameters()):
                 self._births[module] = self._counters.interval()
+            self._counts.move(module)
             self._counters.name_models([("", module)])
             return moved
         finally:
@@ -157,10 +127,8 @@ class Models:
         prefix = f"{type(root).__name__}." if self._roots else ""
         for path, part in root.named_modules():
             self._paths.setdefault(part, f"{prefix}{path}".rstrip("."))
-        inventory = take(root, "", "script")
-        if inventory.parameters:
+        if self._counts.add_model(root, self._births.get(root, 0), ran=True):
             self._roots.append(weakref.ref(root))
-            self._count(root, inventory)
         self.sweep()
 
     def _root_of(self, module: torch.nn.Module) -> torch.nn.Module:
@@ -175,30 +143,6 @@ class Models:
             seen.add(id(module))
             module = parents[id(module)]
         return module
-
-    def _count(self, model: torch.nn.Module, inventory: Inventory) -> None:
-        """Add the tensors that no model before has: a loss may hold the one that it is of."""
-        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        known = {
-            name
-            for name, one in named.items()
-            if (ref := self._counted.get(id(one))) is not None and ref() is one
-        }
-        self._counted.update({id(one): weakref.ref(one) for one in named.values()})
-        new = {one.name: one for one in inventory.tensors if one.name not in known}
-        inventory = replace(inventory, tensors=tuple(new.values()))
-        if not inventory.parameters:
-            return
-        own = {name: one for name, one in named.items() if name in new}
-        counted = _Counted(
-            born=self._births.get(model, 0),
-            tensors=inventory.tensors,
-            head=inventory.head,
-            numbers={name: id(one) for name, one in own.items()},
-        )
-        for name, one in own.items():
-            counted.watch(name, one, self._counters.interval)
-        self._inventories.append(counted)
 
     def sweep(self) -> None:
         """Name the weights and buffers of all modules that there are."""
@@ -215,6 +159,9 @@ class Models:
             named.append((copied or (self.path(root) if number else ""), root))
         named += [(self._copy(one) or type(one).__name__, one) for one in others]
         self._counters.name_models(named)
+        for one in others:
+            if not any(map(is_lazy, one.parameters())):
+                self._counts.add_model(one, self._births.get(one, 0), ran=False)
         parameters = {id(p): p for _, one in named for p in one.parameters()}
         self._parameters = [weakref.ref(p) for p in parameters.values()]
         self._parameters += self._alone
@@ -269,6 +216,18 @@ class Models:
         """Those that are known."""
         return (p for ref in self._parameters if (p := ref()) is not None)
 
+    def count_plain(self, key: int, leaves: Iterable[torch.Tensor]) -> None:
+        """Count parameters that no module has, in place of those that were counted before."""
+        self._counts.add_plain(leaves, key)
+
+    def keep_by_hand(self, state: list[torch.Tensor]) -> None:
+        """Count what updates without an optimizer keep."""
+        self._counts.keep(None, state)
+
+    def were_lost(self) -> bool:
+        """Some of the parameters are no more."""
+        return any(ref() is None for ref in self._parameters)
+
     @property
     def none_ran(self) -> bool:
         """No module with parameters was called."""
@@ -292,36 +251,34 @@ class Models:
         """This module is trained."""
         self._trained.update(map(id, module.parameters()))
 
+    def name_optimizer(self, name: str) -> None:
+        """What updates the parameters is called so."""
+        self._names[name] = None
+
     def stepped(self, optimizer: Any, steps: int) -> None:
         """An optimizer has made so many steps."""
         if steps == 1:
-            self._names[type(optimizer).__name__] = None
+            self.name_optimizer(type(optimizer).__name__)
             held = list(held_by(optimizer))
             known = {id(ref()) for ref in self._parameters}
             alone = [p for p in held if id(p) not in known]
             self._alone += [weakref.ref(p) for p in alone]
             self._counters.name(Component.WEIGHTS, alone)
             self.sweep()
+            if self._counts.in_fp32:
+                # Else these may be the copies of parameters that are updated for them.
+                self._counts.add_plain(alone, id(optimizer))
         # Parameters that are added or unfrozen later get their state then.
         entries = len(state_of(optimizer))
         grew = self._entries.get(id(optimizer)) != entries
         if steps <= _SETTLED or grew or isinstance(optimizer, torch.optim.LBFGS):
             self._entries[id(optimizer)] = entries
             self._trained.update(id(p) for p in held_by(optimizer) if p.requires_grad)
-            self._kept_by(getattr(optimizer, "optim", optimizer)).tensors = tuple(
-                _states(optimizer)
-            )
+            kept = getattr(optimizer, "optim", optimizer)
+            own = not isinstance(kept, torch.optim.Optimizer)
+            born = 0 if own else self._births.get(kept, 0)
+            self._counts.keep(kept, state_of(kept).values(), born)
             self._counters.name_state(optimizer, self._homes())
-
-    def _kept_by(self, optimizer: Any) -> _Counted:
-        found = self._kept.get(id(optimizer))
-        if found is None or found.died:
-            known = isinstance(optimizer, torch.optim.Optimizer)
-            found = _Counted(born=self._births.pop(optimizer, 0) if known else 0)
-            found.watch("", optimizer, self._counters.interval)
-            self._kept[id(optimizer)] = found
-            self._states.append(found)
-        return found
 
     def _homes(self) -> dict[int, str]:
         """Which module each parameter is of."""
@@ -335,28 +292,12 @@ class Models:
     # ---- answers
 
     def inventory(self, name: str, interval: int) -> Inventory:
-        """Every tensor of the models that ran, of those that were there in an interval."""
-        there = [
-            (model, tensor)
-            for model in self._inventories
-            for tensor in model.tensors
-            if model.was_there(interval, tensor.name)
-        ]
-        there = there or [(model, one) for model in self._inventories for one in model.tensors]
-        head = " + ".join(dict.fromkeys(model.head for model, _ in there))
-        # Those of a GAN train by turns.
-        tensors = tuple(
-            replace(one, trainable=one.trainable or model.numbers.get(one.name) in self._trained)
-            for model, one in there
-        )
-        return Inventory(model=name, task="script", head=head, tensors=tensors)
+        """Every tensor of the models that were there in an interval."""
+        return self._counts.inventory(name, interval, self._trained)
 
     def state(self, interval: int) -> OptimizerState:
         """What optimizers keep, of those that were there in an interval."""
-        names = ", ".join(self._names) or "no optimizer"
-        there = [one for one in self._states if one.was_there(interval)] or self._states
-        tensors = tuple(tensor for one in there for tensor in one.tensors)
-        return OptimizerState(optimizer=names, implementation=names, tensors=tensors)
+        return self._counts.state(interval, ", ".join(self._names) or "no optimizer")
 
 
 def _is_deepcopy() -> bool:
@@ -367,21 +308,3 @@ def _is_deepcopy() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _states(optimizer: Any) -> Iterator[StateTensor]:
-    """Every tensor that an optimizer keeps, each storage once; parameters by their number."""
-    seen: set[int] = set()
-    for number, state in enumerate(state_of(optimizer).values()):
-        for name, value in flat("", state, objects=True):
-            for part in plain(value):
-                at = part.untyped_storage().data_ptr()
-                if dtype_of(part) in DTYPE_BYTES and at not in seen:
-                    seen |= {at} - {0}
-                    yield StateTensor(
-                        parameter=str(number),
-                        name=name,
-                        dtype=dtype_of(part),
-                        numel=part.numel(),
-                        place=Place.DEVICE if part.device.type == "cuda" else Place.HOST,
-                    )

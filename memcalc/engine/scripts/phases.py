@@ -8,7 +8,7 @@ all the rest is forward.
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from memcalc.engine.counters import Counters
 from memcalc.engine.host_view import tensors_in
 from memcalc.engine.notes import AtWork, held_by
 from memcalc.engine.patches import Patches
+from memcalc.engine.scripts.hand_state import HandState
 from memcalc.engine.scripts.models import Models
 from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.records.trace import Component, Phase
@@ -40,6 +41,7 @@ class Functional:
         self._counters, self._models = counters, models
         self._given: dict[int, frozenset[int]] = {}
         """Where the weights lie that a module was given last."""
+        self._state = HandState(counters)
 
     def install(self, patches: Patches) -> None:
         """Follow from now on."""
@@ -62,14 +64,39 @@ class Functional:
             return  # Inner steps of meta-learning: they are parts of a graph.
         if self._given.get(key, found) != found:
             self._models.touch()
+        if self._given.get(key) != found:
+            self._models.count_plain(key, leaves)
         self._given[key] = found
         self._counters.name_at(Component.WEIGHTS, list(found))
 
-    def look_for_plain(self, roots: Any) -> None:
-        """A program without modules and optimizers trains the leaves that a backward reaches."""
-        leaves = list(_leaves(one.grad_fn for one in _tensors_given(roots)))
+    def look_for_plain(self, roots: Any, inputs: Any = (), *, differentiable: bool) -> None:
+        """A program without modules and optimizers trains what a backward finds gradients of.
+
+        Those are the leaves that it reaches, or what the outermost transform of ``torch.func`` is
+        given; not what a backward is for that is ``differentiable`` itself.
+        """
+        wrapped = [one for one in _tensors_given(inputs) if internals.is_wrapped(one)]
+        if wrapped:
+            if internals.nested_gradients() > 1:
+                return
+            leaves = [leaf for one in wrapped if (leaf := internals.outer_leaf(one)) is not None]
+        elif differentiable:
+            return
+        else:
+            leaves = list(_leaves(one.grad_fn for one in _tensors_given(roots)))
         self._are_weights(_PLAIN, leaves)
         self._models.adopt(leaves)
+
+    def look_for_state(self) -> None:
+        """What a program writes or replaces itself between two backwards is state."""
+        places = frozenset[int]().union(*self._given.values())
+        found = self._state.look(self._models.parameters(), places)
+        if found:
+            self._models.keep_by_hand(found)
+
+    def were_replaced(self) -> bool:
+        """The last weights that a backward found are no more, or were written since."""
+        return self._models.were_changed() or self._models.were_lost()
 
     def gradients(self, given: Any, found: Any) -> None:
         """What ``torch.autograd.grad`` returned for weights that it was given are gradients."""
@@ -126,13 +153,15 @@ class Phases:
         """When a model was called while the program still loads."""
         self._stepped: set[int] = set()
         """Optimizers that stepped since the step began."""
-        steps.updated_by_hand = lambda: self._stepped.add(BY_HAND)
+        steps.updated_by_hand = self._updated_by_hand
         self._since: list[int] = []
         """When the forward began whose activations are not named yet."""
         self.backwards = 0
         """Calls of backward so far."""
         self._inside_backward = False
         """The optimizer that steps is called by a hook of backward's."""
+        self.unwatched: Callable[[], None] = lambda: None
+        """Called when the steps that are watched have ended."""
 
     def install(self, patches: Patches) -> None:
         """Follow from now on."""
@@ -154,6 +183,11 @@ class Phases:
         """Modules are followed in this step."""
         return self.step < WATCHED and bool(self._counters.notes)
 
+    def end(self) -> None:
+        """The program has ended: what it changed after its last backward is one more step."""
+        if BY_HAND in self._steps.made and self._functional.were_replaced():
+            self._steps.by_hand()
+
     # ---- phases
 
     def _mark(self, phase: Phase, line: str = "") -> None:
@@ -170,6 +204,7 @@ class Phases:
             self.step += 1
             if self.step == WATCHED:
                 self._counters.without_lines()
+                self.unwatched()
             if self.step <= WATCHED:
                 self._models.sweep()  # Programs may have given parameters other memory.
             self.phase = phase
@@ -188,13 +223,21 @@ class Phases:
             self._mark(before)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._run_backward(original, (), args, kwargs)
+
+    def _run_backward(
+        self, original: Any, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Compute gradients; ``inputs``: of these, where the call names them first."""
         if self.phase is Phase.BACKWARD or not self._is_followed():
             return original(*args, **kwargs)
         if not self._steps.has_optimizer:
-            if self._models.none_ran and args and not kwargs.get("create_graph"):
-                self._functional.look_for_plain(args[0])
+            if self._models.none_ran and args:
+                differentiable = bool(kwargs.get("create_graph"))
+                self._functional.look_for_plain(args[0], inputs, differentiable=differentiable)
             if self._models.were_changed():
                 self._steps.by_hand()
+            self._functional.look_for_state()
         self._counters.guess(Component.ACTIVATIONS, self._since)
         self._enter(Phase.BACKWARD, source_lines.line())
         try:
@@ -212,7 +255,7 @@ class Phases:
     def _grad(self, original: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(inputs, Iterator):
             inputs = tuple(inputs)  # Such as model.parameters().
-        found = self._backward(original, outputs, inputs, *args, **kwargs)
+        found = self._run_backward(original, inputs, (outputs, inputs, *args), kwargs)
         if self._is_followed():
             self._functional.gradients(inputs, found)
         return found
@@ -226,6 +269,10 @@ class Phases:
     def _stepping(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         with self._during(Phase.STEP):
             return original(*args, **kwargs)
+
+    def _updated_by_hand(self) -> None:
+        self._stepped.add(BY_HAND)
+        self._models.name_optimizer("updates by hand")
 
     def _step_begins(self, owner: Any) -> None:
         self._inside_backward = self.phase is Phase.BACKWARD

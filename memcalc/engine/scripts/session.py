@@ -9,20 +9,19 @@ import bisect
 import itertools
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from memcalc.engine import source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.compiling import Compiling
 from memcalc.engine.counters import Counters
 from memcalc.engine.cudnn import loading
 from memcalc.engine.history import Timeline
-from memcalc.engine.notes import Interval, Notebook, Told
+from memcalc.engine.notes import Interval, Told
 from memcalc.engine.patches import Patches
+from memcalc.engine.scripts import variables
 from memcalc.engine.scripts.group import Groups
 from memcalc.engine.scripts.models import Models
 from memcalc.engine.scripts.phases import Phases
@@ -61,6 +60,8 @@ class Session:
         self.models = Models(self.counters)
         self.steps = Steps(steps)
         self.phases = Phases(self.counters, self.models, self.steps)
+        # A function that trains to the end of the program takes its variables with it.
+        self.phases.unwatched = lambda: self._own(variables.running_scopes())
         self.groups = Groups(self.counters)
         self.values = Values(self.say)
         self.compiling = Compiling(self.say)
@@ -99,10 +100,23 @@ class Session:
         """
         self._left = left
         if isinstance(left, BaseException):
-            found = _variables(_namespaces(left.__traceback__), self.counters)
+            scopes = variables.scopes_of_traceback(left.__traceback__)
         else:
-            found = _variables([left], self.counters)
-        self.counters.own(found)
+            scopes = iter([variables.Scope(left, str(left.get("__file__", "")))])
+            self.phases.end()
+        self._own(scopes)
+
+    def _own(self, scopes: Iterable[variables.Scope]) -> None:
+        """Note which variables of these, and of the user's modules, hold what is alive."""
+        every = itertools.chain(scopes, variables.module_scopes())
+        self.counters.own(variables.holders(every, self.counters))
+
+    def follow_checkpoints(self) -> None:
+        """What is read from a file to the GPU is no batch, if it becomes nothing else."""
+        around = self.counters.makes(Component.HELD)
+        self.patches.wrap(torch, "load", around)
+        for name in ("load", "load_file"):
+            self.patches.wrap_later("safetensors.torch", name, around)
 
     def be_one_of_many(self) -> None:
         """Groups that the program joins have other processes, which are made up."""
@@ -139,49 +153,6 @@ class Session:
             )
             refusal = timeline.refusal() or refusal
         return traces, refusal
-
-
-_DEEP = 4
-"""Lists inside lists that are looked into."""
-
-
-def _variables(namespaces: Iterable[Mapping[str, Any]], book: Notebook) -> dict[int, str]:
-    """Names of variables, by the addresses of the blocks that they hold; the innermost first."""
-    found: dict[int, str] = {}
-    for namespace in namespaces:
-        for name, value in list(namespace.items()):
-            for tensor in _tensors_in(value, _DEEP):
-                for address in book.addresses(tensor):
-                    found.setdefault(address, name)
-    return found
-
-
-def _namespaces(trace: TracebackType | None) -> Iterator[Mapping[str, Any]]:
-    """The variables of the user's frames in a traceback, the innermost first."""
-    frames = []
-    while trace is not None:
-        if source_lines.is_users(trace.tb_frame.f_code.co_filename):
-            frames.append(trace.tb_frame)
-        trace = trace.tb_next
-    for frame in reversed(frames):
-        yield frame.f_locals
-        yield frame.f_globals
-
-
-def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and isinstance(value, dict | list | tuple):
-        for one in list(value.values() if isinstance(value, dict) else value):
-            yield from _tensors_in(one, depth - 1)
-    elif depth and source_lines.is_users(_file_of(type(value))):
-        yield from _tensors_in(getattr(value, "__dict__", None), depth - 1)
-
-
-def _file_of(kind: type) -> str:
-    """Where a class is defined, as far as one of its functions says."""
-    codes = (getattr(one, "__code__", None) for one in vars(kind).values())
-    return next((code.co_filename for code in codes if code is not None), "<unknown>")
 
 
 def _name_held(timeline: Timeline, intervals: list[Interval], *, wrapped: bool) -> None:
@@ -230,9 +201,11 @@ def _name_held(timeline: Timeline, intervals: list[Interval], *, wrapped: bool) 
 def _longer(intervals: Sequence[Interval], alike: range) -> tuple[str, ...]:
     """What few steps do not show, where those with all optimizer state took different peaks."""
     peaks: dict[int, int] = {}
-    whole = {one.step for one in intervals if one.phase is Phase.BACKWARD}
-    for one in intervals:
-        if one.step in alike and one.step in whole and one.phase in (Phase.FORWARD, Phase.BACKWARD):
+    # What a step does after its last backward, such as loading a checkpoint, is none of its batch.
+    whole = {one.step: at for at, one in enumerate(intervals) if one.phase is Phase.BACKWARD}
+    for at, one in enumerate(intervals):
+        of_batch = one.phase in (Phase.FORWARD, Phase.BACKWARD) and at <= whole.get(one.step, -1)
+        if one.step in alike and of_batch:
             peaks[one.step] = max(peaks.get(one.step, 0), one.requested)
     found = [*peaks.values()]
     # What the first leaves behind is alive in all others.

@@ -1,0 +1,176 @@
+"""Which parameters and optimizer state a program had, each once, and when."""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+from msgspec.structs import replace
+
+from memcalc.engine.notes import dtype_of, flat
+from memcalc.records.model import (
+    DTYPE_BYTES,
+    Inventory,
+    OptimizerState,
+    Parameter,
+    Place,
+    StateTensor,
+)
+from memcalc.workload.inventory import take
+from memcalc.workload.wrapped_tensors import plain
+
+
+class _Counted(msgspec.Struct):
+    """The tensors of a model that no model before has, or what an optimizer keeps."""
+
+    born: int
+    """The interval in which the model came to the GPU, or the optimizer was made."""
+    tensors: tuple[Any, ...] = ()
+    head: str = ""
+    ran: bool = False
+    """The program called this model."""
+    numbers: dict[str, int] = {}
+    """The ``id`` of each tensor of a model, by its name."""
+    died: dict[str, int] = {}
+    """The interval in which each of them died or left the GPU, or (``""``) the optimizer."""
+    watched: list[weakref.ref[Any]] = []
+
+    def watch(self, name: str, one: Any, interval: Callable[[], int]) -> None:
+        """Note when this dies."""
+        with contextlib.suppress(TypeError):
+            self.watched.append(weakref.ref(one, lambda _: self.died.update({name: interval()})))
+
+    def was_there(self, interval: int, name: str = "") -> bool:
+        """The optimizer, or a tensor of the model, was there in this interval."""
+        return self.born <= interval <= self.died.get(name, interval)
+
+
+class Counts:
+    """Counts parameters of models and plain ones, and state; ``interval``: the present one."""
+
+    def __init__(self, interval: Callable[[], int]) -> None:
+        self._interval = interval
+        self._models: list[_Counted] = []
+        self._plain: dict[int, _Counted] = {}
+        """Parameters that no module has, by what trains them."""
+        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._states: list[_Counted] = []
+        self._of_optimizers: dict[int, _Counted] = {}
+
+    def add_model(self, model: torch.nn.Module, born: int, *, ran: bool) -> bool:
+        """Count the tensors that no model before has: a loss may hold the one that it is of.
+
+        Of a model that the program has not called itself, those on the GPU.
+
+        Returns:
+            It has parameters.
+        """
+        inventory = take(model, "", "script")
+        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        new = {
+            name: one
+            for name, one in named.items()
+            if not self._is_known(one) and (ran or one.is_cuda)
+        }
+        # What quantization adds to a parameter goes with it.
+        tensors = tuple(
+            one
+            for one in inventory.tensors
+            if (one.name in new or one.name not in named) and one.dtype in DTYPE_BYTES
+        )
+        self._known.update({id(one): weakref.ref(one) for one in new.values()})
+        if any(not (one.buffer or one.constant) for one in tensors):
+            numbers = {name: id(one) for name, one in new.items()}
+            counted = _Counted(
+                born=born, tensors=tensors, head=inventory.head, ran=ran, numbers=numbers
+            )
+            for name, one in new.items():
+                counted.watch(name, one, self._interval)
+            self._models.append(counted)
+        return bool(inventory.parameters)
+
+    def add_plain(self, tensors: Iterable[torch.Tensor], owner: int) -> None:
+        """Count parameters that no module has, in place of those of this owner before."""
+        self._plain[owner] = _Counted(
+            born=0,
+            ran=True,
+            tensors=tuple(
+                Parameter(name=str(number), shape=tuple(one.shape), dtype=dtype_of(one))
+                for number, one in enumerate(tensors)
+                if dtype_of(one) in DTYPE_BYTES and not self._is_known(one)
+            ),
+        )
+
+    def _is_known(self, one: torch.Tensor) -> bool:
+        ref = self._known.get(id(one))
+        return ref is not None and ref() is one
+
+    @property
+    def in_fp32(self) -> bool:
+        """Every parameter that is counted is in 32 bit: none has a copy that is updated."""
+        return all(t.dtype == "float32" for m in self._models for t in m.tensors if not t.buffer)
+
+    def move(self, module: torch.nn.Module) -> None:
+        """Note which tensors of a module left the GPU, or came back to it."""
+        there = {id(one): one.is_cuda for one in module.parameters() if self._is_known(one)}
+        for counted in self._models if there else ():
+            for name, number in counted.numbers.items():
+                if there.get(number):
+                    counted.died.pop(name, None)
+                elif number in there:
+                    counted.died.setdefault(name, self._interval())
+
+    def keep(self, optimizer: Any, states: Iterable[Any], born: int = 0) -> None:
+        """Count what an optimizer keeps now, in place of what it kept before; ``None``: none."""
+        found = self._of_optimizers.get(id(optimizer))
+        if found is None or found.died:
+            found = _Counted(born=born)
+            found.watch("", optimizer, self._interval)
+            self._of_optimizers[id(optimizer)] = found
+            self._states.append(found)
+        found.tensors = tuple(_states(states))
+
+    def inventory(self, name: str, interval: int, trained: Container[int]) -> Inventory:
+        """Return the tensors of all models that were there in an interval.
+
+        ``trained``: the ``id`` of what optimizers have updated.
+        """
+        every = [(m, one) for m in (*self._models, *self._plain.values()) for one in m.tensors]
+        there = [(m, one) for m, one in every if m.was_there(interval, one.name)] or every
+        heads = [model.head for model, _ in there if model.ran and model.head]
+        updated = {id(m) for m in self._models if any(n in trained for n in m.numbers.values())}
+
+        def trains(model: _Counted, one: Parameter) -> bool:
+            # Those of a GAN train by turns; an averaged copy of a model does not.
+            by_itself = one.trainable and (id(model) in updated or not updated)
+            return by_itself or model.numbers.get(one.name) in trained
+
+        tensors = tuple(replace(one, trainable=trains(model, one)) for model, one in there)
+        head = " + ".join(dict.fromkeys(heads))
+        return Inventory(model=name, task="script", head=head, tensors=tensors)
+
+    def state(self, interval: int, names: str) -> OptimizerState:
+        """Return what optimizers keep, of those that were there in an interval."""
+        there = [one for one in self._states if one.was_there(interval)] or self._states
+        tensors = tuple(tensor for one in there for tensor in one.tensors)
+        return OptimizerState(optimizer=names, implementation=names, tensors=tensors)
+
+
+def _states(states: Iterable[Any]) -> Iterator[StateTensor]:
+    """Yield every tensor that an optimizer keeps, each storage once; parameters by their number."""
+    seen: set[int] = set()
+    for number, state in enumerate(states):
+        for name, value in flat("", state, objects=True):
+            for part in plain(value):
+                at = part.untyped_storage().data_ptr()
+                if dtype_of(part) in DTYPE_BYTES and at not in seen:
+                    seen |= {at} - {0}
+                    yield StateTensor(
+                        parameter=str(number),
+                        name=name,
+                        dtype=dtype_of(part),
+                        numel=part.numel(),
+                        place=Place.DEVICE if part.device.type == "cuda" else Place.HOST,
+                    )

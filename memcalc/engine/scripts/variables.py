@@ -1,0 +1,190 @@
+"""The variables of a program: which hold tensors on the GPU, and which line fills them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple
+
+import torch
+
+from memcalc.engine import source_lines
+from memcalc.engine.notes import Notebook
+from memcalc.records.trace import FILLED, GRAPH
+
+_DEEP = 4
+"""Containers inside containers that are looked into."""
+_CONTAINERS = (dict, list, tuple, deque, set)
+_FILLING = ("add", "append", "appendleft", "extend", "insert", "setdefault", "update")
+"""Methods that put something into a container."""
+_OF_MODULES = ("_parameters", "_buffers", "_modules")
+
+
+class Scope(NamedTuple):
+    """Variables, and the file of the code that they are of."""
+
+    variables: Mapping[str, Any]
+    file: str
+
+
+class Holding(NamedTuple):
+    """A tensor, and the variable that holds it."""
+
+    name: str
+    """``outs``, or ``trainer.history`` of an object."""
+    tensor: Any
+    file: str
+    """Where the variable, or the class of its object, is defined."""
+    inside: bool
+    """A container of that name holds it."""
+
+
+def scopes_of_traceback(trace: TracebackType | None) -> Iterator[Scope]:
+    """Yield the scopes of the user's frames in a traceback, the innermost first."""
+    frames = []
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    yield from _scopes(reversed(frames))
+
+
+def running_scopes() -> Iterator[Scope]:
+    """Yield the scopes of the user's frames that run in this thread, the innermost first."""
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    yield from _scopes(frames)
+
+
+def module_scopes() -> Iterator[Scope]:
+    """Yield the variables of every module of the user's."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and source_lines.is_users(file):
+            yield Scope(vars(module), file)
+
+
+def _scopes(frames: Iterable[FrameType]) -> Iterator[Scope]:
+    for frame in frames:
+        file = frame.f_code.co_filename
+        if source_lines.is_users(file):
+            if frame.f_locals is not frame.f_globals:
+                yield Scope(_locals(frame), file)
+            yield Scope(frame.f_globals, file)
+
+
+def _locals(frame: FrameType) -> dict[str, Any]:
+    """Return a copy of a frame's variables, of which the frame keeps none.
+
+    Before Python 3.13 a function's frame holds on to those that were read, and to their memory.
+    """
+    read: Any = frame.f_locals
+    found = dict(read)
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(read, dict):
+        read.clear()
+    return found
+
+
+def holdings(
+    scopes: Iterable[Scope], *, empty: set[tuple[str, str]] | None = None
+) -> Iterator[Holding]:
+    """Yield the tensors that variables hold, in containers and objects as well.
+
+    ``empty`` takes the names and files of containers that hold nothing.
+    """
+    seen: dict[int, Scope] = {}
+    for scope in scopes:
+        if id(scope.variables) in seen:
+            continue
+        seen[id(scope.variables)] = scope
+        for name, value in list(scope.variables.items()):
+            yield from _inside(Holding(name, value, scope.file, inside=False), _DEEP, empty)
+
+
+def _inside(
+    one: Holding, depth: int, empty: set[tuple[str, str]] | None = None
+) -> Iterator[Holding]:
+    value: Any = one.tensor
+    if isinstance(value, torch.Tensor):
+        yield one
+    elif depth and isinstance(value, _CONTAINERS):
+        if not value and empty is not None:
+            empty.add((one.name, one.file))
+        for inner in list(value.values() if isinstance(value, dict) else value):
+            yield from _inside(one._replace(tensor=inner, inside=True), depth - 1, empty)
+    elif depth and source_lines.is_users(file := _file_of(type(value))):
+        for name, inner in list(getattr(value, "__dict__", {}).items()):
+            plain = name in _OF_MODULES and isinstance(value, torch.nn.Module)
+            of_it = Holding(f"{one.name}.{name}", inner, file, inside=False)
+            part = one._replace(tensor=inner) if plain or one.inside else of_it
+            yield from _inside(part, depth - 1, empty)
+
+
+def _file_of(kind: type) -> str:
+    """Return where a class is defined, as far as one of its functions says."""
+    codes = (getattr(one, "__code__", None) for one in vars(kind).values())
+    return next((code.co_filename for code in codes if code is not None), "<unknown>")
+
+
+def holders(scopes: Iterable[Scope], book: Notebook) -> dict[int, str]:
+    """Return names of variables by the addresses of the blocks that they hold.
+
+    The first scope counts; a container's name is followed by the line that fills it.
+    """
+    found: dict[int, str] = {}
+    for one in holdings(scopes):
+        for address in book.addresses(one.tensor):
+            if address not in found:
+                line = filled_at(one.name, one.file) if one.inside else ""
+                graph = GRAPH if one.tensor.grad_fn is not None else ""
+                found[address] = f"{one.name}{graph}{FILLED}{line}" if line else one.name
+    return found
+
+
+@functools.cache
+def filled_at(name: str, file: str) -> str:
+    """Return the first line that puts something into a variable, such as ``train.py:14``.
+
+    Empty: none is found in this file.
+    """
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    wanted = name.rpartition(".")[2]
+    lines = [node.lineno for node in ast.walk(tree) if _fills(node, wanted)]  # type: ignore[attr-defined]
+    return f"{Path(file).name}:{min(lines)}" if lines else ""
+
+
+def _fills(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in _FILLING and _root(node.func.value) == name
+    if isinstance(node, ast.AugAssign):
+        return _root(node.target) == name
+    if not isinstance(node, ast.Assign):
+        return False
+    targets = [one for one in node.targets if _root(one) == name]
+    more = isinstance(node.value, ast.BinOp | ast.List | ast.Tuple | ast.Set)
+    own = more and any(_root(one) == name for one in ast.walk(node.value))
+    return any(own or isinstance(one, ast.Subscript) for one in targets)
+
+
+def _root(node: ast.AST) -> str:
+    """Return the variable or attribute that an expression such as ``self.a["b"]`` begins with."""
+    while True:
+        if isinstance(node, ast.Subscript):
+            node = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            node = node.func.value
+        elif isinstance(node, ast.Attribute):
+            return node.attr
+        else:
+            return node.id if isinstance(node, ast.Name) else ""
