@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from memcalc.allocator.levels import Levels
-from memcalc.allocator.settings import OF_A_SHELL
 from memcalc.catalog import models
+from memcalc.children import variables
 from memcalc.children.client import Child, Parent
 from memcalc.engine import driver, environment
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.fits import Device
+from memcalc.estimation.question import code_in
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.model import Inventory
@@ -59,24 +60,32 @@ class Engines(contextlib.AbstractContextManager["Engines"]):
     """
 
     def __init__(self) -> None:
-        self._parents: dict[tuple[str | None, str | None], Parent] = {}
+        self._parents: dict[tuple[str | None, str | None, bool], Parent] = {}
         self._lock = threading.Lock()
         self.closed = False
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def of(self, torch: str | None = None, transformers: str | None = None) -> Parent:
+    def of(
+        self,
+        torch: str | None = None,
+        transformers: str | None = None,
+        *,
+        users_code: bool = False,
+    ) -> Parent:
         """The process that runs these releases; ``None``: the installed ones.
+
+        ``users_code``: it runs code of the user's own, which finds the shell's own variables.
 
         Raises:
             SettingError: a release is not understood, or is too old.
             EstimateError: it cannot be had for this machine.
         """
-        key = torch, transformers
+        key = torch, transformers, users_code
         with self._lock:
             if key not in self._parents:
-                self._parents[key] = _parent(torch, transformers)
+                self._parents[key] = _parent(*key)
                 if self.closed:
                     self._parents[key].close()
             return self._parents[key]
@@ -135,13 +144,13 @@ atexit.register(warm_engines.close)
 os.register_at_fork(after_in_child=warm_engines.forget)
 
 
-def _parent(torch: str | None, transformers: str | None) -> Parent:
+def _parent(torch: str | None, transformers: str | None, users_code: bool) -> Parent:
     found = environment.find(torch, transformers)
     told = {driver.ENVIRONMENT: msgspec.json.encode(found).decode()} if found.path else {}
     # Nothing is compiled here: as it is imported, Inductor shall make no folder.
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()
     told["TORCHINDUCTOR_CACHE_DIR"] = inductor
-    own = {name: value for name, value in os.environ.items() if name not in OF_A_SHELL}
+    own = (variables.without_settings if users_code else variables.composed)(os.environ)
     return Parent(EstimateError, {**own, **_ENVIRONMENT, **told}, kind=ENGINE, first=found.path)
 
 
@@ -156,8 +165,8 @@ class Client(contextlib.AbstractContextManager["Client"]):
         self._own = engines is None
         self._engines = engines or Engines()
         self._child: Child | None = None
-        self._runs: tuple[str | None, str | None] = (None, None)
-        """Releases that the child runs."""
+        self._runs: tuple[str | None, str | None, bool] = (None, None, False)
+        """Releases that the child runs, and whether it runs a user's code."""
 
     def __exit__(self, *_: object) -> None:
         if self._own:
@@ -202,12 +211,12 @@ class Client(contextlib.AbstractContextManager["Client"]):
 
     def _answer(self, plan: Plan, **more: Any) -> dict[str, Any] | MemcalcError:
         try:
-            runs = plan.torch, plan.transformers
+            runs = plan.torch, plan.transformers, code_in(plan) is not None
             if self._child is not None and self._runs != runs:
                 self._child.end()
             if self._child is None or not self._child.alive:
                 self._runs = runs
-                self._child = self._engines.of(*runs).child(
+                self._child = self._engines.of(*runs[:2], users_code=runs[2]).child(
                     "memcalc.estimation.child",
                     "simulated run",
                     hint=models.find(plan.model).model_type,

@@ -15,10 +15,11 @@ from msgspec.structs import replace
 from memcalc import registry
 from memcalc.catalog import inventory, models
 from memcalc.catalog.plan import make, to_simulate
+from memcalc.engine.cudnn.library import OFFLINE
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.analytic import estimate as by_closed_forms
-from memcalc.estimation.question import canonical, code_in
+from memcalc.estimation.question import canonical, code_in, shell_notes
 from memcalc.estimation.validate import Checked, check
 from memcalc.files import cache
 from memcalc.records.model import Inventory
@@ -112,7 +113,7 @@ def estimate(
     answer = next(iter(answers([plan], method=method, use_cache=use_cache)))
     if isinstance(answer, MemcalcError):
         raise advised(answer, plan, method)
-    return answer
+    return replace(answer, assumptions=(*answer.assumptions, *shell_notes(plan)))
 
 
 def advised(error: MemcalcError, plan: Plan, method: str) -> MemcalcError:
@@ -335,10 +336,12 @@ def _is_script(word: str) -> bool:
 
 
 def _store(name: str, answer: Prediction | Traced) -> None:
+    prediction = answer.prediction if isinstance(answer, Traced) else answer
+    if any(OFFLINE in sentence for sentence in prediction.uncounted):
+        return  # An answer with a network is another.
     if isinstance(answer, Traced):
         cache.store(name, answer.trace)
-        answer = answer.prediction
-    cache.store(name, answer)
+    cache.store(name, prediction)
 
 
 def _kept(name: str | None, plan: Plan) -> Traced | None:

@@ -19,6 +19,7 @@ from memcalc.allocator.settings import VARIABLES, check_environment
 from memcalc.catalog import gpus
 from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.plan import make
+from memcalc.children import variables
 from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine import driver, environment, simulated_gpu
 from memcalc.engine.cudnn import loading
@@ -234,7 +235,7 @@ class _Run:
         engine = self._engine()
         root, cuda = (Path(engine.root), engine.cuda) if engine else driver.installed(self._python)
         prepared = stub.prepare(root, cuda, (*engine.path, *sys.path) if engine else ())
-        found = {name: value for name, value in os.environ.items() if name != _VISIBLE}
+        found = variables.numbered_gpus(os.environ, devices)
         if engine:
             found = engine.variables(found)
             found[driver.ENVIRONMENT] = msgspec.json.encode(engine).decode()
@@ -288,10 +289,6 @@ def _stderr() -> int:
         return sys.stderr.fileno()
     except (ValueError, OSError, AttributeError):
         return subprocess.DEVNULL  # Closed, or no file.
-
-
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""Says which of this machine's own GPUs are seen, which are not those of a simulated one."""
 
 
 def _raised(kept: dict[str, str]) -> BaseException:
