@@ -142,10 +142,10 @@ class _Lent:
     def alive(self):
         return self.child.alive
 
-    def ask(self, request):
+    def ask(self, request, **how):
         self.busy = True
         try:
-            return self.child.ask(request)
+            return self.child.ask(request, **how)
         finally:
             self.busy = False
 

@@ -3,6 +3,7 @@
 import atexit
 import base64
 import contextlib
+import math
 import os
 import tempfile
 import threading
@@ -16,7 +17,7 @@ from memcalc.catalog import models
 from memcalc.children import variables
 from memcalc.children.client import Child, Parent
 from memcalc.engine import driver, environment
-from memcalc.errors import EstimateError, MemcalcError
+from memcalc.errors import EstimateError, MemcalcError, took_too_long
 from memcalc.estimation.fits import Device
 from memcalc.estimation.question import code_in
 from memcalc.files.artifact import decode, encode
@@ -160,8 +161,12 @@ class Client(contextlib.AbstractContextManager["Client"]):
     A crash takes one plan with it: the next one is asked of a fresh child.
     """
 
-    def __init__(self, engines: Engines | None = None) -> None:
-        """Ask nothing yet; without engines the client has its own."""
+    def __init__(self, engines: Engines | None = None, timeout: float = math.inf) -> None:
+        """Ask nothing yet; without engines the client has its own.
+
+        ``timeout``: seconds after which a run is ended.
+        """
+        self._timeout = timeout
         self._own = engines is None
         self._engines = engines or Engines()
         self._child: Child | None = None
@@ -221,6 +226,8 @@ class Client(contextlib.AbstractContextManager["Client"]):
                     "simulated run",
                     hint=models.find(plan.model).model_type,
                 )
-            return self._child.ask({"plan": encode(plan), **more})
+            return self._child.ask({"plan": encode(plan), **more}, timeout=self._timeout)
+        except TimeoutError:
+            return EstimateError(took_too_long("simulated run", self._timeout))
         except MemcalcError as error:
             return error

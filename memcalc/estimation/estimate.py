@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -134,16 +135,18 @@ def answers(
     method: str = "trace",
     use_cache: bool = True,
     workers: int | None = 1,
+    timeout: float = math.inf,
 ) -> Iterator[Answer]:
     """Answer plans in order; a plan that fails yields its error and the rest go on.
 
     ``workers`` is the most processes that trace at once; ``None``: what the machine has room for.
+    ``timeout``: seconds after which a run is ended, which is an error.
     """
     checked("method", Method, method)
     if method == "analytic":
         yield from analytic_answers(plans)
         return
-    with Tracer(use_cache=use_cache, workers=workers) as tracer:
+    with Tracer(use_cache=use_cache, workers=workers, timeout=timeout) as tracer:
         yield from tracer.answers(plans)
 
 
@@ -167,13 +170,16 @@ class Tracer(contextlib.ExitStack):
         workers: int | None = 1,
         counted: bool = False,
         figures: bool = False,
+        timeout: float = math.inf,
     ) -> None:
         """Start nothing yet; ``workers``: the most processes that trace at once.
 
         ``counted``: answers say how many operations a step takes, which costs one step more.
         ``figures``: of answers the ladder is enough, which saves half of a run.
+        ``timeout``: seconds after which a run is ended.
         """
         super().__init__()
+        self._timeout = timeout
         self._use_cache = use_cache
         self._counted, self._figures = counted, figures
         self.workers = workers
@@ -292,7 +298,7 @@ class Tracer(contextlib.ExitStack):
         if self._pool is None:
             from memcalc.estimation.pool import Pool
 
-            self._pool = self.enter_context(Pool(self.workers))
+            self._pool = self.enter_context(Pool(self.workers, self._timeout))
         return self._pool
 
 

@@ -1,13 +1,16 @@
 """Runs a user's program over the stub driver in a fresh process and reads its memory."""
 
 import base64
+import contextlib
+import math
 import os
 import pickle
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +28,7 @@ from memcalc.engine import driver, environment, simulated_gpu
 from memcalc.engine.cudnn import loading
 from memcalc.engine.environment.search import Environment
 from memcalc.engine.stub import load as stub
-from memcalc.errors import EstimateError, UsageError
+from memcalc.errors import EstimateError, UsageError, took_too_long
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.replays import UNLIMITED
@@ -94,6 +97,7 @@ def simulate(
     weights: bool = False,
     python: str | None = None,
     quiet: bool = False,
+    timeout: float = math.inf,
 ) -> Simulated:
     """Run the program of a plan; what it prints goes to standard error.
 
@@ -106,15 +110,17 @@ def simulate(
         weights: are fetched where they are not on this machine.
         python: the Python that runs it; ``None``: this one.
         quiet: what it prints is not shown.
+        timeout: seconds after which it is ended.
 
     Raises:
         UsageError: the command cannot be understood.
-        EstimateError: the process died, or there is no PyTorch with CUDA.
+        EstimateError: the process died, or its time was up, or there is no PyTorch with CUDA.
     """
     folder = Path.cwd() if folder is None else folder
     program, launch = launched(plan, folder)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     run = _Run(asked(plan), program, launch, folder, weights, python or sys.executable)
+    run.timeout = timeout
     found = run.answer(limited=gpu is not None, quiet=quiet)
     refusal = found.ending.refusal
     if found.ending.out_of_memory and refusal is not None:
@@ -157,6 +163,8 @@ class _Run:
         work: bytes = b"",
     ) -> None:
         self._work = work
+        self.timeout = math.inf
+        """Seconds after which a run is ended."""
         self.raised: BaseException | None = None
         """By the function that ran in place of a program."""
         self._question, self._program, self._launch = question, program, launch
@@ -179,17 +187,19 @@ class _Run:
                 # A line moves at the terminal: what keeps it there writes what the program prints.
                 out, err = subprocess.PIPE, subprocess.STDOUT
             kills = oom_kills()
+            environment = self._environment(Path(scratch), limited=limited)
             try:
-                done = subprocess.run(
-                    [*command, str(asked_in), str(answered)],
-                    cwd=self._folder,
-                    env=self._environment(Path(scratch), limited=limited),
-                    stdout=out,
-                    stderr=err,
-                    text=True,
-                    errors="replace",
-                    check=False,
-                )
+                with _ended_after(self.timeout, str(asked_in)):
+                    done = subprocess.run(
+                        [*command, str(asked_in), str(answered)],
+                        cwd=self._folder,
+                        env=environment,
+                        stdout=out,
+                        stderr=err,
+                        text=True,
+                        errors="replace",
+                        check=False,
+                    )
             except OSError as error:
                 raise EstimateError(f"{self._python} cannot be started: {error}.") from None
             seen = sys.stdout if self._work else sys.stderr
@@ -281,6 +291,39 @@ class _Run:
             told = (_ALONE.format(used=len(traces), count=count), *traced.prediction.assumptions)
             traced = replace(traced, prediction=replace(traced.prediction, assumptions=told))
         return Simulated(ending=answer.ending, traced=traced)
+
+
+@contextlib.contextmanager
+def _ended_after(timeout: float, request: str) -> Iterator[None]:
+    """Kill the process of a request, and those that it started, when the time is up.
+
+    Raises:
+        EstimateError: it was.
+    """
+    if timeout == math.inf:
+        yield
+        return
+    is_up = threading.Event()
+
+    def end() -> None:
+        import psutil
+
+        is_up.set()
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if request in process.cmdline():
+                    for one in (*process.children(recursive=True), process):
+                        one.kill()
+
+    timer = threading.Timer(timeout, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    if is_up.is_set():
+        raise EstimateError(took_too_long("command", timeout))
 
 
 def _stderr() -> int:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from memcalc.catalog import models
 from memcalc.children import variables
 from memcalc.children.client import Child, Parent
-from memcalc.errors import MeasureError, MeasureTimeoutError
+from memcalc.errors import MeasureError, MeasureTimeoutError, took_too_long
 from memcalc.files.artifact import decode, encode
 from memcalc.measure.gpu.sampler import INTERVAL, Sampler
 from memcalc.records.measurement import Measurement, PhaseReading
@@ -84,10 +84,7 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
             )
             return observer.measurement(answer, "run")
         except TimeoutError:
-            raise MeasureTimeoutError(
-                f"The run took longer than {request.timeout:g} seconds and was ended: "
-                "give it more with --timeout."
-            ) from None
+            raise MeasureTimeoutError(took_too_long("run", request.timeout)) from None
         finally:
             # What it held on the GPU is free before the next run looks.
             if child is not None:
