@@ -14,10 +14,12 @@ import os
 import pathlib
 import statistics
 from collections.abc import Iterator
+from unittest import mock
 
 from judge_recordings import CARDS, label
 from msgspec.structs import replace
 
+from memcalc.children import variables
 from memcalc.estimation import estimate
 from memcalc.files.artifact import decode
 from memcalc.records.measurement import PhaseReading, steady_peaks
@@ -81,18 +83,19 @@ def as_recorded(recording: dict) -> Iterator[None]:
     cudnn = recording["settings"].get("STANDIN_CUDNN")
     if cudnn is None:
         raise ValueError("the recording's settings do not say what ran as cuDNN (STANDIN_CUDNN)")
-    if cudnn != "on a GPU":
-        os.environ["MEMCALC_READS"] = "zeros"
-    if cudnn.isdigit():
-        os.environ["MEMCALC_NO_CUDNN"] = "1"
-    if recording["settings"].get(IN_TURN) == "1":
-        os.environ[IN_TURN] = "1"
-    try:
+    told = {
+        "MEMCALC_READS": "zeros" if cudnn != "on a GPU" else "",
+        "MEMCALC_NO_CUDNN": "1" if cudnn.isdigit() else "",
+        IN_TURN: "1" if recording["settings"].get(IN_TURN) == "1" else "",
+    }
+    given = {name: value for name, value in told.items() if value}
+    composed = variables.composed
+    # Processes that are warm already were not given them; others start where the shell's differ.
+    with (
+        mock.patch.dict(os.environ, given),
+        mock.patch.object(variables, "composed", lambda shell: {**composed(shell), **given}),
+    ):
         yield
-    finally:
-        os.environ.pop(IN_TURN, None)
-        os.environ.pop("MEMCALC_READS", None)
-        os.environ.pop("MEMCALC_NO_CUDNN", None)
 
 
 def compare(path: pathlib.Path, *, first: int = 0, every: int = 1) -> list[Row]:

@@ -59,6 +59,15 @@ class MeasureTimeoutError(MeasureError):
     exit_code = 124
 
 
+def took_too_long(what: str, timeout: float, where: str = "") -> str:
+    """Return the sentence on a run that was ended because its time was up."""
+    there = f", {where}" if where else ""
+    return (
+        f"The {what} took longer than {timeout:g} seconds and was ended{there}: give it more with "
+        "--timeout."
+    )
+
+
 def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageError:
     """Build the error for an unknown name, with the closest known ones."""
     names = list(known)

@@ -4,13 +4,18 @@ With ``gpu="t4"`` the test's body runs on a simulated GPU, in a copy of the proc
 nothing. Without, the marked test is really run and really measured: on CUDA by PyTorch's caching
 allocator, on the CPU by the events of PyTorch's CPU allocator; then what counts is the peak of the
 test's own body above where it began, and what fixtures made before is not counted. A marker that
-cannot be enforced is an error, never green.
+cannot be enforced is an error, never green, also where the test is expected to fail.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import functools
 import gc
+import inspect
+import types
+import unittest
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -44,6 +49,8 @@ class TestBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _BUDGET = pytest.StashKey[TestBudget]()
+_JUDGED = pytest.StashKey[bool]()
+"""Whether a peak of the test was held against its limit."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,6 +76,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker(MARKER)
     if marker is None:
         return
+    item.stash[_JUDGED] = False
     try:
         item.stash[_BUDGET] = budget_of(marker.args, marker.kwargs)
     except UsageError as error:
@@ -79,7 +87,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Measure a marked test."""
     budget = item.stash.get(_BUDGET, None)
-    if budget is None or budget.gpu is not None:
+    if budget is not None and budget.gpu is not None:
+        _prepare_simulation(item, budget)
+        budget = None
+    if budget is None:
         yield
         return
     from memcalc.measure.recording.readings import CpuWatch, CudaWatch
@@ -94,8 +105,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     failure = None
     try:
         peak = watch.end()
-        item.user_properties.append(("memcalc_peak_bytes", peak))
-        failure = verdict(budget, peak)
+        failure = _judge(item, budget, peak)
     except (MemcalcError, RuntimeError) as error:
         failure = f"the memory budget cannot be enforced: {budget.device} was not read: {error}"
     if failure is not None and outcome.excinfo is None:
@@ -109,12 +119,76 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if budget is None or budget.gpu is None:
         return None
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    peak = _simulated(functools.partial(_body, pyfuncitem.obj, given), budget)
-    pyfuncitem.user_properties.append(("memcalc_peak_bytes", peak))
-    failure = verdict(budget, peak)
+    _simulate(pyfuncitem, functools.partial(_body, pyfuncitem.obj, given), budget)
+    return True
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Report a budget that was not judged as a failure where pytest would not."""
+    outcome: Any = yield
+    report: pytest.TestReport = outcome.get_result()
+    expected = hasattr(report, "wasxfail")
+    unjudged = item.get_closest_marker(MARKER) is not None and not item.stash.get(_JUDGED, False)
+    if not unjudged or not (expected or (report.passed and report.when == "call")):
+        return
+    report.outcome = "failed"
+    report.longrepr = f"the memory budget was not judged: {_EXPECTED if expected else _NOT_RUN}"
+    if expected:
+        del report.wasxfail
+
+
+_EXPECTED = "the test is expected to fail: remove xfail, or the marker."
+_NOT_RUN = "nothing measured the test: does another plugin run it?"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how many budgets were not judged because their tests were skipped."""
+    skipped = terminalreporter.stats.get("skipped", ())
+    count = sum(MARKER in getattr(report, "keywords", ()) for report in skipped)
+    if count:
+        terminalreporter.write_line(f"memcalc: {count} skipped tests have memory budgets")
+
+
+def _judge(item: pytest.Item, budget: TestBudget, peak: int) -> str | None:
+    """Hold a peak against the limit; returns what to fail with, None where the budget holds."""
+    item.user_properties.append(("memcalc_peak_bytes", peak))
+    item.stash[_JUDGED] = peak > 0
+    return verdict(budget, peak)
+
+
+def _simulate(item: pytest.Item, body: Callable[[], Any], budget: TestBudget) -> None:
+    """Run a test's body on the GPU that its marker names, and judge it."""
+    failure = _judge(item, budget, _simulated(body, budget))
     if failure is not None:
         pytest.fail(failure, pytrace=False)
-    return True
+
+
+def _prepare_simulation(item: pytest.Item, budget: TestBudget) -> None:
+    """Have a ``unittest.TestCase`` call the simulation of its method, which pytest does not call.
+
+    ``pytest_pyfunc_call`` runs other tests.
+    """
+    if not isinstance(item, pytest.Function):
+        _refuse(f"a {type(item).__name__} cannot be simulated: leave gpu out.")
+    if item.cls is not None and issubclass(item.cls, unittest.TestCase):
+        method = item.obj
+
+        @functools.wraps(method)
+        def simulate() -> None:
+            _simulate(item, _body_of_case(method, item.name), budget)
+
+        item.obj = simulate
+
+
+def _body_of_case(method: types.MethodType, name: str) -> Callable[[], None]:
+    """Return a method bound to a copy of its ``TestCase`` that another process can have."""
+    case = copy.copy(method.__self__)
+    # The run of this process: its result, its loop, and the function that stands for the method.
+    for own in ("_outcome", "_asyncioRunner", "_asyncioTestContext"):
+        vars(case)[own] = None
+    vars(case).pop(name, None)
+    return functools.partial(_body, types.MethodType(method.__func__, case), {})
 
 
 class _SkippedThereError(Exception):
@@ -124,8 +198,10 @@ class _SkippedThereError(Exception):
 def _body(test: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """What runs in the process of the simulation."""
     try:
-        test(**given)
-    except pytest.skip.Exception as error:
+        result = test(**given)
+        if inspect.iscoroutine(result):
+            asyncio.run(result)
+    except (pytest.skip.Exception, unittest.SkipTest) as error:
         raise _SkippedThereError(str(error)) from None
 
 

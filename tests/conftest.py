@@ -142,10 +142,10 @@ class _Lent:
     def alive(self):
         return self.child.alive
 
-    def ask(self, request):
+    def ask(self, request, **how):
         self.busy = True
         try:
-            return self.child.ask(request)
+            return self.child.ask(request, **how)
         finally:
             self.busy = False
 
@@ -182,9 +182,9 @@ def same_children(_idle, monkeypatch):
         def __exit__(self, *_):
             pass
 
-        def of(self, torch=None, transformers=None):
-            parent = engines.of(torch, transformers)
-            plain = (torch, transformers) == (None, None)
+        def of(self, torch=None, transformers=None, *, users_code=False):
+            parent = engines.of(torch, transformers, users_code=users_code)
+            plain = (torch, transformers, users_code) == (None, None, False)
 
             def child(*what, **how):
                 return _Lent(idle.pop() if plain and idle else parent.child(*what, **how), idle)

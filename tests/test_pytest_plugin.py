@@ -10,6 +10,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 TESTS = """
+import unittest
 import pytest, torch
 
 MIB = 1 << 20
@@ -104,9 +105,62 @@ def test_skips_itself(): pytest.skip("no data")
 @pytest.mark.memory_budget("1 GiB", gpu="nothing-like-it")
 def test_unknown_gpu(): pass
 
+@pytest.mark.memory_budget("15 MiB", gpu="t4")
+class TestCases(unittest.TestCase):
+    def setUp(self):
+        self.step = step_on_the_gpu
+
+    def test_a_method_of_unittest_takes_too_much(self): self.step()
+
+    @pytest.mark.memory_budget("100 MiB", gpu="t4")
+    def test_a_method_of_unittest_holds(self): self.step()
+
+    def test_a_method_of_unittest_skips_itself(self): self.skipTest("no data")
+
+    @unittest.expectedFailure
+    def test_a_method_of_unittest_that_shall_fail(self): raise ValueError
+
+@pytest.mark.memory_budget("100 MiB", gpu="t4")
+async def test_a_coroutine(): step_on_the_gpu()
+
+@pytest.mark.xfail
+@pytest.mark.memory_budget("1 GiB", gpu="nothing-like-it")
+def test_expected_to_fail_and_unknown_gpu(): pass
+
+@pytest.mark.xfail
+@pytest.mark.memory_budget("1 GiB")
+def test_expected_to_fail_of_its_own(): raise ValueError
+
+@pytest.mark.xfail(run=False)
+@pytest.mark.memory_budget("1 GiB")
+def test_expected_to_fail_and_not_run(): pass
+
+@pytest.mark.xfail
+@pytest.mark.memory_budget("1 MiB")
+def test_expected_to_exceed(): take(8)
+
+@pytest.mark.parametrize("mib", [pytest.param(8, marks=pytest.mark.memory_budget("1 MiB"))])
+def test_of_a_parameter(mib): take(mib)
+
+@pytest.fixture
+def broken(): raise ValueError("no fixture")
+
+@pytest.mark.memory_budget("1 GiB")
+def test_without_its_fixture(broken): pass
+
+@pytest.mark.memory_budget("1 MiB", gpu="t4")
+def test_that_another_plugin_runs(): step_on_the_gpu()
+
 def test_estimate(memory_estimate):
     found = memory_estimate("distilbert-base-cased", method="analytic", optim="adam8bit")
     assert found.components["optimizer_state"] == 134_004_336
+"""
+OTHER_PLUGIN = """
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    return True if pyfuncitem.name == "test_that_another_plugin_runs" else None
 """
 EXPECTED = {
     "test_exact": "passed",
@@ -130,15 +184,32 @@ EXPECTED = {
     "test_out_of_memory": "CUDA out of memory. Tried to allocate",
     "test_skips_itself": "skipped",
     "test_unknown_gpu": "nothing-like-it",
+    "test_a_method_of_unittest_takes_too_much": "on T4 above the start > 15.0 MiB",
+    "test_a_method_of_unittest_holds": "passed",
+    "test_a_method_of_unittest_skips_itself": "skipped",
+    "test_a_method_of_unittest_that_shall_fail": "not judged: the test is expected to fail",
+    "test_a_coroutine": "passed",
+    "test_expected_to_fail_and_unknown_gpu": "nothing-like-it",
+    "test_expected_to_fail_of_its_own": "not judged: the test is expected to fail",
+    "test_expected_to_fail_and_not_run": "not judged: the test is expected to fail",
+    "test_expected_to_exceed": "skipped",
+    "test_that_another_plugin_runs": "nothing measured the test",
+    "test_of_a_parameter[8]": "memory budget exceeded",
+    "test_without_its_fixture": "no fixture",
     "test_estimate": "passed",
 }
 ERRORS = {
     "test_no_gpu", "test_bad_limit", "test_bare_number", "test_bad_keyword",
-    "test_no_such_metric_on_cpu", "test_unknown_gpu",
+    "test_no_such_metric_on_cpu", "test_unknown_gpu", "test_without_its_fixture",
+    "test_expected_to_fail_and_unknown_gpu", "test_expected_to_fail_and_not_run",
 }  # fmt: skip
 
 
-AT_NIGHT = ("test_own_failure_on_the_gpu", "test_skips_itself")
+AT_NIGHT = (
+    *("test_own_failure_on_the_gpu", "test_skips_itself", "test_a_coroutine"),
+    *("test_a_method_of_unittest_holds", "test_a_method_of_unittest_skips_itself"),
+    "test_a_method_of_unittest_that_shall_fail",
+)
 """Each starts a process that imports PyTorch; what they prove others prove on the CPU by day."""
 
 
@@ -149,17 +220,19 @@ def run(shared, once, request):
     plugins = ["-p", "no:memcalc", "-p", "memcalc.pytest_plugin", "-p", "no:cacheprovider"]
     options = ["--strict-markers", "--junit-xml=out.xml", "-p", "no:xdist", "test_it.py"]
     if "not nightly" in request.config.getoption("markexpr"):
-        options += [f"--deselect=test_it.py::{name}" for name in AT_NIGHT]
+        options += ["-k", " and ".join(f"not {name}" for name in AT_NIGHT)]
     with once("plugin"):
         if not folder.exists():
             folder.mkdir()
             (folder / "test_it.py").write_text(TESTS)
+            (folder / "conftest.py").write_text(OTHER_PLUGIN)
             done = subprocess.run(
                 [sys.executable, "-m", "pytest", *plugins, *options],
                 cwd=folder, capture_output=True, text=True,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
             )  # fmt: skip
             assert done.returncode == 1, done.stdout + done.stderr
+            assert "skipped tests have memory budgets" in done.stdout
     return {case.get("name"): case for case in ET.parse(folder / "out.xml").iter("testcase")}
 
 

@@ -103,8 +103,6 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables that hold these settings; the newer one wins."""
 _UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
-OF_A_SHELL = (*VARIABLES, _UNCACHED, "CUBLAS_WORKSPACE_CONFIG")
-"""Environment variables that change what a process takes, and are no part of a plan."""
 
 
 def check_environment(environ: Mapping[str, str]) -> None:

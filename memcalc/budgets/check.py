@@ -20,6 +20,7 @@ from memcalc.budgets.records import (
 )
 from memcalc.budgets.source import shown_path
 from memcalc.errors import EstimateError, OverBudgetError, UsageError
+from memcalc.estimation.question import shell_notes
 from memcalc.files.results import Run
 from memcalc.records.fields import plan_changes, version_changes
 from memcalc.units import format_mib
@@ -55,6 +56,8 @@ def check(files: Sequence[BudgetFile], question: Question) -> tuple[Report, list
     verdicts: list[Verdict] = []
     warnings = list(dict.fromkeys(each.doubt for each in evidence if each.doubt))
     notes = [*_understood(runs), *_measured(evidence)]
+    if saved is None and question.effort.device is None:
+        notes += dict.fromkeys(note for run in runs for note in shell_notes(run.plan))
     at = 0
     for file, before in zip(files, known, strict=True):
         found = evidence[at : at + len(file.runs)]

@@ -1,5 +1,6 @@
 """Finds out what each run costs: estimated, measured, or read from saved results."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -30,6 +31,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     """Measure here (``cuda`` or ``cpu``); ``None``: estimate."""
     steps: int = 4
     timeout: float = 600.0
+    """Seconds after which a run is ended, estimated, simulated or measured."""
     seen: Callable[[str, Evidence], None] = lambda name, found: None
     """Told of each run's estimate, by its name, as soon as it is known."""
 
@@ -65,7 +67,10 @@ def estimate(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
     # Estimates are made side by side, before the machine belongs to one command after the other.
     for at, run in sorted(enumerate(runs), key=lambda one: one[1].plan.command is not None):
         folder = Path(run.where.file).resolve().parent
-        found[at] = of_command(run.plan, folder, run.name) if run.plan.command else next(estimated)
+        if run.plan.command:
+            found[at] = of_command(run.plan, folder, run.name, effort.timeout)
+        else:
+            found[at] = next(estimated)
         effort.seen(run.name, found[at])
     return [found[at] for at in range(len(runs))]
 
@@ -76,24 +81,32 @@ def _estimated(runs: Sequence[BudgetedRun], effort: Effort) -> Iterator[Evidence
     for method in dict.fromkeys(run.method for run in runs):
         plans = {_key(run.plan): run.plan for run in runs if run.method == method}
         asked = list(plans.values())
-        told = answers(asked, method=method, use_cache=effort.use_cache, workers=effort.workers)
+        told = answers(
+            asked,
+            method=method,
+            use_cache=effort.use_cache,
+            workers=effort.workers,
+            timeout=effort.timeout,
+        )
         said[method] = zip(plans, told, strict=True)
     for run in runs:
         key = _key(run.plan)
         while (run.method, key) not in found:
             known, answer = next(said[run.method])
             found[run.method, known] = answer
-        yield _evidence(_varied(found[run.method, key], run), run)
+        yield _evidence(_varied(found[run.method, key], run, effort.timeout), run)
 
 
-def _varied(answer: Prediction | MemcalcError, run: BudgetedRun) -> Prediction | MemcalcError:
+def _varied(
+    answer: Prediction | MemcalcError, run: BudgetedRun, timeout: float
+) -> Prediction | MemcalcError:
     """The answer over the batches that a run names."""
     if run.lengths is None or isinstance(answer, MemcalcError):
         return answer
     from memcalc.estimation.lengths import over_batches, varied
 
     try:
-        return over_batches(answer, varied(answer.plan, run.lengths))
+        return over_batches(answer, varied(answer.plan, run.lengths, timeout))
     except MemcalcError as error:
         return error
 
@@ -216,10 +229,14 @@ def keep(runs: Sequence[BudgetedRun], found: Sequence[Evidence]) -> list[Run]:
     ]
 
 
-def of_command(plan: Plan, folder: Path, name: str) -> Evidence:
-    """What is known of a command that runs in a folder, by the name of its run."""
+def of_command(plan: Plan, folder: Path, name: str, timeout: float = math.inf) -> Evidence:
+    """What is known of a command that runs in a folder, by the name of its run.
+
+    ``timeout``: seconds after which it is ended.
+    """
     try:
-        found = simulate(replace(plan, steps=STEPS if plan.steps is None else plan.steps), folder)
+        counted = replace(plan, steps=STEPS if plan.steps is None else plan.steps)
+        found = simulate(counted, folder, timeout=timeout)
     except MemcalcError as error:
         return Evidence(error=str(error))
     ending = found.ending

@@ -25,10 +25,15 @@ _EXPANDABLE = "expandable_segments:True"
 class Adviser(contextlib.ExitStack):
     """Called with an exceeded budget, looks for changes of the plan that keep it."""
 
-    def __init__(self, *, use_cache: bool) -> None:
-        """Try nothing yet; ``use_cache``: keep and reuse answers on disk."""
+    def __init__(self, *, use_cache: bool, timeout: float) -> None:
+        """Try nothing yet; ``use_cache``: keep and reuse answers on disk.
+
+        ``timeout``: seconds after which a run is ended.
+        """
         super().__init__()
-        self._tracer = self.enter_context(Tracer(use_cache=use_cache, workers=None))
+        tracer = Tracer(use_cache=use_cache, workers=None, timeout=timeout)
+        self._tracer = self.enter_context(tracer)
+        self._timeout = timeout
         self._trials: dict[Plan, Trials | None] = {}
         self._simulated: dict[Plan, Evidence] = {}
 
@@ -69,7 +74,7 @@ class Adviser(contextlib.ExitStack):
             changed = replace(plan, alloc_conf=_EXPANDABLE)
             if changed not in self._simulated:
                 folder = Path(budget.where.file).resolve().parent
-                self._simulated[changed] = of_command(changed, folder, budget.run)
+                self._simulated[changed] = of_command(changed, folder, budget.run, self._timeout)
             verdict = judged(budget, self._simulated[changed], before)
             if verdict.status is Status.HOLDS and verdict.value is not None:
                 to = format_mib(verdict.value)

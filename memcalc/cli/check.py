@@ -17,7 +17,6 @@ from memcalc.budgets.source import discover
 from memcalc.cli.command import (
     DEVICE,
     TEXT,
-    Steps,
     Timeout,
     argument,
     counted,
@@ -48,7 +47,15 @@ _Output = Annotated[
 _ExitZero = Annotated[bool, option("--exit-zero", "Exit 0 even where a budget is exceeded.")]
 _Baseline = Annotated[Path | None, file_option("--baseline", "Judge growth against this file.")]
 _UpdateBaseline = Annotated[bool, option("--update-baseline", "Update the baseline, then judge.")]
-_Device = Annotated[str, option("--device", "Where to measure: cuda or cpu.", value=DEVICE)]
+_Measured = "With --measure: "
+_Device = Annotated[
+    str | None,
+    option("--device", f"{_Measured}cuda or cpu. Default: cuda.", value=DEVICE),
+]
+_Steps = Annotated[
+    int | None,
+    option("--steps", f"{_Measured}optimizer steps. Default: 4.", value=counted(2)),
+]
 _Saved = Annotated[
     list[Path] | None,
     file_option("--from", "Judge these saved results; repeatable."),
@@ -83,8 +90,8 @@ def command(
     baseline: _Baseline = None,
     update_baseline: _UpdateBaseline = False,
     measure: Annotated[bool, option("--measure", "Train for real, do not estimate.")] = False,
-    device: _Device = "cuda",
-    steps: Steps = 4,
+    device: _Device = None,
+    steps: _Steps = None,
     timeout: Timeout = 600.0,
     saved: _Saved = None,
     save: _Save = None,
@@ -99,11 +106,14 @@ def command(
     """
     if measure and saved:
         raise UsageError("--measure finds out and --from reads: choose one.")
+    for flag, value in (("--device", device), ("--steps", steps)):
+        if value is not None and not measure:
+            raise UsageError(f"{flag} is for measuring: add --measure, or leave {flag} out.")
     name = chosen("check", format)
     written = {path: chosen("check", None, path) for path in output or ()}
-    effort = Effort(workers=jobs, steps=steps, timeout=timeout, use_cache=not no_cache)
+    effort = Effort(workers=jobs, steps=steps or 4, timeout=timeout, use_cache=not no_cache)
     question = Question(
-        effort=replace(effort, device=device if measure else None),
+        effort=replace(effort, device=(device or "cuda") if measure else None),
         saved=tuple(saved or ()),
         baseline=baseline,
         update=update_baseline,
@@ -130,7 +140,9 @@ def _checked(files: list[Path], question: Question, suggest: bool, save: Path | 
         if suggest:
             from memcalc.budgets.remedies import Adviser
 
-            adviser = stack.enter_context(Adviser(use_cache=question.effort.use_cache))
+            effort = question.effort
+            adviser = Adviser(use_cache=effort.use_cache, timeout=effort.timeout)
+            stack.enter_context(adviser)
             question = replace(question, remedy=adviser)
         read_files = [read(file) for file in files]
         steps = stack.enter_context(progress("checking memory budgets"))

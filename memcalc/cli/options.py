@@ -1,18 +1,17 @@
 """The options that describe a plan, the same for every verb that takes one."""
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from memcalc.allocator.settings import OF_A_SHELL, VARIABLES
 from memcalc.catalog import plan as plans
 from memcalc.catalog.launch_files import FILES, spelled_out
 from memcalc.cli import completion
 from memcalc.cli.command import Command, argument, declared, file_option, option, say, verb
 from memcalc.errors import UsageError
+from memcalc.estimation.question import shell_notes
 from memcalc.files import untrusted_values
 from memcalc.records.fields import FIELDS, Field
 from memcalc.records.plan import Plan
@@ -108,13 +107,9 @@ def plans_of(settings: dict[str, Any]) -> list[Plan]:
     taken = plans.taken_as(settings)
     if taken:
         say(f"memcalc: {taken}")
-    for name in OF_A_SHELL:
-        if os.environ.get(name) and not settings.get("alloc_conf"):
-            instead = f"; --alloc-conf {os.environ[name]} is" if name in VARIABLES else ""
-            say(f"memcalc: {name} of this shell is no part of an estimate{instead}.")
     wanted = settings.get("optim")
     if wanted is None:
-        return [plans.make(settings)]
+        return _noted([plans.make(settings)])
     names = wanted if isinstance(wanted, list) else [wanted]
     if isinstance(wanted, str) and "," in wanted:
         names = [name.strip() for name in wanted.split(",")]
@@ -123,7 +118,14 @@ def plans_of(settings: dict[str, Any]) -> list[Plan]:
 
         usable = [row for row in registry.rows() if row.closed_form and not row.broken]
         names = [row.name for row in usable]
-    return [plans.make({**settings, "optim": name}) for name in names]
+    return _noted([plans.make({**settings, "optim": name}) for name in names])
+
+
+def _noted(plans: list[Plan]) -> list[Plan]:
+    """Say which variables of this shell are left out, and return the plans."""
+    for note in shell_notes(plans[0]) if plans else ():
+        say(f"memcalc: {note}.")
+    return plans
 
 
 def plan_of(settings: dict[str, Any], what: str) -> Plan:

@@ -37,6 +37,14 @@ def start_history(*, with_lines: bool) -> None:
     _record_history("all", context=context, stacks="python", max_entries=EVERYTHING)
 
 
+def see_simulated_gpus(patches: Any) -> None:
+    """Have PyTorch ask the stub driver which GPUs are seen (torch/cuda/__init__.py).
+
+    It reads ``CUDA_VISIBLE_DEVICES`` itself, and sees no GPU that is one of another machine.
+    """
+    patches.set(torch.cuda, "_parse_visible_devices", stub.visible)
+
+
 def keywords_of_call() -> dict[str, Any]:
     """Keywords of the module's call around a global hook, which is told of places alone.
 

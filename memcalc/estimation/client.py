@@ -3,6 +3,7 @@
 import atexit
 import base64
 import contextlib
+import math
 import os
 import tempfile
 import threading
@@ -12,12 +13,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from memcalc.allocator.levels import Levels
-from memcalc.allocator.settings import OF_A_SHELL
 from memcalc.catalog import models
+from memcalc.children import variables
 from memcalc.children.client import Child, Parent
 from memcalc.engine import driver, environment
-from memcalc.errors import EstimateError, MemcalcError
+from memcalc.errors import EstimateError, MemcalcError, took_too_long
 from memcalc.estimation.fits import Device
+from memcalc.estimation.question import code_in
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.model import Inventory
@@ -59,24 +61,32 @@ class Engines(contextlib.AbstractContextManager["Engines"]):
     """
 
     def __init__(self) -> None:
-        self._parents: dict[tuple[str | None, str | None], Parent] = {}
+        self._parents: dict[tuple[str | None, str | None, bool], Parent] = {}
         self._lock = threading.Lock()
         self.closed = False
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def of(self, torch: str | None = None, transformers: str | None = None) -> Parent:
+    def of(
+        self,
+        torch: str | None = None,
+        transformers: str | None = None,
+        *,
+        users_code: bool = False,
+    ) -> Parent:
         """The process that runs these releases; ``None``: the installed ones.
+
+        ``users_code``: it runs code of the user's own, which finds the shell's own variables.
 
         Raises:
             SettingError: a release is not understood, or is too old.
             EstimateError: it cannot be had for this machine.
         """
-        key = torch, transformers
+        key = torch, transformers, users_code
         with self._lock:
             if key not in self._parents:
-                self._parents[key] = _parent(torch, transformers)
+                self._parents[key] = _parent(*key)
                 if self.closed:
                     self._parents[key].close()
             return self._parents[key]
@@ -135,13 +145,13 @@ atexit.register(warm_engines.close)
 os.register_at_fork(after_in_child=warm_engines.forget)
 
 
-def _parent(torch: str | None, transformers: str | None) -> Parent:
+def _parent(torch: str | None, transformers: str | None, users_code: bool) -> Parent:
     found = environment.find(torch, transformers)
     told = {driver.ENVIRONMENT: msgspec.json.encode(found).decode()} if found.path else {}
     # Nothing is compiled here: as it is imported, Inductor shall make no folder.
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()
     told["TORCHINDUCTOR_CACHE_DIR"] = inductor
-    own = {name: value for name, value in os.environ.items() if name not in OF_A_SHELL}
+    own = (variables.without_settings if users_code else variables.composed)(os.environ)
     return Parent(EstimateError, {**own, **_ENVIRONMENT, **told}, kind=ENGINE, first=found.path)
 
 
@@ -151,13 +161,17 @@ class Client(contextlib.AbstractContextManager["Client"]):
     A crash takes one plan with it: the next one is asked of a fresh child.
     """
 
-    def __init__(self, engines: Engines | None = None) -> None:
-        """Ask nothing yet; without engines the client has its own."""
+    def __init__(self, engines: Engines | None = None, timeout: float = math.inf) -> None:
+        """Ask nothing yet; without engines the client has its own.
+
+        ``timeout``: seconds after which a run is ended.
+        """
+        self._timeout = timeout
         self._own = engines is None
         self._engines = engines or Engines()
         self._child: Child | None = None
-        self._runs: tuple[str | None, str | None] = (None, None)
-        """Releases that the child runs."""
+        self._runs: tuple[str | None, str | None, bool] = (None, None, False)
+        """Releases that the child runs, and whether it runs a user's code."""
 
     def __exit__(self, *_: object) -> None:
         if self._own:
@@ -202,16 +216,18 @@ class Client(contextlib.AbstractContextManager["Client"]):
 
     def _answer(self, plan: Plan, **more: Any) -> dict[str, Any] | MemcalcError:
         try:
-            runs = plan.torch, plan.transformers
+            runs = plan.torch, plan.transformers, code_in(plan) is not None
             if self._child is not None and self._runs != runs:
                 self._child.end()
             if self._child is None or not self._child.alive:
                 self._runs = runs
-                self._child = self._engines.of(*runs).child(
+                self._child = self._engines.of(*runs[:2], users_code=runs[2]).child(
                     "memcalc.estimation.child",
                     "simulated run",
                     hint=models.find(plan.model).model_type,
                 )
-            return self._child.ask({"plan": encode(plan), **more})
+            return self._child.ask({"plan": encode(plan), **more}, timeout=self._timeout)
+        except TimeoutError:
+            return EstimateError(took_too_long("simulated run", self._timeout))
         except MemcalcError as error:
             return error

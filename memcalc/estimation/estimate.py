@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,10 +16,11 @@ from msgspec.structs import replace
 from memcalc import registry
 from memcalc.catalog import inventory, models
 from memcalc.catalog.plan import make, to_simulate
+from memcalc.engine.cudnn.library import OFFLINE
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.analytic import estimate as by_closed_forms
-from memcalc.estimation.question import canonical, code_in
+from memcalc.estimation.question import canonical, code_in, shell_notes
 from memcalc.estimation.validate import Checked, check
 from memcalc.files import cache
 from memcalc.records.model import Inventory
@@ -112,7 +114,7 @@ def estimate(
     answer = next(iter(answers([plan], method=method, use_cache=use_cache)))
     if isinstance(answer, MemcalcError):
         raise advised(answer, plan, method)
-    return answer
+    return replace(answer, assumptions=(*answer.assumptions, *shell_notes(plan)))
 
 
 def advised(error: MemcalcError, plan: Plan, method: str) -> MemcalcError:
@@ -133,16 +135,18 @@ def answers(
     method: str = "trace",
     use_cache: bool = True,
     workers: int | None = 1,
+    timeout: float = math.inf,
 ) -> Iterator[Answer]:
     """Answer plans in order; a plan that fails yields its error and the rest go on.
 
     ``workers`` is the most processes that trace at once; ``None``: what the machine has room for.
+    ``timeout``: seconds after which a run is ended, which is an error.
     """
     checked("method", Method, method)
     if method == "analytic":
         yield from analytic_answers(plans)
         return
-    with Tracer(use_cache=use_cache, workers=workers) as tracer:
+    with Tracer(use_cache=use_cache, workers=workers, timeout=timeout) as tracer:
         yield from tracer.answers(plans)
 
 
@@ -167,14 +171,17 @@ class Tracer(contextlib.ExitStack):
         counted: bool = False,
         figures: bool = False,
         saved: Sequence[Traced] = (),
+        timeout: float = math.inf,
     ) -> None:
         """Start nothing yet; ``workers``: the most processes that trace at once.
 
         ``counted``: answers say how many operations a step takes, which costs one step more.
         ``figures``: of answers the ladder is enough, which saves half of a run.
         ``saved``: runs of commands, which are never run again without being asked for.
+        ``timeout``: seconds after which a run is ended.
         """
         super().__init__()
+        self._timeout = timeout
         self._use_cache = use_cache
         self._counted, self._figures = counted, figures
         self._saved = {one.prediction.plan: one for one in saved}
@@ -293,7 +300,7 @@ class Tracer(contextlib.ExitStack):
         if self._pool is None:
             from memcalc.estimation.pool import Pool
 
-            self._pool = self.enter_context(Pool(self.workers))
+            self._pool = self.enter_context(Pool(self.workers, self._timeout))
         return self._pool
 
 
@@ -337,10 +344,12 @@ def _is_script(word: str) -> bool:
 
 
 def _store(name: str, answer: Prediction | Traced) -> None:
+    prediction = answer.prediction if isinstance(answer, Traced) else answer
+    if any(OFFLINE in sentence for sentence in prediction.uncounted):
+        return  # An answer with a network is another.
     if isinstance(answer, Traced):
         cache.store(name, answer.trace)
-        answer = answer.prediction
-    cache.store(name, answer)
+    cache.store(name, prediction)
 
 
 def _kept(name: str | None, plan: Plan) -> Traced | None:

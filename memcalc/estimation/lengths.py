@@ -5,6 +5,7 @@ cut to their sizes, so what it reserves depends on the order they come in. A hun
 drawn, always the same ones, and three ways of training on them are compared.
 """
 
+import math
 import os
 import random
 import re
@@ -56,8 +57,10 @@ def samples(text: str, count: int, longest: int | None) -> list[int]:
     return [min(max(length, 1), most) for length in drawn]
 
 
-def varied(plan: Plan, text: str) -> Varied:
+def varied(plan: Plan, text: str, timeout: float = math.inf) -> Varied:
     """Run a hundred batches of these lengths, cut at ``plan.seq``, in three ways.
+
+    ``timeout``: seconds after which one of them is ended.
 
     Raises:
         MemcalcError: the plan could not be run, or its model takes one length only.
@@ -85,7 +88,7 @@ def varied(plan: Plan, text: str) -> Varied:
         ("the shortest batch", plan, [min(as_drawn)] * 2),
         ("the longest batch", plan, [max(as_drawn)] * 2),
     )
-    reached = _run(question, runs)
+    reached = _run(question, runs, timeout)
     ways = tuple(
         Way(
             name=name,
@@ -106,11 +109,13 @@ def varied(plan: Plan, text: str) -> Varied:
     )
 
 
-def _run(question: Asked, runs: Sequence[tuple[str, Plan, Sequence[int]]]) -> list[Judged]:
+def _run(
+    question: Asked, runs: Sequence[tuple[str, Plan, Sequence[int]]], timeout: float
+) -> list[Judged]:
     """Run each of these, as many at once as the machine has room for."""
     gpu = question.gpu
     devices = [device_of(gpu, plan=question.plan)] if gpu is not None else []
-    with Pool(None) as pool, pool.threads() as threads:
+    with Pool(None, timeout) as pool, pool.threads() as threads:
 
         def one(run: tuple[str, Plan, Sequence[int]]) -> Judged | MemcalcError:
             with pool.client() as client:

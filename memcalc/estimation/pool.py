@@ -1,6 +1,7 @@
 """Runs many plans in several child processes, within the machine's memory."""
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +27,13 @@ class Pool(contextlib.ExitStack):
     Threads may share a pool.
     """
 
-    def __init__(self, workers: int | None = None) -> None:
-        """``workers``: most processes at a time; ``None``: as cores and free memory allow."""
+    def __init__(self, workers: int | None = None, timeout: float = math.inf) -> None:
+        """``workers``: most processes at a time; ``None``: as cores and free memory allow.
+
+        ``timeout``: seconds after which a run is ended.
+        """
         super().__init__()
+        self._timeout = timeout
         self.workers = workers if workers is not None else room()
         self._clients: list[Client] = []
         self._changed = threading.Condition()
@@ -36,7 +41,7 @@ class Pool(contextlib.ExitStack):
     def __enter__(self) -> Self:
         self._engines = self.enter_context(warm_engines)
         for _ in range(max(self.workers, 1)):
-            self._clients.append(self.enter_context(Client(self._engines)))
+            self._clients.append(self.enter_context(Client(self._engines, self._timeout)))
         self._idle = list(self._clients)
         return self
 

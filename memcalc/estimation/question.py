@@ -1,14 +1,16 @@
 """A checked question: the plan with its optimizer, GPU and PyTorch."""
 
+import os
 import re
 
 import msgspec
 from msgspec.structs import replace
 
 from memcalc import registry
-from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
+from memcalc.allocator.settings import VARIABLES, AllocatorSettings, parse_alloc_conf
 from memcalc.catalog import gpus, models
 from memcalc.catalog.gpus import Gpu, Target
+from memcalc.children import variables
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice
@@ -76,6 +78,21 @@ def code_in(plan: Plan) -> str | None:
         # Unknown to all: whoever asks about it is told so, and nothing is imported.
         known = True
     return None if known else plan.optim
+
+
+def shell_notes(plan: Plan) -> tuple[str, ...]:
+    """Return sentences on this shell's variables that could change a figure and are left out."""
+    if plan.command:
+        return ()
+    names = variables.left_out(os.environ)
+    told = next((os.environ[name] for name in VARIABLES if name in names), "")
+    if plan.alloc_conf:
+        names, told = tuple(name for name in names if name not in VARIABLES), ""
+    if not names:
+        return ()
+    listed, verb = ", ".join(names), "is" if len(names) == 1 else "are"
+    instead = f"; --alloc-conf {told} is" if told else ""
+    return (f"{listed} of this shell {verb} no part of an estimate{instead}",)
 
 
 def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import math
 import os
 import pickle
 import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +25,14 @@ from memcalc.allocator.settings import VARIABLES, check_environment
 from memcalc.catalog import gpus
 from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.plan import STEPS, make
+from memcalc.children import variables
 from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine import driver, environment, simulated_gpu
 from memcalc.engine.cudnn import loading
 from memcalc.engine.environment.search import Environment
 from memcalc.engine.source_lines import listed
 from memcalc.engine.stub import load as stub
-from memcalc.errors import EstimateError, UsageError
+from memcalc.errors import EstimateError, UsageError, took_too_long
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.replays import UNLIMITED
@@ -95,7 +99,9 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """``None``: it never used the GPU."""
 
 
-def simulate(plan: Plan, folder: Path | None = None, *, quiet: bool = False) -> Simulated:
+def simulate(
+    plan: Plan, folder: Path | None = None, *, quiet: bool = False, timeout: float = math.inf
+) -> Simulated:
     """Run the program of a plan; what it prints goes to standard error.
 
     Where its memory runs out on the plan's GPU, it runs once more without a limit: that tells what
@@ -105,15 +111,17 @@ def simulate(plan: Plan, folder: Path | None = None, *, quiet: bool = False) -> 
         plan: its command, the GPU, and the Python that runs it; ``None``: this one.
         folder: where to run it; ``None``: here.
         quiet: what it prints is not shown.
+        timeout: seconds after which it is ended.
 
     Raises:
         UsageError: the command cannot be understood.
-        EstimateError: the process died, or there is no PyTorch with CUDA.
+        EstimateError: the process died, or its time was up, or there is no PyTorch with CUDA.
     """
     folder = Path.cwd() if folder is None else folder
     program, launch = launched(plan, folder)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     run = _Run(asked(plan), program, launch, folder)
+    run.timeout = timeout
     began = time.monotonic()
     found = run.answer(limited=gpu is not None, quiet=quiet)
     if found.ending.decides:
@@ -229,6 +237,8 @@ class _Run:
         work: bytes = b"",
     ) -> None:
         self._work = work
+        self.timeout = math.inf
+        """Seconds after which a run is ended."""
         self.raised: BaseException | None = None
         """By the function that ran in place of a program."""
         self._question, self._program, self._launch = question, program, launch
@@ -257,17 +267,19 @@ class _Run:
                 # A line moves at the terminal: what keeps it there writes what the program prints.
                 out, err = subprocess.PIPE, subprocess.STDOUT
             kills = oom_kills()
+            environment = self._environment(Path(scratch), limited=limited)
             try:
-                done = subprocess.run(
-                    [*command, str(asked_in), str(answered)],
-                    cwd=self._folder,
-                    env=self._environment(Path(scratch), limited=limited),
-                    stdout=out,
-                    stderr=err,
-                    text=True,
-                    errors="replace",
-                    check=False,
-                )
+                with _ended_after(self.timeout, str(asked_in)):
+                    done = subprocess.run(
+                        [*command, str(asked_in), str(answered)],
+                        cwd=self._folder,
+                        env=environment,
+                        stdout=out,
+                        stderr=err,
+                        text=True,
+                        errors="replace",
+                        check=False,
+                    )
             except OSError as error:
                 raise EstimateError(f"{self._python} cannot be started: {error}.") from None
             seen = sys.stdout if self._work else sys.stderr
@@ -313,7 +325,7 @@ class _Run:
         engine = self._engine()
         root, cuda = (Path(engine.root), engine.cuda) if engine else driver.installed(self._python)
         prepared = stub.prepare(root, cuda, (*engine.path, *sys.path) if engine else ())
-        found = {name: value for name, value in os.environ.items() if name != _VISIBLE}
+        found = variables.numbered_gpus(os.environ, devices)
         if engine:
             found = engine.variables(found)
             found[driver.ENVIRONMENT] = msgspec.json.encode(engine).decode()
@@ -361,16 +373,45 @@ class _Run:
         return Simulated(ending=answer.ending, traced=traced)
 
 
+@contextlib.contextmanager
+def _ended_after(timeout: float, request: str) -> Iterator[None]:
+    """Kill the process of a request, and those that it started, when the time is up.
+
+    Raises:
+        EstimateError: it was.
+    """
+    if timeout == math.inf:
+        yield
+        return
+    is_up = threading.Event()
+
+    def end() -> None:
+        import psutil
+
+        is_up.set()
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if request in process.cmdline():
+                    for one in (*process.children(recursive=True), process):
+                        one.kill()
+
+    timer = threading.Timer(timeout, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    if is_up.is_set():
+        raise EstimateError(took_too_long("command", timeout))
+
+
 def _stderr() -> int:
     """Standard output of a command is its answer; what a program prints goes beside it."""
     try:
         return sys.stderr.fileno()
     except (ValueError, OSError, AttributeError):
         return subprocess.DEVNULL  # Closed, or no file.
-
-
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""Says which of this machine's own GPUs are seen, which are not those of a simulated one."""
 
 
 def _raised(kept: dict[str, str]) -> BaseException:

@@ -1,12 +1,15 @@
 """``memcalc check`` in a process of its own: exit codes, formats, and what it prints."""
 
+import contextlib
 import io
 import json
+import math
 import pathlib
 import subprocess
 import sys
 
 import jsonschema
+import psutil
 import pytest
 import xmlschema
 
@@ -345,7 +348,7 @@ def test_scripts_are_run_where_their_budgets_are_and_judged(tmp_path, capfd, for
     (full,) = verdicts["full"]
     assert full.status is Status.OVER
     assert full.difference > 3 << 30
-    with Adviser(use_cache=False) as advise:
+    with Adviser(use_cache=False, timeout=math.inf) as advise:
         told = advise(full.budget, found["full"], None)
     assert told.startswith("the script itself must need less: ")
     assert told.endswith("with expandable_segments:True")
@@ -371,3 +374,45 @@ def test_a_command_says_the_rest_itself(tmp_path, line, match):
     file.write_text(f'[runs.a]\ncommand = "python a.py"\n{line}\nlimits.peak = "1 GiB"\n')
     with pytest.raises(UsageError, match=match):
         read(file)
+
+
+HANGS = """
+import subprocess, time
+
+def forever():
+    while True:
+        time.sleep(1)
+
+if __name__ == "__main__":
+    open("started", "w").write(str(subprocess.Popen(["sleep", "600"]).pid))
+    forever()
+"""
+HANGING = """
+[runs.command]
+command = "python hangs.py"
+limits.peak = "1 GiB"
+[runs.model]
+model = "hangs:forever"
+limits.peak = "1 GiB"
+"""
+
+
+def test_no_run_takes_longer_than_the_time_it_is_given(memcalc, tmp_path):
+    (tmp_path / "hangs.py").write_text(HANGS)
+    (tmp_path / "memcalc.toml").write_text(HANGING)
+    done = memcalc("check", "--timeout", "8", "-f", "json")
+    assert done.returncode == 3, done.stderr
+    command, model = sorted(one["reason"] for one in json.loads(done.stdout)["budgets"])
+    told = "took longer than 8 seconds and was ended: give it more with --timeout."
+    assert (command, model) == (f"The command {told}", f"The simulated run {told}")
+    with contextlib.suppress(psutil.NoSuchProcess):
+        left = psutil.Process(int((tmp_path / "started").read_text()))
+        assert left.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("typed", [("--steps", "3"), ("--device", "cpu")])
+def test_an_option_that_would_change_nothing_is_refused(memcalc, repository, typed):
+    repository()
+    done = memcalc("check", *typed)
+    assert done.returncode == 2
+    assert f"{typed[0]} is for measuring: add --measure" in done.stderr

@@ -123,6 +123,40 @@ def test_the_same_question_is_answered_from_the_cache(memcalc, tmp_path):
     assert "ignoring the cached answer" in third.stderr
 
 
+def test_no_variable_of_a_shell_changes_an_answer_or_the_cache(memcalc, tmp_path):
+    loop = (*MAIN, "--loop", "accelerate", "-f", "json")
+    told = {
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "WORLD_SIZE": "2",
+        "RANK": "1",
+        "CUDA_VISIBLE_DEVICES": "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6",
+        "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:1",
+    }
+    there = memcalc(*loop, **told)
+    assert there.returncode == 0, there.stderr
+    assert "ACCELERATE_MIXED_PRECISION, PYTORCH_CUDA_ALLOC_CONF, RANK, WORLD_SIZE" in there.stderr
+    assert "--alloc-conf roundup_power2_divisions:1 is" in there.stderr
+    assert len(list((tmp_path / "cache").glob("*.json"))) == 1
+    here = memcalc(*loop, "--no-cache")
+    assert here.stdout == there.stdout
+    assert not here.stderr
+
+
+def test_code_of_a_user_reads_its_own_variables(memcalc, tmp_path):
+    (tmp_path / "sized.py").write_text(
+        "import os, torch\n"
+        "def model():\n"
+        "    assert 'ACCELERATE_MIXED_PRECISION' not in os.environ\n"
+        "    return torch.nn.Linear(8, int(os.environ['WIDTH']))\n"
+    )
+    told = {"WIDTH": "16", "ACCELERATE_MIXED_PRECISION": "bf16"}
+    done = memcalc(
+        "estimate", "sized:model", "--input", "input=float32[32,8]", "-f", "json", **told
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["parameters"]["count"] == 8 * 16 + 16
+
+
 def test_a_cache_that_cannot_be_written_is_a_warning(memcalc, tmp_path):
     (tmp_path / "file").write_text("")
     done = memcalc(*MAIN, "-f", "json", MEMCALC_CACHE=str(tmp_path / "file" / "cache"))

@@ -58,7 +58,7 @@ assert "invalid device ordinal" in fifth
     )
 
 
-@pytest.mark.parametrize(("seen", "count"), [("1,3", 2), ("3,1,7,0", 2), ("", 0), ("-1", 0)])
+@pytest.mark.parametrize(("seen", "count"), [("1,3", 2), ("", 0), ("-1", 0), ("NoDevFiles", 0)])
 def test_cuda_visible_devices_hides_gpus_from_cuda_alone(over_stub, seen, count):
     found = over_stub(
         """
@@ -78,6 +78,29 @@ assert pynvml.nvmlDeviceGetCount() == 4
     assert found["count"] == [count, count]
     if count:
         assert int(found["uuid"]) == int(seen[0])
+
+
+@pytest.mark.parametrize(
+    ("seen", "uuids"),
+    [
+        ("3,1,7,0", [3, 1, 0, 2]),
+        ("6,7", [0, 1]),
+        ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", [0]),
+        ("0,1,2,3,4,5,6,7", [0, 1, 2, 3]),
+    ],
+)
+def test_gpus_of_another_machine_stand_for_those_that_are_here(over_stub, seen, uuids):
+    found = over_stub(
+        """
+from memcalc.engine.stub.load import visible
+torch.cuda._parse_visible_devices = visible
+count = torch.cuda.device_count()
+answer["uuids"] = [int(str(torch.cuda.get_device_properties(i).uuid)[-2:]) for i in range(count)]
+""",
+        DEVICES=4,
+        CUDA_VISIBLE_DEVICES=seen,
+    )
+    assert found["uuids"] == uuids
 
 
 def test_a_gpu_can_be_named_by_its_uuid(over_stub):

@@ -312,3 +312,18 @@ NIGHTLY = {
 )
 def test_a_program_runs_to_its_end(run, program):
     assert run({**PROGRAMS, **NIGHTLY}[program], steps=0).ending.code == 0
+
+
+@pytest.mark.parametrize("seen", ["5", "3,4", "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"])
+def test_a_script_that_names_gpus_of_another_machine_uses_the_simulated_one(run, seen):
+    found = run(
+        f"""
+        import os
+        os.environ["CUDA_VISIBLE_DEVICES"] = "{seen}"
+        import torch
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+        torch.zeros(1 << 20, device="cuda")
+        """
+    )
+    assert not found.ending.code
+    assert found.traced.prediction.peak.allocated == 4 << 20

@@ -72,6 +72,7 @@ class Session:
         if os.environ.get("MEMCALC_NO_CUDNN") or not loading.is_planned():
             loading.switch_off()
             self.say(_NO_CUDNN)
+        internals.see_simulated_gpus(self.patches)
         self.counters.install(self.patches, with_lines=True)
         self.counters.enter(Phase.LOAD, 0)
         for part in (self.models, self.steps, self.phases, self.compiling):

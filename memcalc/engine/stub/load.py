@@ -43,6 +43,8 @@ _RUNTIME = re.compile(r"libcudart(-[0-9a-f]{8})?\.so\.(\d+)")
 _BESIDE = ("*.so", "*/*.so", "*/lib/*.so", "*/ops/*.so")
 """Where packages that stand beside PyTorch have compiled code."""
 _SELF_REFERENCE = "$ORIGIN"
+_MOST_DEVICES = 64
+"""GPUs of a simulated machine, as in stub.h."""
 _PATIENCE = 120.0
 """Seconds to wait for another process that writes the same files."""
 
@@ -130,6 +132,12 @@ def maps() -> bool:
 def reload() -> None:
     """Read the settings in the environment again; a fork does so by itself."""
     ctypes.CDLL(None).memcalc_stub_reload()
+
+
+def visible() -> list[int]:
+    """Return the numbers of the simulated GPUs that ``CUDA_VISIBLE_DEVICES`` shows."""
+    found = (ctypes.c_int * _MOST_DEVICES)()
+    return found[: ctypes.CDLL(None).memcalc_stub_visible(found)]
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from memcalc.children.client import Child
-from memcalc.errors import MeasureError, UsageError
+from memcalc.errors import MeasureError, UsageError, took_too_long
 from memcalc.files.artifact import encode
 from memcalc.files.results import Run
 from memcalc.measure.gpu.sampler import INTERVAL
@@ -122,10 +122,7 @@ def measure(
         raise wrong
     trouble = first_failure(members)
     if any(isinstance(error, TimeoutError) for error in errors):
-        trouble = (
-            f"The run took longer than {request.timeout:g} seconds and was ended, "
-            f"{where_they_are(members)}: give it more with --timeout."
-        )
+        trouble = took_too_long("run", request.timeout, where_they_are(members))
     return _of_all(request.plan, members, trouble)
 
 

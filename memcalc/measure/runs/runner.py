@@ -12,27 +12,19 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.catalog import models
+from memcalc.children import variables
 from memcalc.children.client import Child, Parent
-from memcalc.errors import MeasureError, MeasureTimeoutError
+from memcalc.errors import MeasureError, MeasureTimeoutError, took_too_long
 from memcalc.files.artifact import decode, encode
 from memcalc.measure.gpu.sampler import INTERVAL, Sampler
 from memcalc.records.measurement import Measurement, PhaseReading
 from memcalc.records.plan import Plan
 
-_KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "TZ", "VIRTUAL_ENV")
-_KEPT_PREFIXES = (
-    "CUDA_",
-    "CUBLAS_",
-    "HF_",
-    "LD_",
+_OF_THE_DEVICE = (
+    *("CUDA_", "CUBLAS_", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH_", "TRITON_"),
     "MEMCALC_",
-    "NVIDIA_",
-    "OMP_",
-    "PYTHON",
-    "PYTORCH_",
-    "TORCH_",
-    "TRITON_",
 )
+"""How the names of variables begin that settle PyTorch and this machine's devices."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,10 +84,7 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
             )
             return observer.measurement(answer, "run")
         except TimeoutError:
-            raise MeasureTimeoutError(
-                f"The run took longer than {request.timeout:g} seconds and was ended: "
-                "give it more with --timeout."
-            ) from None
+            raise MeasureTimeoutError(took_too_long("run", request.timeout)) from None
         finally:
             # What it held on the GPU is free before the next run looks.
             if child is not None:
@@ -113,11 +102,9 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
 
 def environment_of(plan: Plan) -> dict[str, str]:
     """Only what a run needs, so that measurements can be repeated."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name in _KEPT or name.startswith(_KEPT_PREFIXES)
-    }
+    shell = os.environ
+    device = {name: value for name, value in shell.items() if name.startswith(_OF_THE_DEVICE)}
+    kept = {**variables.composed(shell), **device}
     if plan.alloc_conf:
         kept["PYTORCH_ALLOC_CONF"] = plan.alloc_conf
     kept.setdefault("TRANSFORMERS_VERBOSITY", "error")

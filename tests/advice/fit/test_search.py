@@ -138,7 +138,7 @@ def over(monkeypatch):
 
     def made(*clients):
         given = iter(clients)
-        monkeypatch.setattr(pool, "Client", lambda engines: next(given))
+        monkeypatch.setattr(pool, "Client", lambda *_: next(given))
         return Oracle(stack.enter_context(pool.Pool(len(clients))), None)
 
     with contextlib.ExitStack() as stack:

@@ -15,22 +15,29 @@ static long long number(const char *name, long long otherwise) {
   return text && *text ? strtoll(text, NULL, 10) : otherwise;
 }
 
-/* The machine's GPU that an entry of CUDA_VISIBLE_DEVICES names; -1: none. */
+/* The GPU that an entry of CUDA_VISIBLE_DEVICES names; machine: one that is not here; -1: none. */
 static int named(const char *entry, size_t length, int machine) {
-  if (length > 4 && !strncmp(entry, "GPU-", 4)) {
+  if (length > 4 && (!strncmp(entry, "GPU-", 4) || !strncmp(entry, "MIG-", 4))) {
     for (int index = 0; index < machine; index++) {
       char text[48];
       memcalc_uuid_text(text, index);
       if (length <= strlen(text) && !strncmp(text, entry, length)) return index;
     }
-    return -1;
+    return machine;
   }
   char *end;
   long index = strtol(entry, &end, 10);
-  return end == entry || index < 0 || index >= machine ? -1 : (int)index;
+  return end == entry || index < 0 ? -1 : index >= machine ? machine : (int)index;
 }
 
-/* CUDA stops at the first entry that it does not understand. */
+static int is_seen(const struct settings *of, int index) {
+  for (int device = 0; device < of->devices; device++)
+    if (of->visible[device] == index) return 1;
+  return 0;
+}
+
+/* CUDA stops at the first entry that it does not understand. A program names GPUs of the machine that it is written
+   for: one that the simulated machine lacks stands for its first GPU that is not seen yet. */
 static void see(struct settings *of) {
   const char *text = getenv("CUDA_VISIBLE_DEVICES");
   of->devices = 0;
@@ -41,6 +48,9 @@ static void see(struct settings *of) {
     size_t length = strcspn(text, ", ");
     int index = named(text, length, of->machine);
     if (index < 0) return;
+    if (index == of->machine || is_seen(of, index))
+      for (index = 0; index < of->machine && is_seen(of, index);) index++;
+    if (index == of->machine) return;
     of->visible[of->devices++] = index;
     text += strcspn(text, ",");
     text += *text == ',';
@@ -82,6 +92,14 @@ const struct settings *memcalc_settings(void) {
 
 /* Read the environment again, as a program may change it before it uses a GPU. */
 EXPORT void memcalc_stub_reload(void) { __atomic_store_n(&loaded, 0, __ATOMIC_RELEASE); }
+
+/* Which GPUs of the machine a program would see that reads the environment now; returns how many. */
+EXPORT int memcalc_stub_visible(int found[MOST_DEVICES]) {
+  struct settings now;
+  load(&now);
+  memcpy(found, now.visible, sizeof now.visible);
+  return now.devices;
+}
 
 void memcalc_uuid(unsigned char uuid[16], int machine_index) {
   memset(uuid, 0, 16);
