@@ -28,6 +28,7 @@ from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.files.trace_file import pack
 from memcalc.script import overlay, surroundings
+from memcalc.script.child_deaths import ChildDeathError, end_children
 from memcalc.script.command import as_main, run
 from memcalc.script.records import Answer, Ending, Request
 
@@ -133,6 +134,9 @@ def _failed(error: BaseException) -> Ending:
     """What ended a program."""
     if isinstance(error, KeyboardInterrupt):
         return Ending(code=_INTERRUPTED)
+    if isinstance(error, ChildDeathError):
+        end_children()
+        return Ending(code=1)
     if isinstance(error, SystemExit):
         return Ending(code=_code_of(error))
     _show(error)

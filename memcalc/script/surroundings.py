@@ -18,6 +18,7 @@ from memcalc.engine import decisions, source_lines
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.session import Session
 from memcalc.script import large_weights, saving
+from memcalc.script.child_deaths import ChildDeaths
 from memcalc.script.command import commands
 from memcalc.script.packages import (
     accelerate,
@@ -39,6 +40,7 @@ def program(request: Request, session: Session) -> Iterable[str]:
     patches, say = session.patches, session.say
     patches.environment("MEMCALC_SIMULATED", "1")
     others = python_commands(patches)
+    ChildDeaths().install(patches)
 
     def started(of: str) -> Callable[[int], None]:
         def tell(count: int) -> None:

@@ -47,6 +47,8 @@ build.build(Path({str(tmp_path)!r}), compiler, {platform.machine()!r})
             "memcalc_stub_reload",
             "memcalc_stub_sent",
             "memcalc_stub_when_unknown",
+            "memcalc_stub_when_promised",
+            "memcalc_stub_promise",
             "memcalc_stub_zero",
             "memcalc_stub_moments",
             "memcalc_stub_others",

@@ -1,7 +1,6 @@
 """Process groups of a program that runs as one rank: NCCL's own code, without waiting.
 
-What ranks would tell each other through a store is there already, and objects that others would
-send are what this process sends.
+What ranks would tell each other through a store is there already.
 """
 
 import importlib
@@ -14,9 +13,10 @@ import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
 from memcalc.engine.counters import Counters
-from memcalc.engine.packages import fsdp, pipelining
+from memcalc.engine.packages import fsdp, pipelining, zero_redundancy
 from memcalc.engine.patches import Patches
 from memcalc.engine.ranks import SingleRankStore, name_buckets
+from memcalc.engine.scripts.messages import Messages
 
 PAUSE = 0.25
 """Seconds after which NCCL's watchdog has let go of tensors of collectives that are done: it looks
@@ -40,15 +40,13 @@ class Groups:
             ("init_process_group", self._join),
             ("new_group", self._group),
             ("monitored_barrier", _arrived),
-            ("all_gather_object", _gather_all),
-            ("gather_object", _gather),
-            ("broadcast_object_list", _arrived),
-            ("scatter_object_list", _scatter),
         ):
             patches.wrap(distributed_c10d, name, around, also=(dist, device_mesh))
         patches.set(dist.ProcessGroup, "monitored_barrier", lambda *_, **__: None)
+        Messages().install(patches)
         pipelining.install(patches)
         fsdp.install(patches)
+        zero_redundancy.install(patches)
         name_buckets(patches, self._counters)
 
     def _join(
@@ -91,26 +89,4 @@ def _without_gloo(backend: Any) -> str | None:
 
 
 def _arrived(original: Any, *args: Any, **kwargs: Any) -> None:
-    """The others are there, and send what this process has."""
-
-
-def _gather_all(original: Any, object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
-    object_list[:] = [obj] * len(object_list)
-
-
-def _gather(
-    original: Any, obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any
-) -> None:
-    if object_gather_list is not None:
-        object_gather_list[:] = [obj] * len(object_gather_list)
-
-
-def _scatter(
-    original: Any,
-    scatter_object_output_list: list[Any],
-    scatter_object_input_list: list[Any] | None = None,
-    *_: Any,
-    **__: Any,
-) -> None:
-    if scatter_object_input_list:
-        scatter_object_output_list[0] = scatter_object_input_list[dist.get_rank()]
+    """The others are there."""

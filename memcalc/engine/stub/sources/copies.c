@@ -78,6 +78,7 @@ EXPORT void memcalc_stub_when_unknown(void (*tell)(const void *at)) { unknown = 
 
 static void to_host(void *to, const void *from, size_t bytes) {
   if (answered(to, bytes)) return;
+  memcalc_keep_promises(from, bytes, 0);
   if (unknown && bytes <= FEW && memcalc_holds(from, bytes) != KNOWN) unknown(from);
   zeros_to_host(to, bytes);
   struct way way = {to, from};
@@ -98,6 +99,7 @@ int memcalc_copy(void *to, const void *from, size_t bytes) {
     } else {
       memcalc_zero(to, bytes);
     }
+    if (on_device(from)) memcalc_copy_promises(to, from, bytes);
   }
   return 0;
 }

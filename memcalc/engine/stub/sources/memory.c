@@ -52,7 +52,7 @@ void memcalc_give_back(uint64_t bytes, int device) {
 
 /* ---- what is known by its address ---- */
 
-enum kind { ALLOCATED, MAPPED, PINNED, MANAGED };
+enum kind { ALLOCATED, MAPPED, PINNED, MANAGED, SHARED };
 struct piece {
   char *at;
   uint64_t bytes;
@@ -249,6 +249,49 @@ EXPORT int cudaHostGetDevicePointer(void **seen, void *at, unsigned flags) {
   *seen = at;
   return 0;
 }
+
+/* ---- memory of another process ---- */
+
+/* cudaIpcMemHandle_t and cudaIpcEventHandle_t have 64 bytes. */
+struct ipc_handle {
+  uint64_t bytes;
+  int device;
+  char rest[64 - sizeof(uint64_t) - sizeof(int)];
+};
+
+EXPORT int cudaIpcGetMemHandle(struct ipc_handle *made, void *at) {
+  pthread_mutex_lock(&lock);
+  struct piece *found = *list_of(at, ALLOCATED);
+  while (found && (found->at != at || found->kind != ALLOCATED)) found = found->next;
+  *made = (struct ipc_handle){found ? found->bytes : 0, on_device(at) ? memcalc_device_of(at) : 0};
+  pthread_mutex_unlock(&lock);
+  return found ? 0 : INVALID_VALUE;
+}
+/* Addresses of its own, behind which are zeros; the memory counts where it was allocated. */
+EXPORT int cudaIpcOpenMemHandle(void **at, struct ipc_handle of, unsigned flags) {
+  if (!of.bytes) return INVALID_VALUE;
+  memcalc_map();
+  memcalc_begin_context(current);
+  *at = (void *)memcalc_reserve(of.bytes, of.device);
+  return *at ? know(*at, of.bytes, SHARED, NULL, 0) : OUT_OF_MEMORY;
+}
+EXPORT int cudaIpcCloseMemHandle(void *at) {
+  struct piece *found = forget(at, SHARED);
+  if (found) memcalc_unreserve((uint64_t)at, found->bytes);
+  free(found);
+  return found ? 0 : INVALID_VALUE;
+}
+EXPORT int cuIpcGetMemHandle(struct ipc_handle *made, void *at) { return cudaIpcGetMemHandle(made, at); }
+EXPORT int cuIpcOpenMemHandle(void **at, struct ipc_handle of, unsigned flags) {
+  return cudaIpcOpenMemHandle(at, of, flags);
+}
+EXPORT int cuIpcOpenMemHandle_v2(void **at, struct ipc_handle of, unsigned flags) {
+  return cudaIpcOpenMemHandle(at, of, flags);
+}
+EXPORT int cuIpcCloseMemHandle(void *at) { return cudaIpcCloseMemHandle(at); }
+/* Work is done at once, so an event of another process has happened. */
+MAKES_HANDLE(cudaIpcOpenEventHandle, struct ipc_handle of)
+MAKES_HANDLE(cuIpcOpenEventHandle, struct ipc_handle of)
 
 /* ---- what an address is ---- */
 

@@ -172,6 +172,7 @@ static void zero(char *at, size_t bytes) {
 
 void memcalc_zero(void *at, size_t bytes) {
   if (!bytes || !mapped || !on_device(at)) return;
+  memcalc_drop_promises(at, bytes);
   pthread_mutex_lock(&lock);
   zero(at, bytes);
   pthread_mutex_unlock(&lock);
@@ -179,6 +180,7 @@ void memcalc_zero(void *at, size_t bytes) {
 
 void memcalc_mark(void *at, size_t bytes, int is_made_up) {
   if (!bytes || !mapped || !on_device(at)) return;
+  memcalc_drop_promises(at, bytes);
   pthread_mutex_lock(&lock);
   mark(at, bytes, is_made_up);
   pthread_mutex_unlock(&lock);
@@ -222,7 +224,10 @@ void memcalc_each_held(const void *at, size_t bytes,
 /* Programs that write to device memory themselves, at addresses they were given, say so. */
 EXPORT void memcalc_stub_mark(void *at, size_t bytes, int is_made_up) { memcalc_mark(at, bytes, is_made_up); }
 EXPORT void memcalc_stub_zero(void *at, size_t bytes) { memcalc_zero(at, bytes); }
-EXPORT int memcalc_stub_holds(const void *at, size_t bytes) { return memcalc_holds(at, bytes); }
+EXPORT int memcalc_stub_holds(const void *at, size_t bytes) {
+  memcalc_keep_promises(at, bytes, 1);
+  return memcalc_holds(at, bytes);
+}
 
 /* ---- PyTorch's allocator ---- */
 

@@ -92,6 +92,11 @@ int cudaFree(void *at);
 /* ---- copies.c ---- */
 int memcalc_copy(void *to, const void *from, size_t bytes);
 
+/* ---- promises.c: what other ranks send ---- */
+void memcalc_drop_promises(const void *at, size_t bytes);
+void memcalc_keep_promises(const void *at, size_t bytes, int asked);
+void memcalc_copy_promises(void *to, const void *from, size_t bytes);
+
 /* ---- streams.c ---- */
 int memcalc_capturing(const void *stream);
 void memcalc_spoil_capture(const void *stream);

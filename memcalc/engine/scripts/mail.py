@@ -1,0 +1,157 @@
+"""Messages that processes of a launch leave for each other in a folder, a file for each rank.
+
+A rank that waits for a message says so in a file beside, and whoever runs the ranks starts the one
+it waits for. Such a helper runs on only while somebody waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+FOLDER = "MEMCALC_MAIL"
+"""Variable with the folder; without it a process has nobody to ask."""
+HELPER = "MEMCALC_HELPER"
+"""Variable that is set where a rank runs for its messages only."""
+_LOOK = 0.01
+"""Seconds between two looks into the folder."""
+_STUCK = 2.0
+"""Seconds for which ranks must wait for each other in a ring before that is taken to last."""
+_HEAD = struct.Struct("<II")
+
+
+class EndlessWaitError(BaseException):
+    """A rank waits for a message that never comes; no script catches this by accident."""
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that a rank waits for."""
+
+    source: int
+    channel: str
+    number: int
+
+
+class Mail:
+    """The messages that this rank sends and asks for."""
+
+    def __init__(self, folder: Path, rank: int, *, helps: bool) -> None:
+        self._folder, self._rank, self._helps = folder, rank, helps
+        self._posted: dict[str, int] = {}
+        self._read: dict[int, int] = {}
+        """Bytes of each rank's file that were read."""
+        self._known: dict[tuple[int, str], list[bytes]] = {}
+
+    def post(self, channel: str, content: bytes) -> None:
+        """Leave the next message of a channel; a helper then rests until somebody waits for it."""
+        self._posted[channel] = self._posted.get(channel, 0) + 1
+        name = channel.encode()
+        with self._file(self._rank, "mail").open("ab") as file:
+            file.write(_HEAD.pack(len(name), len(content)) + name + content)
+        while self._helps and not self._is_awaited():
+            time.sleep(_LOOK)
+
+    def fetch(self, source: int, channel: str, number: int, call: str) -> bytes:
+        """Return a message of another rank, once it is there.
+
+        Raises:
+            EndlessWaitError: it will never be.
+        """
+        found = self._find(source, channel, number)
+        if found is not None:
+            return found
+        own = self._file(self._rank, "waits")
+        wait = Wait(source=source, channel=channel, number=number)
+        _write(own, msgspec.json.encode(wait))
+        try:
+            return self._wait(wait, call)
+        finally:
+            own.unlink(missing_ok=True)
+
+    def _wait(self, wait: Wait, call: str) -> bytes:
+        ring_since: float | None = None
+        while True:
+            ended = self._file(wait.source, "ended").exists()
+            found = self._find(wait.source, wait.channel, wait.number)
+            if found is not None:
+                return found
+            if ended:
+                raise EndlessWaitError(
+                    f"rank {self._rank} would wait without end in {call}: rank {wait.source} "
+                    "ends without sending that."
+                )
+            ring_since = (ring_since or time.monotonic()) if self._in_ring(wait) else None
+            if ring_since is not None and time.monotonic() > ring_since + _STUCK:
+                raise EndlessWaitError(
+                    f"rank {self._rank} would wait without end in {call}: rank {wait.source} "
+                    "waits for this rank too."
+                )
+            time.sleep(_LOOK)
+
+    def _in_ring(self, wait: Wait) -> bool:
+        """Whether the rank that is waited for waits for this one, or for one that does."""
+        waits = {self._rank: wait, **dict(waiting(self._folder))}
+        at, seen = wait.source, {self._rank}
+        while at in waits and at not in seen:
+            seen.add(at)
+            at = waits[at].source
+        return at == self._rank
+
+    def _is_awaited(self) -> bool:
+        return any(
+            wait.source == self._rank and self._posted.get(wait.channel, 0) <= wait.number
+            for _, wait in waiting(self._folder)
+        )
+
+    def _find(self, source: int, channel: str, number: int) -> bytes | None:
+        self._read_from(source)
+        known = self._known.get((source, channel), [])
+        return known[number] if number < len(known) else None
+
+    def _read_from(self, source: int) -> None:
+        """Take in what a rank has posted since the last look, as far as it is whole."""
+        with contextlib.suppress(FileNotFoundError), self._file(source, "mail").open("rb") as file:
+            file.seek(self._read.get(source, 0))
+            while len(head := file.read(_HEAD.size)) == _HEAD.size:
+                sizes = _HEAD.unpack(head)
+                name, content = (file.read(size) for size in sizes)
+                if (len(name), len(content)) != sizes:
+                    break
+                self._known.setdefault((source, name.decode()), []).append(content)
+                self._read[source] = file.tell()
+
+    def _file(self, rank: int, kind: str) -> Path:
+        return self._folder / f"{rank}.{kind}"
+
+
+def from_environment() -> Mail | None:
+    """Return the mail of this process; ``None``: there is nobody to ask."""
+    folder = os.environ.get(FOLDER)
+    if folder is None:
+        return None
+    return Mail(Path(folder), int(os.environ.get("RANK", "0")), helps=HELPER in os.environ)
+
+
+def waiting(folder: Path) -> Iterator[tuple[int, Wait]]:
+    """Each rank that waits, and the message it waits for."""
+    for path in folder.glob("*.waits"):
+        with contextlib.suppress(FileNotFoundError):
+            yield int(path.stem), msgspec.json.decode(path.read_bytes(), type=Wait)
+
+
+def say_ended(folder: Path, rank: int) -> None:
+    """Tell the others that a rank sends no more."""
+    (folder / f"{rank}.ended").touch()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that is whole as soon as it is there."""
+    beside = path.with_suffix(".new")
+    beside.write_bytes(content)
+    beside.replace(path)

@@ -1,0 +1,136 @@
+"""Reports child processes of a script that a signal ended, and ends a script that waits for one.
+
+On a GPU, too, a script would wait for a dead child without end; here it ends after seconds.
+"""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing import connection, process
+from typing import Any
+
+import torch
+
+from memcalc.children.exit_reason import ending, oom_kills
+from memcalc.engine import source_lines
+from memcalc.engine import torch_internals as internals
+from memcalc.engine.patches import Patches
+
+_PATIENCE = 5.0
+"""Seconds that the script may stand still at one instruction after a child was killed: a traceback
+of its own, or a join, comes sooner."""
+_POLLING = 120.0
+"""Seconds without work for the GPU after which a script that moves is taken to poll the child."""
+_END = signal.SIGUSR2
+"""Tells the main thread, wherever it waits, that it waits without end."""
+
+
+class ChildDeathError(BaseException):
+    """The script waits for a child that a signal has ended; no script catches this by accident."""
+
+
+class ChildDeaths:
+    """Watches the children of this process."""
+
+    def __init__(self) -> None:
+        self._own = os.getpid()
+        self._kills = oom_kills()
+        self._sent: set[int] = set()
+        """Children that the script itself sent a signal."""
+        self._told: set[int] = set()
+        self._started: dict[int, str] = {}
+        """Lines that started a child, by its number."""
+
+    def install(self, patches: Patches) -> None:
+        """Watch every child from now on."""
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(_END) is signal.SIG_DFL:
+            signal.signal(_END, _end_main)
+            patches.also(lambda: signal.signal(_END, signal.SIG_DFL))
+        patches.wrap(process.BaseProcess, "start", self._start)
+        patches.wrap(os, "waitpid", self._waited)
+        patches.wrap(os, "kill", self._kill)
+        patches.wrap(subprocess.Popen, "_handle_exitstatus", self._ended)
+
+    def _start(self, original: Any, child: Any) -> None:
+        line = source_lines.line()
+        original(child)
+        if os.getpid() == self._own and child.pid is not None:
+            self._started[child.pid] = line
+            threading.Thread(target=self._watch, args=(child,), daemon=True).start()
+
+    def _kill(self, original: Any, pid: int, number: int) -> None:
+        if number:
+            self._sent.add(pid)
+        original(pid, number)
+
+    def _waited(self, original: Any, pid: int, options: int) -> tuple[int, int]:
+        found: tuple[int, int] = original(pid, options)
+        if found[0] and os.WIFSIGNALED(found[1]):
+            self._tell(found[0], os.WTERMSIG(found[1]))
+        return found
+
+    def _ended(self, original: Any, child: Any, status: int, *args: Any, **kwargs: Any) -> None:
+        original(child, status, *args, **kwargs)
+        if os.WIFSIGNALED(status):
+            self._tell(child.pid, os.WTERMSIG(status))
+
+    def _watch(self, child: Any) -> None:
+        """Wait for the end of a child, and then for the script, which may wait for that child."""
+        connection.wait([child.sentinel])
+        try:
+            # The script itself is to find how the child ended: it stays to be waited for.
+            seen = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            return  # The script was told already, or another process started it.
+        if seen is None or seen.si_code not in (os.CLD_KILLED, os.CLD_DUMPED):
+            return
+        if self._tell(child.pid, seen.si_status) and _waits():
+            print("memcalc: the script waits for it and is ended.", file=sys.stderr, flush=True)
+            signal.pthread_kill(threading.main_thread().ident or 0, _END)
+
+    def _tell(self, pid: int, number: int) -> bool:
+        """Say that a signal ended a child; returns whether the script did not send it."""
+        if pid in self._sent or pid in self._told or os.getpid() != self._own:
+            return False
+        self._told.add(pid)
+        line = self._started.get(pid)
+        name = f"process {pid} that the script started{f' at {line}' if line else ''}"
+        print(f"memcalc: {ending(name, -number, kills=self._kills)}", file=sys.stderr, flush=True)
+        return True
+
+
+def end_children() -> None:
+    """End what the script has started and not ended, which would wait for it."""
+    for child in multiprocessing.active_children():
+        child.kill()
+
+
+def _waits() -> bool:
+    """Watch the script; returns True once it stands still, or polls and does nothing else."""
+    main = threading.main_thread()
+    here = begun = time.monotonic()
+    before = worked = None
+    while main.is_alive():
+        frame = sys._current_frames().get(main.ident or 0)
+        now, work = (frame, frame and frame.f_lasti), _blocks()
+        here = here if now == before else time.monotonic()
+        begun = begun if work == worked else time.monotonic()
+        before, worked = now, work
+        if time.monotonic() > min(here + _PATIENCE, begun + _POLLING):
+            return True
+        time.sleep(_PATIENCE / 10)
+    return False
+
+
+def _blocks() -> int:
+    """Return how many births and deaths of blocks there were on all GPUs."""
+    return sum(map(internals.events_so_far, range(torch.cuda.device_count())))
+
+
+def _end_main(*_: Any) -> None:
+    raise ChildDeathError
