@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from memcalc.allocator import outside
 from memcalc.catalog.gpus import ARCHITECTURES, Gpu, Target
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
@@ -115,6 +116,7 @@ def settings(gpu: Gpu | None, target: Target, *, room: int = _UNLIMITED) -> dict
         "MEMORY": memory,
         "ROOM": room,
         "NAME": name,
+        "LINKED": int(gpu is None or gpu.name in outside.table().links.nvlink),
     }
     return {
         **{f"MEMCALC_STUB_{key}": str(value) for key, value in told.items()},

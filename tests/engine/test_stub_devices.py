@@ -228,3 +228,57 @@ assert mig == 3
         KEPT=300 << 20,
         OUTSIDE=500 << 20,
     )
+
+
+@pytest.mark.parametrize("linked", [0, 1])
+def test_nvml_says_whether_nvlink_joins_two_gpus(over_stub, linked):
+    over_stub(
+        f"""
+import ctypes
+nvml, status = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_int(-1)
+cards = [ctypes.c_void_p(), ctypes.c_void_p()]
+for index, card in enumerate(cards):
+    nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(card))
+said = []
+for capability in (0, 2):
+    assert nvml.nvmlDeviceGetP2PStatus(*cards, capability, ctypes.byref(status)) == 0
+    said.append(status.value)
+assert said == [0, 0 if {linked} else 5]
+""",
+        DEVICES=2,
+        LINKED=linked,
+    )
+
+
+def test_memory_of_another_process_has_addresses_and_takes_nothing_here(over_stub):
+    over_stub(
+        """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 64)]
+theirs, handle, mine = ctypes.c_void_p(), Handle(), ctypes.c_void_p()
+cuda.cuMemAlloc_v2(ctypes.byref(theirs), ctypes.c_size_t(64 << 20))
+before = torch.cuda.mem_get_info()[0]
+assert cuda.cuIpcGetMemHandle(ctypes.byref(handle), theirs) == 0
+assert cuda.cuIpcOpenMemHandle_v2(ctypes.byref(mine), handle, 1) == 0
+assert mine.value not in (None, theirs.value)
+assert cuda.cuMemsetD8_v2(mine, 1, ctypes.c_size_t(64 << 20)) == 0
+assert cuda.cuIpcCloseMemHandle(mine) == 0
+
+piece, fd, imported = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_void_p()
+kind = (ctypes.c_int * 4)(1, 1, 1, 0)
+assert cuda.cuMemCreate(ctypes.byref(piece), ctypes.c_size_t(8 << 20), kind, ctypes.c_ulong(0)) == 0
+held = torch.cuda.mem_get_info()[0]
+assert held == before - (8 << 20)
+assert cuda.cuMemExportToShareableHandle(ctypes.byref(fd), piece, 1, ctypes.c_ulong(0)) == 0
+given = ctypes.c_void_p(fd.value)
+assert cuda.cuMemImportFromShareableHandle(ctypes.byref(imported), given, 1) == 0
+assert torch.cuda.mem_get_info()[0] == held
+cuda.cuMemRelease(imported)
+assert torch.cuda.mem_get_info()[0] == held
+cuda.cuMemRelease(piece)
+assert torch.cuda.mem_get_info()[0] == before
+""",
+        MEMORY=1 << 30,
+    )

@@ -95,3 +95,17 @@ def test_a_compiled_program_takes_what_was_written_down(tmp_path, name):
         check=True,
     )
     assert json.loads((tmp_path / "found.json").read_text())["programs"] == {name: RECORDED[name]}
+
+
+@pytest.mark.nightly
+def test_what_is_followed_breaks_no_full_graph(run):
+    found = run(
+        """
+        import torch
+        inner = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+        model = torch.nn.Sequential(inner, torch.nn.Linear(8, 8)).cuda()
+        step = torch.compile(lambda x: model(x).sum(), fullgraph=True, backend="aot_eager")
+        step(torch.zeros(4, 8, device="cuda")).backward()
+        """
+    )
+    assert found.ending.code == 0

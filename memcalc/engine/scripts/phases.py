@@ -305,6 +305,8 @@ class Phases:
         return own == self._main
 
     def _entering(self, module: torch.nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # Dynamo would compile this hook, which breaks a full graph.
         if self.phase is not Phase.BACKWARD and not self._is_followed(module):
             return
         if self._depth and self.step >= WATCHED:
@@ -330,6 +332,8 @@ class Phases:
         self._counters.name_at(None, [at for t in given for at in self._counters.addresses(t)])
 
     def _leaving(self, module: torch.nn.Module, args: Any, out: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if threading.get_ident() != self._main and self.phase is not Phase.BACKWARD:
             return
         if not self._depth:

@@ -40,7 +40,7 @@ _FUNCTION = re.compile(
 )
 """How NVIDIA names the functions of its libraries."""
 _RUNTIME = re.compile(r"libcudart(-[0-9a-f]{8})?\.so\.(\d+)")
-_BESIDE = ("*.so", "*/*.so", "*/lib/*.so", "*/ops/*.so")
+_BESIDE = ("*.so", "*/*.so", "*/*/*.so", "*/*/*/*.so")
 """Where packages that stand beside PyTorch have compiled code."""
 _SELF_REFERENCE = "$ORIGIN"
 _MOST_DEVICES = 64

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "stub.h"
 
@@ -150,12 +151,12 @@ EXPORT int cudaMemPoolGetAttribute(void *pool, int attribute, uint64_t *value) {
 
 struct physical {
   uint64_t bytes;
-  int device, on_host, references;
+  int device, elsewhere, references; /* elsewhere: on the host, or counted in the process it is from */
 };
 
 static void let_go(struct physical *piece) {
   if (__atomic_sub_fetch(&piece->references, 1, __ATOMIC_RELAXED)) return;
-  if (!piece->on_host) memcalc_give_back(piece->bytes, piece->device);
+  if (!piece->elsewhere) memcalc_give_back(piece->bytes, piece->device);
   free(piece);
 }
 
@@ -201,6 +202,24 @@ EXPORT int cuMemAddressFree(uint64_t at, size_t bytes) {
 }
 EXPORT int cuMemGetAllocationGranularity(size_t *bytes, const void *properties, int option) {
   *bytes = GRANULE;
+  return 0;
+}
+
+/* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; a fabric joins machines, and there is none. */
+enum { DESCRIPTOR = 1 };
+EXPORT int cuMemExportToShareableHandle(int *made, const struct physical *piece, int kind, uint64_t flags) {
+  if (kind != DESCRIPTOR) return INVALID_VALUE;
+  *made = memfd_create("memcalc", MFD_CLOEXEC);
+  if (*made < 0) return OUT_OF_MEMORY;
+  return write(*made, &piece->bytes, sizeof piece->bytes) == sizeof piece->bytes ? 0 : INVALID_VALUE;
+}
+EXPORT int cuMemImportFromShareableHandle(struct physical **made, void *from, int kind) {
+  uint64_t bytes;
+  if (kind != DESCRIPTOR) return INVALID_VALUE;
+  if (pread((int)(uintptr_t)from, &bytes, sizeof bytes, 0) != sizeof bytes) return INVALID_VALUE;
+  *made = malloc(sizeof **made);
+  if (!*made) return OUT_OF_MEMORY;
+  **made = (struct physical){bytes, current, 1, 1};
   return 0;
 }
 

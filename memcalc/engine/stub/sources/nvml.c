@@ -138,6 +138,12 @@ EXPORT int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *next) { r
 EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned link, int *type) { return NOT_SUPPORTED; }
 EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, void *found) { return NOT_SUPPORTED; }
 EXPORT int nvmlDeviceGetNvLinkState(void *device, unsigned link, int *active) { return NOT_SUPPORTED; }
+/* Capabilities: 0 to 4 are read, write, NVLink, atomics and PCI Express. */
+EXPORT int nvmlDeviceGetP2PStatus(void *one, void *other, int capability, int *status) {
+  if (!is_device(one) || !is_device(other)) return INVALID_ARGUMENT;
+  *status = capability == 2 && !SET->linked ? 5 /* NVML_P2P_STATUS_NOT_SUPPORTED */ : 0;
+  return SUCCESS;
+}
 
 /* ---- what is taken of it ---- */
 

@@ -74,6 +74,7 @@ static void load(struct settings *of) {
   of->kept = number("MEMCALC_STUB_KEPT", 0);
   of->outside = number("MEMCALC_STUB_OUTSIDE", 0);
   of->room = number("MEMCALC_STUB_ROOM", (long long)of->memory);
+  of->linked = (int)number("MEMCALC_STUB_LINKED", 0);
   of->carried = number("MEMCALC_STUB_CARRIED", 1ll << 20);
   long long machine = number("MEMCALC_STUB_DEVICES", 1);
   of->machine = machine < 0 ? 0 : machine > MOST_DEVICES ? MOST_DEVICES : (int)machine;

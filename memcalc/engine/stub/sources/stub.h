@@ -34,6 +34,7 @@ struct settings {
   uint64_t carried;               /* largest copy to the device whose bytes are kept */
   char name[96];
   int machine;                    /* GPUs in the machine */
+  int linked;                     /* 1: NVLink joins them */
   int devices;                    /* of these, the ones that CUDA_VISIBLE_DEVICES lets CUDA see */
   int visible[MOST_DEVICES];      /* number in the machine, by CUDA's number */
 };
