@@ -69,7 +69,7 @@ def trace(
         if drop is not None:
             followed.tell_places(program.model, drop)
         if optimizer is not None and plan.target != "cpu":
-            _spare_host(optimizer)
+            step_offloaded_once(optimizer)
         if plan.infers:
             _infer(program, recorder)
         else:
@@ -167,27 +167,31 @@ class _Followed(Patches):
             self._unreached = (_UNREACHED.format(format_bytes(missing)),)
 
 
-def _spare_host(optimizer: Any) -> None:
-    """Of an optimizer over parameters in host memory run one step, for two of each group.
+def step_offloaded_once(optimizer: Any) -> None:
+    """Run an optimizer over host memory once, on the smallest and largest parameter per group.
 
-    A step takes nothing of the GPU, and the host would calculate for real. The smallest and the
-    largest parameter show whether it runs at all. It stays so for the life of this process.
+    A step takes nothing of the GPU there, and the host would calculate for real; two parameters
+    show whether it runs at all. Where they are is looked up at each step: DeepSpeed and accelerate
+    take a model from the host and give the optimizer other parameters, on the GPU. It stays so for
+    the life of this process.
     """
-    groups, ran = getattr(optimizer, "param_groups", ()), False
-    if any(p.device.type != "cpu" for group in groups for p in group["params"]):
-        return
+    ran: set[int] = set()
 
-    def step(original: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal ran
-        if ran:
+    def step(original: Any, stepping: Any, *args: Any, **kwargs: Any) -> Any:
+        groups = getattr(stepping, "param_groups", ())
+        devices = {p.device.type for group in groups for p in group["params"]}
+        if devices != {"cpu"}:
+            return original(stepping, *args, **kwargs)
+        if id(stepping) in ran:
             return None
-        ran, whole = True, [group["params"] for group in groups]
+        ran.add(id(stepping))
+        whole = [group["params"] for group in groups]
         for group in groups:
             trained = [p for p in group["params"] if p.grad is not None]
             trained.sort(key=lambda p: p.numel())
             group["params"] = list(dict.fromkeys((*trained[:1], *trained[-1:])))
         try:
-            return original(*args, **kwargs)
+            return original(stepping, *args, **kwargs)
         finally:
             for group, parameters in zip(groups, whole, strict=True):
                 group["params"] = parameters

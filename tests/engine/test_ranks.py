@@ -58,14 +58,14 @@ def test_alike_tensors_of_a_list_are_planned_once_and_all_get_their_plan():
 def test_an_optimizer_over_host_memory_steps_once_for_the_smallest_and_largest():
     import torch
 
-    from memcalc.engine.run import _spare_host
+    from memcalc.engine.run import step_offloaded_once
 
     class OnHost(torch.optim.SGD):
         pass
 
     weights = [torch.nn.Parameter(torch.ones(size)) for size in (2, 3, 1)]
     optimizer = OnHost(weights, lr=1.0)
-    _spare_host(optimizer)
+    step_offloaded_once(optimizer)
     for _ in range(2):
         for weight in weights:
             weight.grad = torch.ones_like(weight)

@@ -31,6 +31,7 @@ _PREPARES = "_prepare_for_training"
 _PREPARED = "_load_optimizer_and_scheduler"
 """What comes last of that where ``_inner_training_loop`` does it in place, as before 5.0."""
 _METHODS = (
+    "create_optimizer",
     "get_train_dataloader",
     "get_eval_dataloader",
     "get_batch_samples",
@@ -58,8 +59,6 @@ def run(job: Job, watch: Watch, steps: int) -> None:
             optimizers=(None if library_settings.sharding(job) else job.optimizer, None),
             compute_metrics=lambda prediction: {},
         )
-        # Under FSDP it takes none, and makes one itself.
-        trainer.optimizer = job.optimizer
         with _Followed(trainer, job, watch, Turns(watch)).attached():
             trainer.train()
 
@@ -163,6 +162,11 @@ class _Followed:
 
     def _to(self, phase: Phase) -> None:
         self.turns.to(phase, min(self.trainer.state.global_step, self.trainer.args.max_steps - 1))
+
+    def create_optimizer(self, original: Any, model: Any = None) -> Any:
+        """Hand out the plan's optimizer: under FSDP and DeepSpeed the Trainer makes one itself."""
+        self.trainer.optimizer = self.job.optimizer
+        return self.trainer.optimizer
 
     def get_train_dataloader(self, original: Any) -> Any:
         if not hasattr(self.trainer, _PREPARES):
