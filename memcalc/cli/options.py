@@ -7,11 +7,11 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from memcalc.allocator.settings import OF_A_SHELL, VARIABLES
 from memcalc.catalog import plan as plans
 from memcalc.catalog.launch_files import FILES, spelled_out
 from memcalc.cli import completion
 from memcalc.cli.command import Command, argument, declared, file_option, option, say, verb
+from memcalc.engine.alloc_conf import OF_A_SHELL, VARIABLES
 from memcalc.errors import UsageError
 from memcalc.files import untrusted_values
 from memcalc.records.fields import FIELDS, Field
