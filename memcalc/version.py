@@ -8,7 +8,7 @@ import sys
 __version__ = "0.1.0"
 
 NEWEST_TORCH = (2, 15)
-"""The release that the allocator model was last held against."""
+"""The newest release whose allocator settings were looked at."""
 PACKAGES = (
     *("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchao"),
     "liger-kernel",

@@ -1,60 +1,51 @@
-"""Published readings of memory outside PyTorch's allocator (configs/contexts.toml).
+"""Memory of a CUDA process outside PyTorch's allocator: its context, and code of kernels.
 
-Published readings are figures as their authors printed them; measured ones are made from files of
-``memcalc measure`` (configs/contexts_measured.json, where there is one).
+The ranges are made from published readings by scripts/make_context_ranges.py.
 """
 
 import functools
-from collections.abc import Iterable
-from enum import Enum
-from typing import Any
+import statistics
 
 import msgspec
 
+from memcalc.catalog.gpus import Gpu
 from memcalc.files import shipped
 from memcalc.files.artifact import decode
-from memcalc.units import printed_bytes
+from memcalc.records.prediction import Span
+from memcalc.units import MIB
 
-MEASURED = "contexts_measured.json"
-
-
-class Stage(Enum):
-    """How far a process had come when it was read."""
-
-    CONTEXT = "context"
-    """Nothing but the CUDA context."""
-    TENSOR = "tensor"
-    """The first tensor."""
-    LOADING = "loading"
-    """Weights, but no kernels of a model yet."""
-    INFERENCE = "inference"
-    """A model loaded or running; a report that does not tell which is counted here."""
-    TRAINING = "training"
+TABLE = "context_ranges.json"
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """One process on one GPU: bytes outside the allocator, as far as the figures were printed."""
+class ContextRanges(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of what is outside the allocator."""
 
-    gpu: str
-    stage: Stage
-    low: int
-    high: int
-    lazy: bool
-    """Kernels loaded when they are first used; else all of a library's at once."""
-    source: str
-    torch: str | None = None
-    cuda: str | None = None
-    driver: str | None = None
-    note: str = ""
-    aside: str = ""
-    """Why it counts for nothing; empty: it counts."""
-    measured: bool = False
-    """Measured by memcalc; else published."""
+    context: Span
+    """Before the first tensor."""
+    modules: Span
+    """What kernels and libraries add."""
+    total: Span
+    """With a model there."""
+    eager: Span | None
+    """The same where all kernels are loaded at the start, as ``CUDA_MODULE_LOADING=EAGER`` has it.
 
-    @property
-    def middle(self) -> int:
-        """Halfway between what the printed figures leave open."""
-        return (self.low + self.high) // 2
+    So did every PyTorch before 1.13, and every one built for CUDA before 11.7. ``None``: any GPU.
+    """
+
+
+@functools.cache
+def table() -> dict[str, ContextRanges]:
+    """Return the ranges by name of the GPU; ``any`` holds the limits over all of them.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    return shipped.read(TABLE, lambda data: decode(dict[str, ContextRanges], data))
+
+
+def ranges(gpu: Gpu | None) -> ContextRanges:
+    """Return the ranges of a process on a GPU; without one, those of any GPU."""
+    return table()[gpu.name if gpu is not None else "any"]
 
 
 class Library(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,27 +67,40 @@ def libraries() -> tuple[Library, ...]:
     return shipped.read("contexts.toml", lambda data: decode(tuple[Library, ...], data["library"]))
 
 
-@functools.cache
-def table() -> tuple[Reading, ...]:
-    """All readings: published, then measured ones."""
+def library_span(gpu: Gpu, torch: tuple[int, int]) -> Span | None:
+    """Code of cuDNN's convolutions where it is loaded whole; ``None``: no version has any for it.
 
-    def reading(entry: dict[str, Any]) -> dict[str, Any]:
-        low, high = outside(entry["used"], entry.get("reserved", ()))
-        return {**entry, "low": low, "high": high}
-
-    published = shipped.read(
-        "contexts.toml",
-        lambda data: decode(tuple[Reading, ...], list(map(reading, data["reading"]))),
+    A version that has none for this capability runs that of the one before it in its generation.
+    """
+    sizes: dict[str, int] = {}
+    for library in libraries():
+        if not _pair(library.since) <= torch < _pair(library.before):
+            continue
+        known = {_pair(text): mib for text, mib in library.mib.items()}
+        runs = [c for c in known if c[0] == gpu.capability[0] and c <= gpu.capability]
+        if runs:
+            sizes[library.name] = known[max(runs)] * MIB
+    if not sizes:
+        return None
+    return Span(
+        low=min(sizes.values()),
+        likely=int(statistics.mean(sizes.values())),
+        high=max(sizes.values()),
+        source=f"code for this GPU in {', '.join(sizes)}",
     )
-    if not (shipped.configs() / MEASURED).exists():
-        return published
-    return *published, *shipped.read(MEASURED, lambda data: decode(tuple[Reading, ...], data))
 
 
-def outside(used: str, reserved: Iterable[str]) -> tuple[int, int]:
-    """Least and most bytes between two printed figures, half of their last digit either way."""
-    low, high = printed_bytes(used)
-    for part in reserved:
-        least, most = printed_bytes(part)
-        low, high = low - most, high - least
-    return low, high
+def _pair(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")
+    return int(major), int(minor)
+
+
+def together(*spans: Span) -> Span:
+    """Several parts as one: ends add up; a part without a likely figure leaves none for the sum."""
+    likely = [span.likely for span in spans if span.likely is not None]
+    return Span(
+        low=sum(span.low for span in spans),
+        likely=sum(likely) if len(likely) == len(spans) else None,
+        high=sum(span.high for span in spans),
+        source="; ".join(span.source for span in spans),
+    )

@@ -26,13 +26,21 @@ class CodeError(EstimateError):
         """Name of the exception's class."""
 
 
+Ask = Callable[[dict[str, Any]], dict[str, Any]]
+"""Answers a request."""
+
+
 def forked(
-    work: Callable[[], dict[str, Any]], name: str, where: Callable[[], str] = str
+    work: Callable[[Ask], dict[str, Any]],
+    name: str,
+    where: Callable[[], str] = str,
+    serve: Ask | None = None,
 ) -> dict[str, Any]:
     """Run code in a copy of this process; what it changes is gone with the copy.
 
     Its result goes through JSON; bytes become base64. ``name``: what it is called in sentences;
-    ``where`` says where the code is, as breadcrumbs do; this process has them too.
+    ``where`` says where the code is, as breadcrumbs do; this process has them too. The code is
+    given a function that asks this process something, which ``serve`` answers.
 
     Raises:
         MemcalcError: as the code raised it.
@@ -54,7 +62,11 @@ def forked(
         _work(work, theirs, name, where)
     theirs.close()
     try:
-        answer = Channel(ours).receive()
+        channel = Channel(ours)
+        answer = channel.receive()
+        while serve is not None and answer is not None and "asks" in answer:
+            channel.send(_served(serve, answer["asks"], name))
+            answer = channel.receive()
     except BaseException:
         os.kill(copy, signal.SIGKILL)
         raise
@@ -65,6 +77,18 @@ def forked(
         raise EstimateError(
             ending(name, os.waitstatus_to_exitcode(status), kills=kills, where=where())
         )
+    return _checked(answer)
+
+
+def _served(serve: Ask, request: dict[str, Any], name: str) -> dict[str, Any]:
+    try:
+        return serve(request)
+    except Exception as error:
+        return told(error, name, "")
+
+
+def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer that is no error; raise one that is."""
     if "error" not in answer:
         return answer
     if answer["exit_code"] == UsageError.exit_code:
@@ -90,15 +114,21 @@ def die_with(parent: int, number: int) -> None:
 
 
 def _work(
-    work: Callable[[], dict[str, Any]], end: socket.socket, name: str, where: Callable[[], str]
+    work: Callable[[Ask], dict[str, Any]], end: socket.socket, name: str, where: Callable[[], str]
 ) -> NoReturn:
+    channel = Channel(end)
+
+    def ask(request: dict[str, Any]) -> dict[str, Any]:
+        channel.send({"asks": request})
+        return _checked(channel.receive() or {"error": "", "exit_code": 1})
+
     try:
         try:
-            answer = work()
+            answer = work(ask)
         except BaseException as error:
             answer = told(error, name, where())
         flush()
-        Channel(end).send(answer)
+        channel.send(answer)
     finally:
         # Nothing of the process that was copied is to be closed, flushed or written here.
         os._exit(0)

@@ -62,11 +62,13 @@ def command(
     out.deliver_answer(found, name, output, top=top, verbose=verbose)
     if plot:
         from memcalc.advice.explain.timeline import timeline
+        from memcalc.estimation.client import player
         from memcalc.report import terminal
 
         with Tracer(use_cache=not no_cache, saved=kept) as tracer:
             answer = tracer.trace(plans[0])
-        out.put(terminal.timeline(timeline(answer.trace, plans[0]), width=out.width()))
+        line = timeline(answer.trace, plans[0], player(plans[0]))
+        out.put(terminal.timeline(line, width=out.width()))
     best = found.search.best if found.search is not None else None
     if under is not None and best is None:
         raise typer.Exit(1)

@@ -105,7 +105,7 @@ def _row(text: str) -> None:
 
 
 def _contexts(named: Iterable["Gpu"]) -> None:
-    from memcalc.allocator.outside import outside
+    from memcalc.catalog.contexts import ranges
     from memcalc.records.prediction import Span
     from memcalc.units import MIB
 
@@ -114,7 +114,7 @@ def _contexts(named: Iterable["Gpu"]) -> None:
 
     typer.echo(f"{'':24} {'bare context':>14} {'with a model':>14} MiB")
     for gpu in (*named, None):
-        held = outside(gpu)
+        held = ranges(gpu)
         name = gpu.name if gpu is not None else "any"
         _row(f"{name:24} {words(held.context):>14} {words(held.total):>14}  {held.total.source}")
 

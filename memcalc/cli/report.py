@@ -97,8 +97,9 @@ def draw(traced: Traced, name: str, output: Path) -> None:
     """Write the page, a picture or a snapshot of what was just traced."""
     if name == "pickle":
         from memcalc.advice.explain.timeline import predicted
+        from memcalc.estimation.client import player
 
-        predicted(traced, output)
+        predicted(traced, output, player(traced.prediction.plan))
         wrote(output)
         return
     _write(Document(chapters=(chapter(traced),)), name, output)

@@ -7,15 +7,17 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from memcalc.allocator import outside
+from memcalc.catalog import nccl
 from memcalc.catalog.gpus import ARCHITECTURES, Gpu, Target
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
 from memcalc.files import cache
+from memcalc.records.replay import UNLIMITED
 from memcalc.units import GIB
 
-_A100 = ("NVIDIA A100-SXM4-80GB", 80 * GIB)
-_UNLIMITED = 1 << 50
+MEMORY = 80 * GIB
+"""Bytes of the card where no GPU is named, an A100."""
+_A100 = ("NVIDIA A100-SXM4-80GB", MEMORY)
 CACHES = {
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -27,13 +29,23 @@ CACHES = {
 """Caches that a run may fill by a clock or a device: here they are the simulated GPU's own."""
 
 
-def insert(gpu: Gpu | None, target: Target, *, room: int = _UNLIMITED) -> None:
+def insert(gpu: Gpu | None, target: Target, *, room: int = UNLIMITED) -> None:
     """Let this process see this GPU (``None``: an A100), before CUDA begins.
 
     ``room``: bytes that allocations may take of it; by default nothing is ever full, so that a run
     tells what it needs.
     """
     os.environ.update(settings(gpu, target, room=room))
+    stub.reload()
+
+
+def resize(memory: int, room: int) -> None:
+    """Let the card of this process be of another size, before CUDA begins.
+
+    ``room``: as for ``insert``; where it is less, something else holds the rest.
+    """
+    sizes = {"MEMORY": memory, "ROOM": room, "OUTSIDE": max(memory - room, 0)}
+    os.environ.update({f"MEMCALC_STUB_{name}": str(size) for name, size in sizes.items()})
     stub.reload()
 
 
@@ -103,7 +115,7 @@ def _with_kernels(capability: tuple[int, int]) -> str:
     return f"Type --torch {newest}, the newest on PyPI that does."
 
 
-def settings(gpu: Gpu | None, target: Target, *, room: int = _UNLIMITED) -> dict[str, str]:
+def settings(gpu: Gpu | None, target: Target, *, room: int = UNLIMITED) -> dict[str, str]:
     """What ``insert`` sets in the environment."""
     name, memory = _A100 if gpu is None else (gpu.driver_name, gpu.memory)
     architecture = ARCHITECTURES[target.capability]
@@ -116,7 +128,7 @@ def settings(gpu: Gpu | None, target: Target, *, room: int = _UNLIMITED) -> dict
         "MEMORY": memory,
         "ROOM": room,
         "NAME": name,
-        "LINKED": int(gpu is None or gpu.name in outside.table().links.nvlink),
+        "LINKED": int(gpu is None or gpu.name in nccl.table().links.nvlink),
     }
     return {
         **{f"MEMCALC_STUB_{key}": str(value) for key, value in told.items()},

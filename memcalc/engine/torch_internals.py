@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from memcalc.engine.stub import load as stub
+from memcalc.records.levels import Levels
 
 _memory: Any = torch.cuda.memory
 _C: Any = torch._C
@@ -153,6 +154,31 @@ def free_cublas_workspaces() -> None:
 def set_allocator(settings: str) -> None:
     """Tell the caching allocator what ``PYTORCH_ALLOC_CONF`` says, before it is first used."""
     _memory._set_allocator_settings(settings)
+
+
+raw_alloc = _C._cuda_cudaCachingAllocator_raw_alloc
+"""Allocate bytes on a stream, by its handle; returns the address (torch/csrc/cuda/Module.cpp)."""
+raw_delete = _C._cuda_cudaCachingAllocator_raw_delete
+"""Free an address."""
+watch_out_of_memory = _C._cuda_attach_out_of_memory_observer
+"""Have a function called with the device, bytes asked for, and bytes in all and free, as a request
+fails."""
+
+
+def retries() -> int:
+    """Return how often the allocator emptied its cache to serve a request."""
+    return int(_C._cuda_memoryStats(0)["num_alloc_retries"])
+
+
+def levels(kind: str = "current") -> Levels:
+    """Read the counters of the first GPU; ``kind``: ``current`` or ``peak``."""
+    stats = _C._cuda_memoryStats(0)
+    return Levels(
+        requested=stats["requested_bytes"]["all"][kind],
+        allocated=stats["allocated_bytes"]["all"][kind],
+        active=stats["active_bytes"]["all"][kind],
+        reserved=stats["reserved_bytes"]["all"][kind],
+    )
 
 
 def prepare_to_fork() -> None:

@@ -12,19 +12,20 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from memcalc.allocator.levels import Levels
 from memcalc.catalog import models
 from memcalc.children import variables
 from memcalc.children.client import Child, Parent
-from memcalc.engine import driver, environment
+from memcalc.engine import driver, environment, replay
 from memcalc.errors import EstimateError, MemcalcError, took_too_long
 from memcalc.estimation.fits import Device
 from memcalc.estimation.question import code_in
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import DamagedTraceError, unpack
+from memcalc.records.levels import Levels
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, Prediction
+from memcalc.records.replay import Play
 from memcalc.records.trace import Trace
 
 T = TypeVar("T")
@@ -143,6 +144,24 @@ class WarmEngines:
 warm_engines = WarmEngines()
 atexit.register(warm_engines.close)
 os.register_at_fork(after_in_child=warm_engines.forget)
+
+
+def player(plan: Plan | None = None) -> Play:
+    """Return what replays calls in a child process, by the PyTorch of a plan, or the installed one.
+
+    It raises ``EstimateError`` where there is no PyTorch with CUDA.
+    """
+    runs = (plan.torch, plan.transformers) if plan is not None else ()
+
+    def ask(request: dict[str, Any]) -> dict[str, Any]:
+        with warm_engines as engines:
+            child = engines.of(*runs).child(replay.__name__, replay.NAME)
+            try:
+                return child.ask(request)
+            finally:
+                child.end()
+
+    return replay.through(ask)
 
 
 def _parent(torch: str | None, transformers: str | None, users_code: bool) -> Parent:

@@ -1,25 +1,27 @@
-"""Whether a run fits a GPU: its events replayed at the size the device really has.
+"""Whether a run fits a GPU: its calls replayed at the size the device really has.
 
 When memory runs short, PyTorch's allocator gives its cached blocks back and tries again; so more
 may be reserved on a larger device than the smaller one has, and the run fits nevertheless. What
 counts is whether a request fails. Source: ``DeviceCachingAllocator::malloc`` in
-c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13; the model is ``memcalc.allocator``.
+c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13, which runs the replay.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.allocator.levels import Levels
-from memcalc.allocator.outside import eager_span, library_span, nccl_span, outside, together
-from memcalc.allocator.settings import AllocatorSettings
+from memcalc.catalog.contexts import library_span, ranges, together
 from memcalc.catalog.gpus import Gpu
+from memcalc.catalog.nccl import nccl_span
+from memcalc.engine.alloc_conf import AllocatorSettings
 from memcalc.estimation.question import version_of
+from memcalc.records.levels import Levels
 from memcalc.records.model import OptimizerState, Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Growth, Part, Span
+from memcalc.records.replay import Card, Replay
 from memcalc.units import format_bytes
 from memcalc.workload import layouts
 
@@ -64,7 +66,7 @@ def outside_span(
 
 def _loaded(gpu: Gpu | None, plan: Plan | None, *, convolves: bool) -> dict[str | None, Span]:
     """Context and code by name, and under ``None`` the whole, as the plan's kernels are loaded."""
-    held = outside(gpu)
+    held = ranges(gpu)
     lazy: dict[str | None, Span] = {CONTEXT: held.context, CODE: held.modules, None: held.total}
     if gpu is None or plan is None or plan.module_loading == "lazy":
         return lazy
@@ -72,7 +74,8 @@ def _loaded(gpu: Gpu | None, plan: Plan | None, *, convolves: bool) -> dict[str 
     if plan.module_loading is None and version >= _SINCE_515:
         return lazy
     # All kernels of a library are loaded at once.
-    bare = whole = eager_span(gpu)
+    assert held.eager is not None
+    bare = whole = held.eager
     named: dict[str | None, Span] = {EAGER: bare}
     library = library_span(gpu, version) if convolves else None
     if library is not None:
@@ -102,6 +105,17 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     def room(self, context: int) -> int:
         """What is left for the allocator."""
         return max(self.capacity - context - self.others, 0)
+
+    def cards(self, conf: str) -> tuple[Card, Card]:
+        """Return the card as the allocator finds it beside the largest context, and the smallest.
+
+        ``conf``: ``PYTORCH_ALLOC_CONF`` of the run.
+        """
+        high, low = (
+            Card(conf=conf, capacity=self.capacity, room=self.room(context))
+            for context in (self.context.high, self.context.low)
+        )
+        return high, low
 
     def holding(self, state: OptimizerState) -> Self:
         """The same for a process that holds this optimizer's managed memory beside."""
@@ -156,32 +170,36 @@ def growth_words(grows: Growth) -> str:
     return f"grows by {format_bytes(grows.bytes)} {often}{full}{at}{by}{line}"
 
 
-Events = Callable[[], Iterable[tuple[Any, ...]]]
+def cards_to_try(
+    settings: AllocatorSettings, device: Device, unlimited: Levels
+) -> tuple[Card, ...]:
+    """Return the cards on which a replay decides, the one with less room first; often none does.
+
+    ``unlimited``: peaks of the run where nothing is ever full.
+    """
+    cards = device.cards(settings.text)
+    by_size = settings.gc_threshold > 0 or settings.memory_fraction < 1
+    if unlimited.reserved <= cards[0].room and not by_size:
+        return ()
+    return cards if unlimited.allocated <= cards[1].room else ()
 
 
 def judge(
-    events: Events,
+    replays: Callable[[Sequence[Card]], Sequence[Replay]],
     settings: AllocatorSettings,
     device: Device,
     unlimited: Levels,
 ) -> Fit:
     """Replay a run with the largest context that is likely; with the smallest it is tight."""
-    low = device.room(device.context.high)
-    high = device.room(device.context.low)
     allowed = settings.allowed(device.capacity)
-    by_size = settings.gc_threshold > 0 or settings.memory_fraction < 1
-    if unlimited.reserved <= low and not by_size:
-        return _fit(device, allowed, None, unlimited.reserved)
-    if unlimited.allocated > high:
-        return _fit(device, allowed, FitVerdict.DOES_NOT_FIT, unlimited.reserved)
-
-    from memcalc.allocator.replay import replay
-
-    for room, found in ((low, None), (high, FitVerdict.TIGHT)):
-        run = replay(events(), settings, device.capacity, available=room)
-        if run.out_of_memory is None:
+    cards = cards_to_try(settings, device, unlimited)
+    for card, found in zip(cards, (None, FitVerdict.TIGHT), strict=False):
+        (run,) = replays([card])
+        if run.refused is None:
             return _fit(device, allowed, found, run.peaks.reserved, run.retries)
-    return _fit(device, allowed, FitVerdict.DOES_NOT_FIT, unlimited.reserved)
+    fails = cards or unlimited.allocated > device.room(device.context.low)
+    found = FitVerdict.DOES_NOT_FIT if fails else None
+    return _fit(device, allowed, found, unlimited.reserved)
 
 
 def hopeless(least: int, device: Device) -> Fit | None:

@@ -5,17 +5,21 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memcalc.catalog.gpus import Gpu
+from memcalc.errors import EstimateError
 from memcalc.estimation.described import described, highest
 from memcalc.estimation.fits import device_of, outside_span
 from memcalc.estimation.question import Asked
 from memcalc.estimation.replays import (
+    Replays,
     judged,
     outcome,
+    requested_phases,
     when_crowded,
 )
 from memcalc.records.model import OptimizerState, Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Part, PhasePeak, Prediction, Span
+from memcalc.records.replay import Play
 from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace, components, most_of
 from memcalc.records.trace import highest as highest_events
 
@@ -29,15 +33,11 @@ UNCOUNTED = (
 )
 
 
-def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
-    """Replay a trace through the allocator and read the answer off."""
-    reached = outcome(question, trace)
-    crowded = when_crowded(question, trace, state, reached.peaks)
-    phases = (crowded or reached).phases
+def predict(question: Asked, trace: Trace, state: OptimizerState, play: Play) -> Prediction:
+    """Read the answer off a trace; ``play`` replays it where its GPU would be full."""
     said = tuple(_said_of_cache(question.plan, trace))
     if question.plan.target == "cpu":
-        bare = tuple(PhasePeak(phase=one.phase, requested=one.requested) for one in phases)
-        answer = _described(question, trace, state, bare, said)
+        answer = _described(question, trace, state, requested_phases(trace), said)
         # The CPU has no caching allocator: what is requested is all there is to say.
         missed = "CPU kernel scratch space", "the Python process itself"
         unknown = dict.fromkeys(("allocated", "reserved", "process_used"), _NO_ALLOCATOR)
@@ -46,6 +46,14 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
             uncounted=(*answer.plan.unread, *missed),
             unknown={**unknown, **answer.unknown},
         )
+    run = Replays(trace, play)
+    reached = outcome(trace)
+    crowded, unplayed = None, ""
+    try:
+        crowded = when_crowded(question, run, state, reached.peaks)
+    except EstimateError as error:
+        unplayed = str(error)
+    phases = (crowded or reached).phases
     answer = _on_cuda(_described(question, trace, state, phases, said), trace, question.gpu)
     reserved = answer.peak.reserved or 0
     if crowded is not None:
@@ -55,7 +63,13 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     device = device_of(question.gpu, plan=question.plan).holding(state)
     if answer.context is not None:
         device = replace(device, context=answer.context)
-    return replace(answer, fit=judged(question, trace, device))
+    try:
+        (fit,) = judged(question, run, [device])
+    except EstimateError as error:
+        unplayed = str(error)
+    if unplayed:
+        return replace(answer, unknown={**answer.unknown, "fit": unplayed})
+    return replace(answer, fit=fit)
 
 
 def _described(

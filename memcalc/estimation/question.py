@@ -7,10 +7,10 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc import registry
-from memcalc.allocator.settings import VARIABLES, AllocatorSettings, parse_alloc_conf
 from memcalc.catalog import gpus, models
 from memcalc.catalog.gpus import Gpu, Target
 from memcalc.children import variables
+from memcalc.engine.alloc_conf import VARIABLES, AllocatorSettings, parse_alloc_conf
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice

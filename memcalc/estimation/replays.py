@@ -1,62 +1,92 @@
 """Levels that a run reached on its device, and would reach on others.
 
 The run's own figures are PyTorch's counters. For a smaller card, or other settings of the
-allocator, the allocator model replays the run's history.
+allocator, PyTorch's allocator replays the run's calls (``engine.replay``).
 """
 
-import functools
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
 
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.allocator.levels import Levels
-from memcalc.allocator.replay import Op, Replay, replay
-from memcalc.estimation.fits import Device, device_of, judge
+from memcalc.engine.alloc_conf import without_fraction
+from memcalc.engine.simulated_gpu import MEMORY
+from memcalc.estimation.fits import Device, cards_to_try, device_of, judge
 from memcalc.estimation.question import Asked, asked
+from memcalc.records.levels import Levels
 from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, PhasePeak, Prediction
-from memcalc.records.trace import Phase, Reading, Trace, counts
-
-UNLIMITED = 1 << 50
-"""Device size without a GPU named: large enough for anything."""
+from memcalc.records.replay import Call, Card, Play, Replay, Wanted
+from memcalc.records.trace import Phase, Reading, Trace, components, counts
+from memcalc.records.trace import highest as highest_events
 
 
 def room_of(question: Asked) -> Device | None:
-    """The GPU of the question, as a device; ``None``: it names none."""
+    """Return the GPU of the question as a device; ``None``: it names none."""
     return device_of(question.gpu, plan=question.plan) if question.gpu is not None else None
 
 
+class Replays:
+    """Replays of a run's calls; each card is asked about once."""
+
+    def __init__(self, trace: Trace, play: Play) -> None:
+        self.trace = trace
+        self._play = play
+        self._known: dict[Card, Replay] = {}
+
+    def on(self, cards: Sequence[Card]) -> list[Replay]:
+        """Replay the run on each of these cards.
+
+        Raises:
+            MemcalcError: it cannot be replayed.
+        """
+        new = [card for card in dict.fromkeys(cards) if card not in self._known]
+        if new:
+            found = self._play(list(calls_of(self.trace)), new, Wanted())
+            self._known.update(zip(new, found, strict=True))
+        return [self._known[card] for card in cards]
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run reached: its highest levels, and those of each phase that counts."""
+    """The highest levels of a run, and those of each phase that counts."""
 
     peaks: Levels
     phases: tuple[PhasePeak, ...]
 
 
-def outcome(question: Asked, trace: Trace) -> Outcome:
-    """What a run reached where nothing was in its way."""
-    if not trace.readings:
-        return of_replay(replay(as_it_ran(trace), question.settings, UNLIMITED), trace)
+def outcome(trace: Trace) -> Outcome:
+    """Return what a run on CUDA reached where nothing was in its way."""
     highest = {r: max(getattr(one, r) for one in trace.readings) for r in ALLOCATOR_RUNGS}
     peaks = Levels(active=highest["allocated"], **highest)
     return Outcome(peaks=peaks, phases=_phases(trace.readings, trace))
 
 
 def of_replay(replayed: Replay, trace: Trace) -> Outcome:
-    """The same by the allocator model."""
-    readings = []
-    for interval in replayed.intervals:
-        step, phase = cast(tuple[int, Phase], interval.name)
-        levels = {rung: getattr(interval.peaks, rung) for rung in ALLOCATOR_RUNGS}
-        readings.append(Reading(phase=phase, step=step, **levels))
+    """Return what a replay of a run reached."""
+    readings = [
+        Reading(
+            phase=mark.phase,
+            step=mark.step,
+            **{rung: getattr(peaks, rung) for rung in ALLOCATOR_RUNGS},
+        )
+        for mark, peaks in zip(trace.marks, replayed.intervals, strict=False)
+    ]
     return Outcome(peaks=replayed.peaks, phases=_phases(readings, trace))
 
 
+def requested_phases(trace: Trace) -> tuple[PhasePeak, ...]:
+    """Return the peaks of the phases that count, of a run without a caching allocator."""
+    events = highest_events(trace)
+    return tuple(
+        PhasePeak(phase=phase, requested=sum(components(trace, events[phase]).values()))
+        for phase in Phase
+        if phase in events
+    )
+
+
 def _phases(readings: Sequence[Reading], trace: Trace) -> tuple[PhasePeak, ...]:
-    """Peaks of the phases that count, rung by rung; beside them the first step's."""
+    """Return the peaks of the phases that count, rung by rung, and the first step's."""
     found = []
     for phase in Phase:
         of_phase = [reading for reading in readings if reading.phase is phase]
@@ -69,12 +99,20 @@ def _phases(readings: Sequence[Reading], trace: Trace) -> tuple[PhasePeak, ...]:
     return tuple(found)
 
 
-def when_crowded(
-    question: Asked, trace: Trace, state: OptimizerState, unlimited: Levels
-) -> Outcome | None:
-    """The run on a GPU that would be full otherwise, where giving cached blocks back helps.
+def roomy_card(question: Asked) -> Card:
+    """Return the card of a run that tells what it needs: nothing on it is ever full."""
+    memory = question.gpu.memory if question.gpu is not None else MEMORY
+    return Card(conf=without_fraction(question.plan.alloc_conf), capacity=memory)
 
-    ``None``: all that the allocator would keep has room, or nothing helps.
+
+def when_crowded(
+    question: Asked, run: Replays, state: OptimizerState, unlimited: Levels
+) -> Outcome | None:
+    """Replay the run on a GPU that would be full otherwise, and return what it reaches there.
+
+    Returns:
+        ``None``: all that the allocator would keep has room, or giving cached blocks back does not
+        help.
     """
     room = room_of(question)
     if room is None:
@@ -82,36 +120,47 @@ def when_crowded(
     device = room.holding(state)
     if unlimited.reserved <= device.room(device.context.high):
         return None
-    for context in (device.context.high, device.context.low):
-        free = device.room(context)
-        if unlimited.allocated <= free:
-            found = replay(as_it_ran(trace), question.settings, device.capacity, available=free)
-            if found.out_of_memory is None:
-                return of_replay(found, trace)
+    for card in device.cards(question.plan.alloc_conf):
+        if unlimited.allocated <= card.room:
+            (found,) = run.on([card])
+            if found.refused is None:
+                return of_replay(found, run.trace)
     return None
 
 
-def on_device(prediction: Prediction, trace: Trace, device: Device) -> Prediction:
-    """The same prediction, judged by a device that need not be the plan's GPU."""
+def on_device(prediction: Prediction, trace: Trace, device: Device, play: Play) -> Prediction:
+    """Judge the same prediction by a device that need not be the plan's GPU."""
     there = device.holding(prediction.optimizer_state)
-    return replace(prediction, fit=judged(asked(prediction.plan), trace, there))
+    (fit,) = judged(asked(prediction.plan), Replays(trace, play), [there])
+    return replace(prediction, fit=fit)
 
 
-def judged(question: Asked, trace: Trace, device: Device) -> Fit:
-    """Whether a run fits a device."""
-    events = functools.partial(as_it_ran, trace)
-    return judge(events, question.settings, device, outcome(question, trace).peaks)
+def judged(
+    question: Asked, run: Replays, devices: Sequence[Device], reached: Levels | None = None
+) -> list[Fit]:
+    """Judge whether a run fits each of some devices.
+
+    ``reached``: its peaks without a limit; ``None``: those that it was read to have.
+    """
+    peaks = reached if reached is not None else outcome(run.trace).peaks
+    settings = question.settings
+    tried = [cards_to_try(settings, device, peaks) for device in devices]
+    # The larger context first, for all devices at once: the smaller one is tried where that fails.
+    run.on([cards[0] for cards in tried if cards])
+    return [judge(run.on, settings, device, peaks) for device in devices]
 
 
-def as_it_ran(trace: Trace) -> Iterator[tuple[Any, ...]]:
-    """Every event once, with what else the allocator was told of."""
-    marks = [(mark.index, (Op.MARK, (mark.step, mark.phase))) for mark in trace.marks]
-    told = [
+def calls_of(trace: Trace) -> Iterator[Call]:
+    """Yield every call of the allocator, in order, as ``records.replay`` has them."""
+    marks: list[tuple[int, Call]] = [(mark.index, ("mark",)) for mark in trace.marks]
+    told: list[tuple[int, Call]] = [
         (
             aside.index,
-            (Op.USED_BY, aside.storage, aside.stream)
+            ("used_by", aside.storage, aside.stream)
             if aside.what == "used_by"
-            else (Op(aside.what), aside.stream),
+            else (aside.what, aside.stream)
+            if aside.what == "keep_pool"
+            else (aside.what,),
         )
         for aside in trace.asides
     ]

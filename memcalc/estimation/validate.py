@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import msgspec
 
 from memcalc import registry
-from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.catalog import gpus, inventory, models, positions, quantised
 from memcalc.catalog.gpus import Gpu
+from memcalc.engine.alloc_conf import parse_alloc_conf
 from memcalc.errors import SettingError, UsageError
 from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.question import ASSUMED, version_of

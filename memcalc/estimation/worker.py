@@ -14,13 +14,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.allocator.settings import without_fraction
 from memcalc.catalog import models
 from memcalc.children.child import Breadcrumbs
-from memcalc.children.fork import CodeError, forked
-from memcalc.engine import driver, ranks, run, simulated_gpu
+from memcalc.children.fork import Ask, CodeError, forked
+from memcalc.engine import driver, ranks, replay, run, simulated_gpu
 from memcalc.engine import program as programs
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.alloc_conf import without_fraction
 from memcalc.engine.cudnn import loading
 from memcalc.engine.cudnn.library import Missing
 from memcalc.engine.packages import bitsandbytes
@@ -30,13 +30,14 @@ from memcalc.estimation.described import state_for
 from memcalc.estimation.fits import Device
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
-from memcalc.estimation.replays import UNLIMITED, judged, outcome, room_of
+from memcalc.estimation.replays import Replays, judged, outcome, room_of
 from memcalc.estimation.serving.answer import Engine, Model, predicted
 from memcalc.estimation.serving.probe import generating, read
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack, unpack
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
+from memcalc.records.replay import UNLIMITED, Play
 from memcalc.records.trace import Trace
 from memcalc.units import GIB, format_bytes
 from memcalc.workload import cache_layers, layouts, tasks
@@ -102,10 +103,11 @@ class Worker:
         program = self._prepared(question)
         first, *others = ranks.asked(program)
         if others:
-            return _said(question, self.trace(question), request)
+            return _said(question, self.trace(question), request, replay.play)
 
-        def here(room: int) -> dict[str, Any]:
-            return _said(question, self._run_here(question, program, first, room), request)
+        def here(room: int, ask: Ask) -> dict[str, Any]:
+            traced = self._run_here(question, program, first, room)
+            return _said(question, traced, request, replay.through(ask))
 
         return self._in_enough_room(question, here)
 
@@ -124,7 +126,7 @@ class Worker:
     def _trace(self, question: Asked, program: Program, rank: int) -> Trace:
         """Run one rank in a copy of this process."""
 
-        def work(room: int) -> dict[str, Any]:
+        def work(room: int, _: Ask) -> dict[str, Any]:
             return {"trace": pack(self._run_here(question, program, rank, room))}
 
         return unpack(base64.b64decode(self._in_enough_room(question, work)["trace"]))
@@ -188,12 +190,12 @@ class Worker:
         engine.check(length)
         self._how["detailed"] = True
         traced = self._trace(probe, self._prepared(probe), 0)
-        prediction = predict(probe, traced, state_for(probe, traced))
+        prediction = predict(probe, traced, state_for(probe, traced), replay.play)
         serving = engine.serving(read(traced, probe.plan.batch), length)
         return predicted(prediction, plan, serving, question.gpu)
 
     def _in_enough_room(
-        self, question: Asked, work: Callable[[int], dict[str, Any]]
+        self, question: Asked, work: Callable[[int, Ask], dict[str, Any]]
     ) -> dict[str, Any]:
         """Run where nothing is ever full; a generation on its GPU, which has the cache given back.
 
@@ -212,7 +214,7 @@ class Worker:
                     raise
             room = 2 * max(room, GIB)
 
-    def _forked(self, plan: Plan, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _forked(self, plan: Plan, work: Callable[[Ask], dict[str, Any]]) -> dict[str, Any]:
         """Run in a copy of this process; code that stops is run again with its values followed.
 
         A callable's are followed at once: its code may decide by them and not stop.
@@ -220,12 +222,12 @@ class Worker:
         # To follow what it reads from the GPU costs a tenth of a run.
         self._how["values"] = ":" in plan.model
         try:
-            return forked(work, NAME, self._breadcrumbs.where)
+            return forked(work, NAME, self._breadcrumbs.where, replay.answer)
         except CodeError as error:
             if error.kind == _OUT_OF_MEMORY or self._how["values"] or plan.target == "cpu":
                 raise
         self._how["values"] = True
-        return forked(work, NAME, self._breadcrumbs.where)
+        return forked(work, NAME, self._breadcrumbs.where, replay.answer)
 
     def _prepared(self, question: Asked) -> Program:
         """The plan's program, without memory for its weights."""
@@ -261,16 +263,16 @@ def _said_of_room(question: Asked, room: int) -> Iterator[str]:
         yield f"does not fit; reserved is from a run on an imaginary {size} card"
 
 
-def _said(question: Asked, traced: Trace, request: dict[str, Any]) -> dict[str, Any]:
-    """What was asked of a run: whether it fits some devices, or what it costs."""
+def _said(question: Asked, traced: Trace, request: dict[str, Any], play: Play) -> dict[str, Any]:
+    """Answer what was asked of a run: whether it fits some devices, or what it costs."""
     state = state_for(question, traced)
     if "devices" not in request:
         kept = {"trace": pack(traced)} if request.get("keep") else {}
-        return {"prediction": encode(predict(question, traced, state)), **kept}
+        return {"prediction": encode(predict(question, traced, state, play)), **kept}
     devices = [decode(Device, one).holding(state) for one in request["devices"]]
     found = Judged(
-        peaks=outcome(question, traced).peaks,
-        fits=tuple(judged(question, traced, device) for device in devices),
+        peaks=outcome(traced).peaks,
+        fits=tuple(judged(question, Replays(traced, play), devices)),
         seq=traced.seq,
         assumptions=traced.assumptions,
         uncounted=traced.uncounted,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from memcalc.allocator.levels import Levels
 from memcalc.engine import torch_internals as internals
 from memcalc.errors import MeasureError
+from memcalc.records.levels import Levels
 from memcalc.records.measurement import PhaseReading
 from memcalc.records.trace import Phase
 

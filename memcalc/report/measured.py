@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from memcalc import untrusted_text
 from memcalc.accuracy.compare import Difference, compare, peak
-from memcalc.allocator.levels import Levels
 from memcalc.files.results import Run
 from memcalc.measure.watched_command import CommandResult
 from memcalc.records import measurement
+from memcalc.records.levels import Levels
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 from memcalc.report.blocks import Block, Line, Table

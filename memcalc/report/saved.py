@@ -9,9 +9,9 @@ from memcalc.advice.explain.recorded import Recorded, WhatIf
 from memcalc.advice.explain.records import Explanation
 from memcalc.advice.fit.records import FitAnswer
 from memcalc.advice.suggest.records import Cards, Suggestions
-from memcalc.allocator.levels import Levels
 from memcalc.files.artifact import document, encode, part
 from memcalc.files.results import Run
+from memcalc.records.levels import Levels
 from memcalc.records.measurement import Measurement
 from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.records.prediction import Prediction
@@ -90,10 +90,15 @@ def snapshot_blocks(found: Recorded, top: int) -> list[Block]:
     for one in found.what_ifs:
         peaks = [Size(getattr(one.peaks, rung), Unit("MiB", MIB)) for rung in RUNGS]
         settings.append((_name(found, one), *peaks, str(one.retries)))
-    return [
+    held: list[Block] = [
         *map(Line, _lines(found)),
         Line("Alive at the end, by the line that allocated it", Kind.SECTION),
         Table(head=("bytes", "n", "line"), rows=sites, words=(2,)),
+    ]
+    if not settings:
+        return held
+    return [
+        *held,
         Line("Peaks of the same requests under other settings", Kind.SECTION),
         Table(
             head=("PYTORCH_ALLOC_CONF", *(f"{rung} MiB" for rung in RUNGS), "retries"),
@@ -119,9 +124,10 @@ def _lines(found: Recorded) -> list[str]:
         f"{format_mib(held.largest_free)}",
     ]
     if found.replayed is not None:
-        lines.append(f"replayed, every address equal; peaks: {rungs(found.replayed)}")
+        lines.append(f"a replay by PyTorch equals the recording; peaks: {rungs(found.replayed)}")
     else:
-        lines.append(f"not replayed exactly: {found.not_replayed}")
+        how = " exactly" if found.what_ifs else ""
+        lines.append(f"not replayed{how}: {found.not_replayed}")
     if found.older:
         lines.append(
             f"{found.older} storages are older than the recording: the figures below are estimates"

@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.allocator.outside import context_span
-from memcalc.allocator.settings import VARIABLES, check_environment
-from memcalc.catalog import gpus
+from memcalc.catalog import contexts, gpus
 from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.plan import STEPS, make
 from memcalc.children import variables
 from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine import driver, environment, simulated_gpu
+from memcalc.engine.alloc_conf import VARIABLES, check_environment
 from memcalc.engine.cudnn import loading
 from memcalc.engine.environment.search import Environment
 from memcalc.engine.source_lines import listed
@@ -35,10 +34,10 @@ from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError, took_too_long
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.question import Asked, asked
-from memcalc.estimation.replays import UNLIMITED
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict
+from memcalc.records.replay import UNLIMITED
 from memcalc.script.answer import answered, as_it_ended
 from memcalc.script.command import Program, launched
 from memcalc.script.launchers import Launch
@@ -84,7 +83,7 @@ class _Card(NamedTuple):
 
 def _card(gpu: Gpu | None) -> _Card:
     """A named GPU has the room that its context leaves; without one nothing is ever full."""
-    context = context_span(gpu)
+    context = contexts.ranges(gpu).total
     outside = context.likely if context.likely is not None else context.low
     if gpu is None:
         return _Card(0, outside, UNLIMITED)

@@ -10,6 +10,7 @@ from memcalc.budgets.judge import judged
 from memcalc.budgets.metrics import figure
 from memcalc.budgets.records import Budget, Evidence, Rule, Status, Where
 from memcalc.catalog.plan import make
+from memcalc.estimation.client import player
 from memcalc.estimation.estimate import Tracer
 from memcalc.records.measurement import Measurement, PhaseReading, steady_peak
 from memcalc.records.prediction import ALLOCATOR_RUNGS, FitVerdict
@@ -92,7 +93,7 @@ def test_an_explanation_has_the_bytes_and_the_verdict_of_the_estimate(traced):
 
 def test_a_picture_shows_the_bytes_of_the_estimate(traced):
     prediction = traced.prediction
-    line = timeline(traced.trace, prediction.plan)
+    line = timeline(traced.trace, prediction.plan, player(prediction.plan))
     known = {one.phase: one for one in prediction.phases}
     for stretch in line.phases:
         for rung in ALLOCATOR_RUNGS:

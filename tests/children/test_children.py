@@ -12,6 +12,7 @@ import time
 import pytest
 
 from memcalc.children.client import Parent
+from memcalc.children.fork import forked
 from memcalc.errors import EstimateError, UsageError
 
 JOB = "tests.children.job"
@@ -238,6 +239,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
 from memcalc.children.client import Parent
+from memcalc.children.fork import forked
 from memcalc.errors import EstimateError
 parent = Parent(EstimateError, {{**os.environ, "MEMCALC_WARM": ""}})
 child = parent.child({JOB!r}, "run")
@@ -259,3 +261,26 @@ def test_nothing_outlives_an_asker_that_is_killed(number):
     asker.send_signal(signal.Signals[number])
     asker.communicate(timeout=10)
     assert gone(*pids, within=3)
+
+
+def test_a_copy_of_this_process_asks_it_while_it_works():
+    def work(ask):
+        return {"sum": ask({"n": 4})["twice"] + ask({"n": 5})["twice"]}
+
+    assert forked(work, "test", serve=lambda request: {"twice": 2 * request["n"]}) == {"sum": 18}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (UsageError("no"), UsageError),
+        (EstimateError("no"), EstimateError),
+        (ValueError("n"), EstimateError),
+    ],
+)
+def test_what_a_copy_asks_in_vain_fails_there_as_it_failed_here(error, kind):
+    def refuse(request):
+        raise error
+
+    with pytest.raises(kind, match="n"):
+        forked(lambda ask: ask({}), "test", serve=refuse)

@@ -1,18 +1,17 @@
 """Fitting is decided by a replay at the device's real size."""
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from memcalc import estimate
-from memcalc.allocator.outside import eager_span, outside
-from memcalc.allocator.replay import replay
-from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 from memcalc.catalog import contexts, gpus
 from memcalc.catalog.plan import make
-from memcalc.errors import UsageError
+from memcalc.engine.alloc_conf import parse_alloc_conf, without_fraction
+from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation import predict
+from memcalc.estimation.client import player
 from memcalc.estimation.estimate import Tracer, answers
 from memcalc.estimation.fits import (
     CODE,
@@ -25,11 +24,15 @@ from memcalc.estimation.fits import (
     outside_span,
     with_spare,
 )
+from memcalc.estimation.question import asked
+from memcalc.records.levels import Levels
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict, Prediction, Span
+from memcalc.records.replay import Card, Refused, Replay, Wanted
 from memcalc.report.blocks import terminal
 from memcalc.report.predictions import blocks
 from memcalc.report.rows import fit_words
+from tests.context_script import script
 
 MIB = 1 << 20
 SPAN = Span(low=100 * MIB, likely=150 * MIB, high=200 * MIB, source="test")
@@ -39,10 +42,14 @@ def device(capacity):
     return Device(name="x", capacity=capacity, context=SPAN)
 
 
-def judged(events, capacity, settings=None):
-    settings = settings or AllocatorSettings()
-    unlimited = replay(iter(events), settings, 1 << 50).peaks
-    return judge(lambda: iter(events), settings, device(capacity), unlimited)
+def on(events, *cards):
+    return player()(events, cards, Wanted())
+
+
+def judged(events, capacity, conf=""):
+    (roomy,) = on(events, Card(conf=without_fraction(conf), capacity=1 << 36))
+    settings = parse_alloc_conf(conf)
+    return judge(lambda cards: on(events, *cards), settings, device(capacity), roomy.peaks)
 
 
 def test_a_run_that_fits_only_after_its_cache_is_freed_is_tight():
@@ -67,13 +74,13 @@ def test_a_run_is_tight_where_its_range_or_a_margin_of_3_percent_reaches_the_car
 
 def test_a_fraction_of_the_device_limits_even_where_there_is_room():
     events = [(0, 500 * MIB)]
-    half = parse_alloc_conf("per_process_memory_fraction:0.5")
+    half = "per_process_memory_fraction:0.5"
     assert judged(events, 900 * MIB, half).verdict is FitVerdict.DOES_NOT_FIT
     assert judged(events, 1100 * MIB, half).verdict is FitVerdict.FITS
 
 
 def test_what_a_fraction_allows_is_the_limit_that_is_told():
-    half = parse_alloc_conf("per_process_memory_fraction:0.5")
+    half = "per_process_memory_fraction:0.5"
     fit = judged([(0, 500 * MIB)], 900 * MIB, half)
     assert fit.limit == (450 + 150) * MIB < fit.needed < fit.capacity
     assert fit.margin == fit.least_margin == -50 * MIB
@@ -82,13 +89,25 @@ def test_what_a_fraction_allows_is_the_limit_that_is_told():
     assert (roomy.margin, roomy.least_margin) == (50 * MIB, 50 * MIB)
 
 
+UNROUNDED = Levels(**dict.fromkeys(Levels.__struct_fields__, 300 * MIB))
+
+
+def reserve_all(cards):
+    """Replay a request of 300 MiB by an allocator that allows what a fraction of a card does."""
+    for card in cards:
+        most = parse_alloc_conf(card.conf).allowed(card.capacity) or card.capacity
+        fails = min(most, card.room) < 300 * MIB
+        refused = Refused(asked=300 * MIB, free=card.room) if fails else None
+        yield Replay(peaks=UNROUNDED, end=UNROUNDED, intervals=(), retries=0, refused=refused)
+
+
 @example(capacity=401, spare=1, fraction=":0.9")
 @given(st.integers(300, 900), st.integers(0, 300), st.sampled_from(("", ":0.5", ":0.9")))
 def test_what_shall_stay_free_is_taken_off_the_device_and_the_verdict_follows(
     capacity, spare, fraction
 ):
-    settings = parse_alloc_conf(fraction and f"per_process_memory_fraction{fraction}")
-    fit = judged([(0, 300 * MIB)], capacity * MIB, settings)
+    conf = fraction and f"per_process_memory_fraction{fraction}"
+    fit = judge(reserve_all, parse_alloc_conf(conf), device(capacity * MIB), UNROUNDED)
     found = with_spare(fit, SPAN, spare * MIB)
     if fit.verdict is FitVerdict.DOES_NOT_FIT or 400 + spare > capacity:
         assert found is FitVerdict.DOES_NOT_FIT
@@ -108,20 +127,31 @@ def programs(draw):
     return events
 
 
+@settings(max_examples=6)
 @given(events=programs(), capacity=st.integers(200, 1600))
 def test_shortcuts_say_what_two_replays_say(events, capacity):
     capacity *= MIB
-    settings = AllocatorSettings()
-    failed = [
-        replay(iter(events), settings, capacity, available=max(capacity - context, 0)).out_of_memory
-        for context in (SPAN.high, SPAN.low)
-    ]
+    failed = [run.refused for run in on(events, *device(capacity).cards(""))]
     found = judged(events, capacity)
     roomy = found.needed_high <= capacity - margin(capacity) and not found.retries
     wanted = FitVerdict.FITS if roomy else FitVerdict.TIGHT
     if failed[0] is not None:
         wanted = FitVerdict.TIGHT if failed[1] is None else FitVerdict.DOES_NOT_FIT
     assert found.verdict is wanted
+
+
+def test_where_nothing_can_replay_a_run_it_is_said_why_its_fit_is_unknown(traced):
+    def nobody(calls, cards, wanted):
+        raise EstimateError("There is no PyTorch: type pip install torch.")
+
+    before = traced.prediction
+    plan = replace(before.plan, alloc_conf="per_process_memory_fraction:0.9")
+    found = predict.predict(asked(plan), traced.trace, before.optimizer_state, nobody)
+    assert found.fit is None
+    assert found.unknown["fit"] == "There is no PyTorch: type pip install torch."
+    assert found.peak == before.peak
+    played = predict.predict(asked(plan), traced.trace, before.optimizer_state, player())
+    assert played.fit.verdict is FitVerdict.FITS
 
 
 A100 = gpus.find("A100-40GB")
@@ -149,9 +179,9 @@ def test_several_gpus_add_a_part_for_nccl():
 @pytest.mark.parametrize("name", ["A100-40GB", "V100-16GB", "RTX 3090", "RTX 2080 Ti"])
 def test_all_kernels_at_the_start_take_more_than_those_that_are_used(name):
     gpu = gpus.find(name)
-    span = eager_span(gpu)
-    assert span.low > outside(gpu).total.high
-    held = [r for r in contexts.table() if r.gpu == gpu.name and not r.lazy and not r.aside]
+    span = contexts.ranges(gpu).eager
+    assert span.low > contexts.ranges(gpu).total.high
+    held = [r for r in script.table() if r.gpu == gpu.name and not r.lazy and not r.aside]
     assert held
     assert all(span.low <= r.low and r.high <= span.high for r in held)
 
@@ -204,8 +234,6 @@ def test_a_gpu_for_a_run_on_the_cpu_is_refused():
 
 
 def test_a_run_on_the_cpu_is_not_said_to_have_the_kernels_of_a_gpu():
-    from memcalc.estimation.question import asked
-
     assert not any("A100" in note for note in asked(make({"model": "gpt2", "target": "cpu"})).notes)
 
 

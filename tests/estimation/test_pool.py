@@ -83,18 +83,19 @@ def test_nothing_more_is_asked_when_nobody_listens_any_more():
     assert len(asked) < 20
 
 
-def test_other_settings_of_the_allocator_are_pytorchs_own_and_the_models(traced):
+def test_a_run_under_other_settings_is_what_its_replay_under_them_says(traced):
     from msgspec.structs import replace
 
-    from memcalc.allocator.replay import replay
+    from memcalc.estimation.client import player
     from memcalc.estimation.question import asked
-    from memcalc.estimation.replays import UNLIMITED, as_it_ran
+    from memcalc.estimation.replays import Replays, roomy_card
 
     plan = replace(traced.prediction.plan, alloc_conf="roundup_power2_divisions:2")
     with Tracer(use_cache=False) as tracer:
         (found,) = tracer.answers([plan])
-    modelled = replay(as_it_ran(traced.trace), asked(plan).settings, UNLIMITED).peaks
-    assert (found.peak.allocated, found.peak.reserved) == (modelled.allocated, modelled.reserved)
+    (replay,) = Replays(traced.trace, player()).on([roomy_card(asked(plan))])
+    assert found.peak.allocated == replay.peaks.allocated
+    assert found.peak.reserved == replay.peaks.reserved
     assert found.peak.allocated > traced.prediction.peak.allocated
 
 

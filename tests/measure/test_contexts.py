@@ -1,23 +1,19 @@
 """Runs that memcalc measured become readings of the context."""
 
 import json
-import runpy
-from pathlib import Path
 
 import pytest
 
-from memcalc.allocator import outside
-from memcalc.catalog import contexts, gpus
-from memcalc.catalog.contexts import Reading, Stage
-from memcalc.files import artifact, results
+from memcalc.catalog import gpus
+from memcalc.files import artifact, results, shipped
 from memcalc.files.results import Run, save
 from memcalc.records.measurement import GpuReading, Measurement, Moment, OutOfMemory, StateReading
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
+from tests.context_script import Reading, Stage, script
 
 MIB = 1 << 20
-SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "make_context_readings.py"
-readings = runpy.run_path(str(SCRIPT))["readings"]
+readings = script.readings
 
 
 def gpu(**more):
@@ -86,16 +82,12 @@ def test_files_of_results_outrank_what_was_published(tmp_path, monkeypatch):
     path = tmp_path / "h200.json"
     save(path, [run(size) for size in (520, 536, 544)])
     assert len(results.load(path)) == 3
-    text = runpy.run_path(str(SCRIPT))["text"]([str(path)])
+    text = script.measured_text([str(path)])
     made = tuple(artifact.decode(Reading, entry) for entry in json.loads(text))
     assert len(made) == 6
-    published = contexts.table()
-    monkeypatch.setattr(contexts, "table", lambda: (*published, *made))
-    outside.outside.cache_clear()
-    try:
-        held = outside.outside(gpus.find("h200"))
-    finally:
-        outside.outside.cache_clear()
+    published = script.table()
+    monkeypatch.setattr(script, "table", lambda: (*published, *made))
+    held = script.ranges_of(gpus.find("h200"))
     assert held.total.low <= 520 * MIB < held.total.likely == 536 * MIB
     assert held.total.high >= 544 * MIB
     assert held.total.source.startswith("3 readings by memcalc on H200, widened by ")
@@ -104,11 +96,11 @@ def test_files_of_results_outrank_what_was_published(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("there", [False, True])
 def test_the_file_of_measured_readings_is_read_where_there_is_one(there, tmp_path, monkeypatch):
-    shipped = contexts.shipped.configs() / "contexts.toml"
-    (tmp_path / "contexts.toml").write_text(shipped.read_text())
+    published = shipped.configs() / "contexts.toml"
+    (tmp_path / "contexts.toml").write_text(published.read_text())
     if there:
-        (tmp_path / contexts.MEASURED).write_text(
+        (tmp_path / script.MEASURED).write_text(
             json.dumps(list(map(artifact.encode, readings([measured()], "h200.json"))))
         )
-    monkeypatch.setattr(contexts.shipped, "configs", lambda: tmp_path)
-    assert [r.gpu for r in contexts.table.__wrapped__() if r.measured] == ["H200", "H200"] * there
+    monkeypatch.setattr(shipped, "configs", lambda: tmp_path)
+    assert [r.gpu for r in script.table.__wrapped__() if r.measured] == ["H200", "H200"] * there

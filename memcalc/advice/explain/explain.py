@@ -20,12 +20,12 @@ from memcalc.advice.remedies.records import Option, Remedy, Trial, figures, fitt
 from memcalc.advice.remedies.rows import same_result
 from memcalc.advice.remedies.search import advise, candidates
 from memcalc.advice.remedies.trials import begin
-from memcalc.allocator.replay import replay
 from memcalc.catalog.plan import make, to_simulate
 from memcalc.errors import MemcalcError, UsageError
+from memcalc.estimation.client import player
 from memcalc.estimation.estimate import Traced, Tracer, may_run_again
 from memcalc.estimation.question import asked, code_in
-from memcalc.estimation.replays import UNLIMITED, as_it_ran, judged, of_replay, room_of
+from memcalc.estimation.replays import Replays, judged, room_of, roomy_card
 from memcalc.records.fields import version_changes
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -50,7 +50,7 @@ def chapter(traced: Traced, *, depth: int | None = None) -> Chapter:
     return Chapter(
         prediction=prediction,
         peak=moments(traced.trace, plan, depth=depth)[prediction.peak.phase],
-        line=timeline(traced.trace, plan),
+        line=timeline(traced.trace, plan, player(plan)),
     )
 
 
@@ -185,10 +185,11 @@ def _explained(traced: Traced, depth: int | None) -> Explanation:
 def script_remedies(traced: Traced) -> Iterator[Option]:
     """Half the batch, by running the command again; the allocator's settings, by replaying."""
     yield from _halved(traced.prediction.plan)
-    before, trace = traced.prediction, traced.trace
+    before = traced.prediction
+    run = Replays(traced.trace, player(before.plan))
     for remedy in same_result.expandable(before.plan):
         question = asked(replace(before.plan, **dict(remedy.changes)))
-        found = of_replay(replay(as_it_ran(trace), question.settings, UNLIMITED), trace)
+        (found,) = run.on([roomy_card(question)])
         saved = (before.peak.reserved or 0) - found.peaks.reserved
         used = before.peak.process_used
         peak = replace(
@@ -197,9 +198,8 @@ def script_remedies(traced: Traced) -> Iterator[Option]:
             process_used=used - saved if used is not None else None,
         )
         room = room_of(question)
-        # The readings of the run are those of its own settings.
-        fit = judged(question, replace(trace, readings=()), room) if room is not None else None
-        told = replace(figures(before), plan=question.plan, peak=peak, fit=fit)
+        fits = judged(question, run, [room], found.peaks) if room is not None else []
+        told = replace(figures(before), plan=question.plan, peak=peak, fit=next(iter(fits), None))
         yield Option(remedy=remedy, trial=Trial(remedies=(remedy.key,), figures=told))
 
 

@@ -1,20 +1,30 @@
 """Reads a recorded memory snapshot and replays it under other allocator settings."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
-from memcalc.allocator import snapshot_reader
-from memcalc.allocator.levels import Levels, highest
-from memcalc.allocator.settings import parse_alloc_conf
-from memcalc.allocator.what_if import HistoryError, follow, history, what_if
-from memcalc.errors import UsageError
-from memcalc.estimation.replays import UNLIMITED
+from memcalc.engine.alloc_conf import parse_alloc_conf, without_fraction
+from memcalc.engine.simulated_gpu import MEMORY
+from memcalc.errors import EstimateError, UsageError
+from memcalc.files.snapshot_reader import (
+    Breakdown,
+    Entry,
+    RecordedSettings,
+    SegmentRecord,
+    Snapshot,
+    breakdown,
+    read_snapshot,
+)
 from memcalc.records.display import Answer
+from memcalc.records.levels import Levels
+from memcalc.records.replay import Call, Card, Play, Replay, Wanted
 from memcalc.units import MIB
 
-_NOTHING = Levels(requested=0, allocated=0, active=0, reserved=0)
+_TAKEN = ("segment_alloc", "segment_map")
+_GIVEN = ("segment_free", "segment_unmap")
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,30 +43,45 @@ class Recorded(Answer, msgspec.Struct, frozen=True, kw_only=True):
 
     conf: str
     """``PYTORCH_ALLOC_CONF`` of the run, as the snapshot has it."""
-    held: snapshot_reader.Breakdown
+    held: Breakdown
     """At the end of the recording."""
     entries: int
     older: int
     """Storages from before the recording began."""
     replayed: Levels | None
-    """Peaks of the recording, every address of which the model gave out too."""
+    """Peaks of the recording: a replay under its settings reaches all that the recording tells."""
     not_replayed: str | None
-    """Where and how the model and the recording part."""
+    """Why there is no replay, or where it and the recording part."""
     what_ifs: tuple[WhatIf, ...]
+    """None without a PyTorch that can replay."""
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """The trace of a snapshot as calls of the allocator."""
+
+    calls: tuple[Call, ...]
+    older: int
+    """Storages from before the recording began; they are born first, in order of address."""
 
 
 def read(
-    path: Path, confs: Sequence[str] = (), *, device: int = 0, device_bytes: int = UNLIMITED
+    path: Path,
+    play: Play,
+    confs: Sequence[str] = (),
+    *,
+    device: int = 0,
+    memory: int | None = None,
 ) -> Recorded:
     """Open a snapshot of ``torch.cuda.memory._dump_snapshot`` and answer what if.
 
     Nothing in it is run. ``confs`` are settings to try; none: expandable segments, and blocks of
-    128 MiB kept whole. The questions are about a device of ``device_bytes``.
+    128 MiB kept whole. The questions are about a device of ``memory`` bytes; ``None``: one on which
+    nothing is ever full.
 
     Raises:
         UsageError: no snapshot, no such device, or settings that PyTorch does not know.
     """
-    snapshot = snapshot_reader.read_snapshot(path)
+    snapshot = read_snapshot(path)
     devices = len(snapshot.device_traces)
     if not 0 <= device < devices:
         hint = f"type 0 to {devices - 1}" if devices else "it has none at all"
@@ -64,40 +89,151 @@ def read(
     conf = _conf(snapshot)
     grows = "expandable_segments:True"
     usual = (grows if grows not in conf else "", "max_split_size_mb:128")
-    tried = dict.fromkeys((conf, *(confs or usual)))
-    replayed, parted = None, None
+    tried = [parse_alloc_conf(one).text for one in dict.fromkeys((conf, *(confs or usual)))]
+    known = history(snapshot, device)
+    cards = [_card(conf, None), *(_card(one, memory) for one in tried)]
+    replays: dict[Card, Replay] = {}
+    failed = None
     try:
-        replayed = highest(_NOTHING, *follow(snapshot, parse_alloc_conf(conf), device=device))
-    except HistoryError as error:
-        parted = str(error)
-    try:
-        what_ifs = []
-        for one in tried:
-            found = what_if(snapshot, parse_alloc_conf(one), device_bytes, device=device)
-            failed, why = found.out_of_memory, None
-            if failed is not None:
-                why = f"asked for {failed.asked:,} B with {failed.device_free:,} B free"
-            what_ifs.append(
-                WhatIf(conf=one, peaks=found.peaks, retries=found.retries, out_of_memory=why)
-            )
-    except ValueError as error:
+        asked = list(dict.fromkeys(cards))
+        replays = dict(zip(asked, play(known.calls, asked, Wanted()), strict=True))
+    except UsageError as error:
         raise UsageError(f"{path} holds an impossible history: {error}.") from None
+    except EstimateError as error:
+        failed = str(error).rstrip(".")
+    held = breakdown(snapshot, device=device)
+    if failed is None:
+        failed = _difference(snapshot.device_traces[device], known, held, replays[cards[0]])
     return Recorded(
         conf=conf,
-        held=snapshot_reader.breakdown(snapshot, device=device),
+        held=held,
         entries=len(snapshot.device_traces[device]),
-        older=history(snapshot, device=device).older,
-        replayed=replayed,
-        not_replayed=parted,
-        what_ifs=tuple(what_ifs),
+        older=known.older,
+        replayed=replays[cards[0]].peaks if failed is None else None,
+        not_replayed=failed,
+        what_ifs=tuple(
+            _what_if(one, replays[card])
+            for one, card in zip(tried, cards[1:], strict=True)
+            if card in replays
+        ),
     )
 
 
-def _conf(snapshot: snapshot_reader.Snapshot) -> str:
-    settings = snapshot.allocator_settings or snapshot_reader.RecordedSettings()
+def history(snapshot: Snapshot, device: int = 0) -> History:
+    """Turn the trace of one device into calls.
+
+    PyTorch records requests, frees and what happened to segments, but not calls of ``empty_cache``:
+    memory that was given back counts as one.
+    """
+    reader = _Reader()
+    for entry, following in pairwise([*snapshot.device_traces[device], Entry(action="end")]):
+        reader.read(entry, following)
+    for segment in snapshot.segments:
+        if segment.device == device:
+            reader.add_survivors(segment)
+    births = [reader.older[address] for address in sorted(reader.older)]
+    return History(calls=(*births, *reader.calls), older=len(births))
+
+
+class _Reader:
+    """Gives every storage a key of its own, as addresses are used again and again."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.older: dict[int, Call] = {}
+        self._key = 0
+        self._live: dict[int, int] = {}
+        self._late: dict[int, int] = {}
+        self._streams: dict[object, int] = {0: 0}
+
+    def read(self, entry: Entry, following: Entry) -> None:
+        action, address = entry.action, entry.addr
+        if action == "alloc":
+            self._live[address] = self._born(self.calls, entry.size, entry.stream)
+        elif action == "free_requested":
+            key = self._live.pop(address, None)
+            if key is None:
+                key = self._from_before(address, entry.size, entry.stream)
+            if (following.action, following.addr) != ("free_completed", address):
+                # Another stream was behind; which one is not recorded.
+                self._late[address] = key
+                self.calls.append(("used_by", key, self._stream(object())))
+            self.calls.append((key, 0))
+        elif action == "free_completed" and address in self._late:
+            self.calls.append(("passed", self._late.pop(address)))
+        elif action in _GIVEN and self.calls[-1:] != [("empty_cache",)]:
+            self.calls.append(("empty_cache",))
+
+    def add_survivors(self, segment: SegmentRecord) -> None:
+        """Count storages that are alive at the end and whose birth was not seen."""
+        address = segment.address
+        for block in segment.blocks:
+            if block.state == "active_allocated" and address not in self._live:
+                self._from_before(address, block.requested_size, segment.stream)
+            address += block.size
+
+    def _from_before(self, address: int, size: int, stream: int) -> int:
+        births: list[Call] = []
+        key = self._born(births, size, stream)
+        (self.older[address],) = births
+        return key
+
+    def _born(self, births: list[Call], size: int, stream: int) -> int:
+        self._key += 1
+        births.append((self._key, max(size, 1), self._stream(stream)))
+        return self._key
+
+    def _stream(self, known: object) -> int:
+        """Number of a recorded stream, or of one that was not recorded."""
+        return self._streams.setdefault(known, len(self._streams))
+
+
+def _card(conf: str, memory: int | None) -> Card:
+    if memory is None:
+        return Card(conf=without_fraction(conf), capacity=MEMORY)
+    return Card(conf=conf, capacity=memory, room=memory)
+
+
+def _what_if(conf: str, found: Replay) -> WhatIf:
+    failed, why = found.refused, None
+    if failed is not None:
+        why = f"asked for {failed.asked:,} B with {failed.free:,} B free"
+    return WhatIf(conf=conf, peaks=found.peaks, retries=found.retries, out_of_memory=why)
+
+
+def _difference(
+    entries: Sequence[Entry], known: History, held: Breakdown, replay: Replay
+) -> str | None:
+    """Say where a replay under the run's own settings and the recording part; ``None``: nowhere."""
+    if known.older:
+        return f"the history starts in the middle: {known.older} storages are older"
+    requested = _peak(entries, ("alloc",), ("free_completed",))
+    reserved = _peak(entries, _TAKEN, _GIVEN)
+    figures = (
+        ("most requested", requested, replay.peaks.requested),
+        ("most reserved", reserved, replay.peaks.reserved),
+        ("allocated at the end", held.levels.allocated, replay.end.allocated),
+        ("reserved at the end", held.levels.reserved, replay.end.reserved),
+    )
+    parts = [
+        f"{name}: {own:,} B, and {new:,} B replayed" for name, own, new in figures if own != new
+    ]
+    return "; ".join(parts) or None
+
+
+def _peak(entries: Sequence[Entry], more: Sequence[str], less: Sequence[str]) -> int:
+    level = peak = 0
+    for entry in entries:
+        level += entry.size if entry.action in more else -entry.size if entry.action in less else 0
+        peak = max(peak, level)
+    return peak
+
+
+def _conf(snapshot: Snapshot) -> str:
+    settings = snapshot.allocator_settings or RecordedSettings()
     if settings.text is not None:
         return settings.text
-    # A predicted snapshot, or one of an older PyTorch, has only what the text came to.
+    # A snapshot of an older PyTorch has only what the text came to.
     parts = ["expandable_segments:True"] if settings.expandable_segments else []
     if settings.max_split_size > 0:
         parts.append(f"max_split_size_mb:{settings.max_split_size // MIB}")

@@ -1,26 +1,23 @@
 """The timeline of the steady step by component, and the run as a memory snapshot."""
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.allocator.caching import CachingAllocator
-from memcalc.allocator.levels import Levels
-from memcalc.allocator.replay import Op, Player
-from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
-from memcalc.allocator.snapshot_writer import Frame, predicted_snapshot, save_snapshot
-from memcalc.allocator.state import DeviceMemory
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Traced
-from memcalc.estimation.question import version_of
-from memcalc.estimation.replays import UNLIMITED, as_it_ran
+from memcalc.estimation.question import asked
+from memcalc.estimation.replays import calls_of, roomy_card
+from memcalc.files.snapshot_writer import save_snapshot
+from memcalc.records.levels import Levels
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Component, Phase, Storage, Trace, program_end
+from memcalc.records.replay import Play, Replay, Wanted
+from memcalc.records.trace import Component, Phase, Trace, program_end, walk
 from memcalc.units import signed_bytes
 
 
@@ -69,54 +66,52 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def timeline(trace: Trace, plan: Plan) -> Timeline:
+def timeline(trace: Trace, plan: Plan, play: Play) -> Timeline:
     """Follow the steady step of a trace event by event, or all that a script did."""
-    levels = dict.fromkeys(Component, 0)
+    trace = _until_its_end(trace)
+    components = dict.fromkeys(Component, 0)
     bands: dict[Component, list[int]] = {component: [] for component in Component}
-    rungs: list[Levels] = []
     stretches: list[Stretch] = []
     made: list[str] = []
-    steady = trace.steps - 1
-    for step, phase, storage, size, held in _played(trace, plan):
-        levels[storage.component] += size
-        if step != steady and not trace.whole:
+    first: int | None = None
+    for number, (mark, event, storage) in enumerate(walk(trace)):
+        size = storage.bytes if event >= 0 else -storage.bytes
+        components[storage.component] += size
+        if mark.step != trace.steps - 1 and not trace.whole:
             continue
-        here = len(rungs)
-        if stretches and stretches[-1].phase is phase:
+        first = number if first is None else first
+        here = len(made)
+        if stretches and stretches[-1].phase is mark.phase:
             stretches[-1] = replace(stretches[-1], end=here + 1)
         else:
-            stretches.append(Stretch(phase=phase, begin=here, end=here + 1))
-        rungs.append(held)
+            stretches.append(Stretch(phase=mark.phase, begin=here, end=here + 1))
         name = storage.component.value.replace("_", " ")
         maker = " ".join(part for part in (storage.module, storage.op) if part) or name
         made.append(f"{maker} {signed_bytes(size)}")
         for component, band in bands.items():
-            band.append(levels[component])
-    device = plan.target != "cpu"
+            band.append(components[component])
+    levels: tuple[Levels, ...] | None = None
+    if plan.target != "cpu":
+        levels = _replayed(trace, plan, play, Wanted(levels=first)).levels
     return Timeline(
         components={name: tuple(band) for name, band in bands.items() if any(band)},
         requested=tuple(map(sum, zip(*bands.values(), strict=True))),
-        allocated=tuple(held.allocated for held in rungs) if device else None,
-        reserved=tuple(held.reserved for held in rungs) if device else None,
+        allocated=None if levels is None else tuple(one.allocated for one in levels),
+        reserved=None if levels is None else tuple(one.reserved for one in levels),
         phases=tuple(stretches),
         made=tuple(made),
-        events=len(rungs),
+        events=len(made),
     )
 
 
-def _played(trace: Trace, plan: Plan) -> Iterator[tuple[int, Phase, Storage, int, Levels]]:
-    """Each event as the allocator serves it: when, of what, bytes more or less, and the levels."""
-    player = Player(CachingAllocator(settings_of(plan, trace), DeviceMemory(UNLIMITED)))
-    step, phase = 0, Phase.LOAD
-    for event in as_it_ran(replace(trace, events=trace.events[: program_end(trace)])):
-        player.play((event,))
-        key, what, *_ = event
-        if key is Op.MARK:
-            step, phase = what
-        elif not isinstance(key, Op):
-            storage = trace.storages[key % len(trace.storages)]
-            change = storage.bytes if what else -storage.bytes
-            yield step, phase, storage, change, player.allocator.levels()
+def _until_its_end(trace: Trace) -> Trace:
+    """Return a trace after whose last step the model and the optimizer are still there."""
+    return replace(trace, events=trace.events[: program_end(trace)])
+
+
+def _replayed(trace: Trace, plan: Plan, play: Play, wanted: Wanted) -> Replay:
+    (found,) = play(list(calls_of(trace)), [roomy_card(asked(plan))], wanted)
+    return found
 
 
 def thin(line: Timeline, moments: int) -> Timeline:
@@ -137,49 +132,15 @@ def thin(line: Timeline, moments: int) -> Timeline:
     return line.at(keep, phases)
 
 
-def settings_of(plan: Plan, trace: Trace) -> AllocatorSettings:
-    """The allocator's settings of a traced plan."""
-    version = version_of(plan.torch or trace.versions.get("torch", "2.13"))
-    return parse_alloc_conf(plan.alloc_conf, torch=version)
-
-
-def predicted(traced: Traced, path: Path) -> None:
+def predicted(traced: Traced, path: Path, play: Play) -> None:
     """Write what ``torch.cuda.memory._dump_snapshot`` would have, for pytorch.org/memory_viz.
-
-    Frames show the module and the operator, and under it the component and the phase.
 
     Raises:
         UsageError: a CPU run has no CUDA memory, or the file cannot be written.
     """
-    plan, trace = traced.prediction.plan, traced.trace
+    plan, trace = traced.prediction.plan, _until_its_end(traced.trace)
     if plan.target == "cpu":
         raise UsageError("A CPU run has no CUDA memory snapshot: leave --target cpu out.")
-    shown: dict[Storage, tuple[Frame, ...]] = {}
-
-    def frames(key: Hashable) -> Sequence[Frame]:
-        assert isinstance(key, int)
-        storage = trace.storages[key % len(trace.storages)]
-        if storage not in shown:
-            made, dtype = f"made in {storage.phase.value} of step {storage.step}", storage.dtype
-            shown[storage] = (
-                (storage.module or f"({storage.phase.value})", 0, f"{storage.op} {dtype}".rstrip()),
-                (storage.component.value, 0, made),
-            )
-        return shown[storage]
-
-    snapshot = predicted_snapshot(
-        _events(traced), settings_of(plan, trace), UNLIMITED, frames=frames
-    )
-    save_snapshot(snapshot, path)
-
-
-def _events(traced: Traced) -> Iterator[tuple[Any, ...]]:
-    """As replayed for the prediction, with the marks in words."""
-    trace = traced.trace
-    # As if dumped after the last step, with the model and the optimizer still there.
-    for event in as_it_ran(replace(trace, events=trace.events[: program_end(trace)])):
-        if event[0] is Op.MARK:
-            step, phase = event[1]
-            yield Op.MARK, f"step {step} {phase.value}"
-        else:
-            yield event
+    snapshot = _replayed(trace, plan, play, Wanted(snapshot=True)).snapshot
+    assert snapshot is not None
+    save_snapshot(snapshot, trace, path)

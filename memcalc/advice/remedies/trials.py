@@ -9,6 +9,7 @@ from memcalc.advice.remedies.records import Change, Option, Remedy, Trial, figur
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
+from memcalc.estimation.client import player
 from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.estimation.fits import device_of
 from memcalc.estimation.pool import room
@@ -92,8 +93,9 @@ class Trials:
         if self._memory is None:
             return traced.prediction
         gpu = gpus.find(self.plan.gpu) if self.plan.gpu is not None else None
-        device = device_of(gpu, self._memory, traced.prediction.plan)
-        return on_device(traced.prediction, traced.trace, device)
+        plan = traced.prediction.plan
+        device = device_of(gpu, self._memory, plan)
+        return on_device(traced.prediction, traced.trace, device, player(plan))
 
 
 def begin(plan: Plan, tracer: Tracer, remedies: Sequence[Remedy]) -> tuple[Traced, Trials]:

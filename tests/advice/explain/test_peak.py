@@ -14,13 +14,14 @@ from memcalc.advice.explain.explain import chapter
 from memcalc.advice.explain.layers import cut, layers, write
 from memcalc.advice.explain.peak import moments
 from memcalc.advice.explain.timeline import thin, timeline
-from memcalc.allocator.replay import Op
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
+from memcalc.estimation.client import player
 from memcalc.estimation.estimate import Tracer
-from memcalc.estimation.replays import as_it_ran
+from memcalc.records.levels import Levels
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
+from memcalc.records.replay import Replay
 from memcalc.records.trace import (
     Component,
     Mark,
@@ -30,6 +31,7 @@ from memcalc.records.trace import (
     components,
     highest,
     program_end,
+    walk,
 )
 from memcalc.report import explained
 from memcalc.report.blocks import terminal
@@ -105,33 +107,41 @@ def test_the_groups_sum_to_the_highest_level_of_their_phase(trace, depth):
         assert sizes == sorted(sizes, reverse=True)
 
 
+def requested_alone(calls, cards, wanted):
+    """A replay by an allocator that rounds nothing and keeps nothing."""
+    level, levels, living = 0, [], {}
+    for key, size in (call for call in calls if call != ("mark",)):
+        level += size or -living[key]
+        living[key] = size
+        levels.append(Levels(requested=level, allocated=level, active=level, reserved=level))
+    kept = levels[wanted.levels :] if wanted.levels is not None else []
+    return [Replay(peaks=NOTHING, end=NOTHING, intervals=(), retries=0, levels=tuple(kept))]
+
+
+NOTHING = Levels(requested=0, allocated=0, active=0, reserved=0)
+
+
 @given(made())
 def test_the_bands_sum_to_the_total_at_every_event(trace):
-    line = timeline(trace, PLAN)
+    line = timeline(trace, PLAN, requested_alone)
+    whole = replace(trace, events=trace.events[: program_end(trace)])
     # The steady step is the last one.
-    events, wanted = [], []
-    for key, what in as_it_ran(replace(trace, events=trace.events[: program_end(trace)])):
-        if key is Op.MARK:
-            now = what
-            continue
-        if now[0] == 1:
-            wanted.append(len(events))
-        events.append(key if what else ~key)
-    every = list(by_component(trace, events))
+    wanted = [index for index, (mark, *_) in enumerate(walk(whole)) if mark.step == 1]
+    every = list(by_component(trace, whole.events))
     steady = [every[index] for index in wanted]
     assert list(line.requested) == [sum(level.values()) for level in steady]
     for moment, level in enumerate(steady):
         shown = {name: band[moment] for name, band in line.components.items()}
         assert shown == {name: level[name] for name in shown}
         assert sum(shown.values()) == line.requested[moment]
-        assert line.requested[moment] <= line.allocated[moment] <= line.reserved[moment]
+        assert line.requested[moment] == line.allocated[moment] == line.reserved[moment]
     covered = [moment for s in line.phases for moment in range(s.begin, s.end)]
     assert covered == list(range(len(steady)))
 
 
 @given(made(), st.integers(1, 9))
 def test_a_thinned_timeline_keeps_the_peak_and_real_moments(trace, moments_wanted):
-    line = timeline(trace, PLAN)
+    line = timeline(trace, PLAN, requested_alone)
     if not line.requested:
         return
     shown = thin(line, moments_wanted)
@@ -151,7 +161,7 @@ def test_a_real_trace_says_what_its_prediction_says(traced):
     assert peak.requested == prediction.peak.requested
     at_peak = components(traced.trace, highest(traced.trace)[prediction.peak.phase])
     assert peak.components == {name: size for name, size in at_peak.items() if size}
-    line = timeline(traced.trace, prediction.plan)
+    line = timeline(traced.trace, prediction.plan, player(prediction.plan))
     for phase in prediction.phases:
         inside = [m for s in line.phases if s.phase is phase.phase for m in range(s.begin, s.end)]
         if phase.phase is not Phase.ZERO_GRAD:  # its peak is the level it begins with

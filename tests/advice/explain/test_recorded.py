@@ -7,14 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from memcalc.advice.explain.recorded import read
-from memcalc.allocator.levels import Levels
-from memcalc.errors import UsageError
+from memcalc.advice.explain.recorded import history, read
+from memcalc.errors import EstimateError, UsageError
+from memcalc.estimation.client import player
+from memcalc.files.snapshot_reader import snapshot_of
+from memcalc.records.levels import Levels
+from memcalc.records.replay import Card, Wanted
 from memcalc.report import saved
 from memcalc.report.blocks import markdown, terminal
 from memcalc.units import MIB
 
 FOLDER = Path(__file__).parents[3] / "evidence" / "standin" / "allocator" / "snapshots"
+
+
+RUNGS = Levels.__struct_fields__
 
 
 @pytest.fixture
@@ -34,7 +40,7 @@ def snapshot(tmp_path):
 )
 def test_a_real_run_is_replayed_and_its_peaks_are_those_measured(snapshot, kind, version):
     path, whole = snapshot(f"{kind}-torch{version}")
-    found = read(path)
+    found = read(path, player())
     assert found.conf == whole["conf"]
     assert found.not_replayed is None
     for at, rung in enumerate(Levels.__struct_fields__):
@@ -44,19 +50,68 @@ def test_a_real_run_is_replayed_and_its_peaks_are_those_measured(snapshot, kind,
     assert len(found.what_ifs) == 3 - (found.conf == "max_split_size_mb:128")
 
 
+# Memory was given back by calls of empty_cache alone: what collects garbage is not a call.
+WHOLE = sorted(
+    path
+    for kind in ("training", "random")
+    for path in FOLDER.glob(f"{kind}-*.gz")
+    if "collect" not in path.name
+)
+
+
+@pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.name.removesuffix(".pickle.gz"))
+def test_a_replay_has_the_levels_of_the_real_run_after_every_operation(path):
+    whole = pickle.loads(gzip.decompress(path.read_bytes()))
+    known = history(snapshot_of(whole["snapshot"]))
+    actions = [entry["action"] for entry in whole["snapshot"]["device_traces"][0]]
+    card = Card(conf=whole["conf"], capacity=80 << 30)
+    (replay,) = player()(known.calls, [card], Wanted(levels=0))
+    assert len(whole["levels"]) >= 13
+    for entries, *measured in whole["levels"]:
+        done = [one for one in actions[:entries] if one in ("alloc", "free_requested")]
+        found = replay.levels[len(done) - 1]
+        # An empty cache, or a stream that has passed, shows from the next birth or death on.
+        rungs = RUNGS[:2] if "free_completed" != actions[entries - 1] != "alloc" else RUNGS
+        for rung, level in zip(rungs, measured, strict=False):
+            assert getattr(found, rung) == level, (entries, rung)
+
+
+def test_without_a_pytorch_that_can_replay_a_snapshot_still_shows_what_it_holds(snapshot):
+    def nobody(calls, cards, wanted):
+        raise EstimateError("There is no PyTorch in python: type pip install torch.")
+
+    path, _ = snapshot("training-torch2.13")
+    found = read(path, nobody)
+    assert found.held == read(path, player()).held
+    assert (found.replayed, found.what_ifs) == (None, ())
+    text = terminal(saved.snapshot_blocks(found, 3))
+    assert "not replayed: There is no PyTorch in python: type pip install torch" in text
+    assert "PYTORCH_ALLOC_CONF " not in text
+
+
+def test_a_replay_that_parts_from_the_recording_says_where(snapshot):
+    path, whole = snapshot("training-torch2.13")
+    entries = whole["snapshot"]["device_traces"][0]
+    next(one for one in entries if one["action"] == "segment_alloc")["size"] += 2 * MIB
+    path.write_bytes(pickle.dumps(whole["snapshot"]))
+    found = read(path, player())
+    assert found.replayed is None
+    assert found.not_replayed.startswith("most reserved: ")
+
+
 def test_settings_of_your_own_can_be_asked_about(snapshot):
     path, _ = snapshot("training-torch2.13")
-    plain, asked = read(path, ["expandable_segments:True"]).what_ifs
+    plain, asked = read(path, player(), ["expandable_segments:True"]).what_ifs
     assert asked.peaks.requested == plain.peaks.requested
     assert asked.peaks.reserved < plain.peaks.reserved
-    small = read(path, device_bytes=plain.peaks.reserved // 2)
+    small = read(path, player(), memory=plain.peaks.reserved // 2)
     assert "asked for" in small.what_ifs[0].out_of_memory
     assert "out of memory" in terminal(saved.snapshot_blocks(small, 3))
 
 
 def test_a_history_that_starts_in_the_middle_says_so(snapshot):
     path, _ = snapshot("middle-torch2.13")
-    found = read(path)
+    found = read(path, player())
     assert found.replayed is None
     assert found.older > 0
     text = terminal(saved.snapshot_blocks(found, 3))
@@ -65,7 +120,7 @@ def test_a_history_that_starts_in_the_middle_says_so(snapshot):
 
 
 def test_all_formats_say_the_same(snapshot):
-    found = read(snapshot("training-torch2.13")[0])
+    found = read(snapshot("training-torch2.13")[0], player())
     body = json.loads(saved.as_json(found))
     assert body["what_ifs"][0]["peaks"]["reserved"] == found.what_ifs[0].peaks.reserved
     pools = body["held"]["reserved_by_pool"]
@@ -80,4 +135,4 @@ def test_all_formats_say_the_same(snapshot):
 )
 def test_a_question_that_makes_no_sense_is_refused(snapshot, arguments, words):
     with pytest.raises(UsageError, match=words):
-        read(snapshot("training-torch2.13")[0], **arguments)
+        read(snapshot("training-torch2.13")[0], player(), **arguments)

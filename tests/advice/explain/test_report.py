@@ -17,10 +17,11 @@ import memcalc
 from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.explain import again, chapter
 from memcalc.advice.explain.timeline import predicted, timeline
-from memcalc.allocator.snapshot_reader import breakdown, read_snapshot
 from memcalc.errors import UsageError
+from memcalc.estimation.client import player
 from memcalc.estimation.estimate import Tracer
 from memcalc.files.results import Run
+from memcalc.files.snapshot_reader import breakdown, read_snapshot
 from memcalc.records.measurement import Measurement, PhaseReading
 from memcalc.records.trace import Component
 from memcalc.report import drawing, page, plots, terminal
@@ -83,7 +84,7 @@ def test_the_bar_of_a_page_is_the_whole_card(traced):
 
 
 def test_a_drawing_shows_the_peak_and_says_what_happened_there(traced):
-    line = timeline(traced.trace, traced.prediction.plan)
+    line = timeline(traced.trace, traced.prediction.plan, player())
     for one in (drawing.whole(line, None, ""), drawing.close_up(line, None, "")):
         assert len(one.moments) == len(one.tops)
         assert one.tops[one.peak] == min(one.tops)
@@ -147,7 +148,7 @@ def test_a_browser_shows_the_page_without_scrolling_sideways(html, tmp_path, wid
 
 
 def test_the_same_picture_is_the_same_file(traced):
-    line = timeline(traced.trace, traced.prediction.plan)
+    line = timeline(traced.trace, traced.prediction.plan, player())
     assert plots.save(plots.timeline(line, "x"), "svg") == plots.save(
         plots.timeline(line, "x"), "svg"
     )
@@ -208,7 +209,7 @@ def test_several_plans_stand_side_by_side(traced):
 
 
 def test_a_terminal_shows_each_component_by_its_letter(traced):
-    text = terminal.timeline(timeline(traced.trace, traced.prediction.plan), width=80)
+    text = terminal.timeline(timeline(traced.trace, traced.prediction.plan, player()), width=80)
     assert {"W", "O", "a"} <= set("".join(re.findall(r"[┤│](.*)│", text)))
     assert "\x1b" not in text
     assert "forward" in text
@@ -239,7 +240,7 @@ def test_a_saved_estimate_gets_its_timeline_back_or_says_why_not(traced, cached,
     changed = replace(older, peak=replace(saved.peak, requested=saved.peak.requested - 1))
     closed = replace(saved, method="analytic")
     with Tracer() as tracer:
-        assert again(saved, tracer).line == timeline(traced.trace, saved.plan)
+        assert again(saved, tracer).line == timeline(traced.trace, saved.plan, player())
         found = again(older, tracer)
         assert found.line is not None
         assert "2.11.0 then" in found.notes[0]
@@ -254,9 +255,9 @@ def test_a_predicted_snapshot_shows_modules_and_opens_in_pytorchs_viewer(traced,
     from torch.cuda import _memory_viz as viz
 
     path = tmp_path / "predicted.pickle"
-    predicted(traced, path)
+    predicted(traced, path, player())
     held = breakdown(read_snapshot(path))
-    line = timeline(traced.trace, traced.prediction.plan)
+    line = timeline(traced.trace, traced.prediction.plan, player())
     assert held.levels.requested == line.requested[-1]
     assert held.levels.allocated == line.allocated[-1]
     assert held.levels.reserved == line.reserved[-1] == traced.prediction.peak.reserved

@@ -16,7 +16,7 @@ from memcalc.catalog.gpus import ARCHITECTURES
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation import estimate as api
-from memcalc.estimation.client import Client
+from memcalc.estimation.client import Client, player
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import device_of
 from memcalc.estimation.replays import on_device
@@ -167,7 +167,7 @@ def test_what_generates_is_found_with_few_runs_and_agrees_with_estimates(
             with Client() as client:
                 answer, trace = client.trace(plan)
             device = device_of(gpus.find("t4"), settings["memory"], plan)
-            assert on_device(answer, trace, device).fit == probe.fit, plan
+            assert on_device(answer, trace, device, player()).fit == probe.fit, plan
             assert probe.fit.fits is fits, plan
 
 

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from memcalc.advice.fit.records import Probe
 from memcalc.advice.fit.search import Oracle, fits, islands, largest, may_fit
-from memcalc.allocator.levels import Levels
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError
 from memcalc.estimation import pool
 from memcalc.estimation.client import Judged
 from memcalc.estimation.fits import device_of, margin
+from memcalc.records.levels import Levels
 from memcalc.records.prediction import Fit, FitVerdict
 
 OFFERED = 1 << 34

@@ -1,4 +1,4 @@
-/* Streams and events, which have always finished, and capture into graphs. */
+/* Streams and events, which have finished unless they are held back, and capture into graphs. */
 #include <pthread.h>
 
 #include "stub.h"
@@ -131,7 +131,41 @@ EXPORT int cudaStreamEndCapture(void *stream, void **graph) {
   return ended.status == ACTIVE ? 0 : CAPTURE_INVALIDATED;
 }
 
+/* ---- streams that a replay holds back: their events have not finished until they are let go ---- */
+
+static struct held { const void *stream, *event; struct held *next; } *held;
+
+/* Hold a stream back, before its only event is recorded, or let it go. */
+EXPORT void memcalc_stub_hold_back(const void *stream, int holds) {
+  pthread_mutex_lock(&lock);
+  struct held **link = &held, *found;
+  while (*link && (*link)->stream != stream) link = &(*link)->next;
+  if (holds && !*link && (found = malloc(sizeof *found))) {
+    *found = (struct held){stream, NULL, held};
+    held = found;
+  } else if (!holds && (found = *link)) {
+    *link = found->next;
+    free(found);
+  }
+  pthread_mutex_unlock(&lock);
+}
+static void hold_event(const void *event, const void *stream) {
+  pthread_mutex_lock(&lock);
+  for (struct held *one = held; one; one = one->next)
+    if (one->stream == stream) one->event = event;
+    else if (one->event == event) one->event = NULL;
+  pthread_mutex_unlock(&lock);
+}
+static int is_held(const void *event) {
+  pthread_mutex_lock(&lock);
+  struct held *one = held;
+  while (one && one->event != event) one = one->next;
+  pthread_mutex_unlock(&lock);
+  return one != NULL;
+}
+
 EXPORT int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags) {
+  if (held) hold_event(event, stream);
   if (!any()) return 0;
   pthread_mutex_lock(&lock);
   struct captured *of = find(stream, 0);
@@ -207,7 +241,7 @@ EXPORT int cudaStreamQuery(void *stream) { return wait_for_stream(stream); }
 EXPORT int cuStreamSynchronize(void *stream) { return wait_for_stream(stream); }
 EXPORT int cuStreamQuery(void *stream) { return wait_for_stream(stream); }
 EXPORT int cudaEventSynchronize(void *event) { return wait_for_event(event); }
-EXPORT int cudaEventQuery(void *event) { return wait_for_event(event); }
+EXPORT int cudaEventQuery(void *event) { return held && is_held(event) ? NOT_READY : wait_for_event(event); }
 EXPORT int cudaDeviceSynchronize(void) {
   int error = 0;
   if (!any()) return 0;

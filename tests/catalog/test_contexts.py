@@ -1,12 +1,12 @@
-"""The range of what is outside the allocator follows from the readings, and from nothing else."""
+"""The shipped ranges of what is outside the allocator follow from the readings alone."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.allocator import outside
 from memcalc.catalog import contexts, gpus
-from memcalc.catalog.contexts import Reading, Stage
+from memcalc.files.shipped import configs
+from tests.context_script import DOCS, Reading, Stage, script
 
 MIB = 1 << 20
 GPUS = gpus.table()
@@ -19,29 +19,43 @@ def reading(gpu, low, high=None, stage=Stage.TRAINING, **more):
     )  # fmt: skip
 
 
+EAGER = Reading(gpu="T4", stage=Stage.TRAINING, low=1, high=900 * MIB, lazy=False, source="a test")
+
+
 @pytest.fixture
 def known():
     """Makes the table hold these readings only."""
     with pytest.MonkeyPatch.context() as patch:
-
-        def hold(*readings):
-            patch.setattr(contexts, "table", lambda: tuple(readings))
-            outside.outside.cache_clear()
-
-        yield hold
-    outside.outside.cache_clear()
+        yield lambda *readings: patch.setattr(script, "table", lambda: (EAGER, *readings))
 
 
 BARE = reading("T4", 100, stage=Stage.CONTEXT)
+
+
+def total_of(gpu):
+    return script.ranges_of(gpu).total
 
 
 def limits(span):
     return span.low / MIB, span.likely / MIB, span.high / MIB
 
 
+def test_the_shipped_ranges_and_the_docs_are_what_the_script_makes_of_the_readings():
+    assert (configs() / contexts.TABLE).read_text() == script.ranges_text()
+    assert script.document(DOCS.read_text()) == DOCS.read_text()
+    assert all(reading.source in DOCS.read_text() for reading in script.table())
+
+
+def test_every_gpu_has_its_ranges_and_those_of_any_gpu_have_no_likely_figure():
+    for gpu in GPUS:
+        assert contexts.ranges(gpu) == script.ranges_of(gpu)
+    assert contexts.ranges(None).total.likely is None
+    assert contexts.ranges(None).eager is None
+
+
 def test_three_readings_of_a_gpu_are_spread_as_each_lies_to_the_others(known):
     known(BARE, reading("H20", 900), *(reading("T4", low, low + 10) for low in (120, 150, 130)))
-    span = outside.context_span(gpus.find("t4"))
+    span = total_of(gpus.find("t4"))
     # 120 is 0.83 of what lies between 155 and 135; 160 is 1.23 of what lies between 125 and 135.
     assert limits(span) == pytest.approx((135 * 120 / 145, 135, 135 * 160 / 130))
     widened = "widened by 3 readings on all GPUs"
@@ -49,13 +63,13 @@ def test_three_readings_of_a_gpu_are_spread_as_each_lies_to_the_others(known):
 
 
 def test_one_reading_more_lies_inside_nine_times_of_ten():
-    readings = outside.comparable(frozenset({Stage.LOADING, Stage.INFERENCE, Stage.TRAINING}))
+    readings = script.comparable(frozenset({Stage.LOADING, Stage.INFERENCE, Stage.TRAINING}))
     inside = []
     for number, left_out in enumerate(readings):
         rest = (*readings[:number], *readings[number + 1 :])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(outside, "comparable", lambda moments, rest=rest: rest)
-            span = outside._span(gpus.find(left_out.gpu), outside._MODEL)
+            patch.setattr(script, "comparable", lambda moments, rest=rest: rest)
+            span = script._span(gpus.find(left_out.gpu), script._MODEL)
         inside.append(span.low <= left_out.middle <= span.high)
     assert len(inside) >= 30
     assert sum(inside) >= 0.9 * len(inside)
@@ -67,12 +81,12 @@ def test_a_kind_that_varies_shows_how_another_one_would(known):
         *(reading("T4", size) for size in (100, 100, 100)),
         *(reading("A100-40GB", size) for size in (400, 400, 600)),
     )
-    assert limits(outside.context_span(gpus.find("t4")))[2] == 150
+    assert limits(total_of(gpus.find("t4")))[2] == 150
 
 
 def test_gpus_of_one_kind_share_their_readings(known):
     known(BARE, reading("L40", 500), reading("L40S", 500), reading("RTX 6000 Ada", 500))
-    spans = {outside.context_span(gpus.find(name)) for name in ("L40", "L40S", "RTX 6000 Ada")}
+    spans = {total_of(gpus.find(name)) for name in ("L40", "L40S", "RTX 6000 Ada")}
     assert [limits(span) for span in spans] == [(500, 500, 500)]
     assert "3 published readings on L40, L40S, RTX 6000 Ada" in spans.pop().source
 
@@ -80,27 +94,27 @@ def test_gpus_of_one_kind_share_their_readings(known):
 def test_two_readings_show_no_spread_so_that_of_all_gpus_is_taken(known):
     # 2 and 3 MiB for each of 40 multiprocessors, 5 for each of 108.
     known(BARE, reading("T4", 80), reading("T4", 120), reading("A100-40GB", 540))
-    span = outside.context_span(gpus.find("t4"))
+    span = total_of(gpus.find("t4"))
     assert limits(span) == (80, 120, 200)
     assert span.source == "per multiprocessor, 3 readings on 2 GPUs, 2 of its kind"
 
 
 def test_a_gpu_smaller_than_any_that_was_read_is_not_taken_to_hold_less_than_those(known):
     known(BARE, reading("T4", 80), reading("A100-40GB", 540))
-    low, likely, high = limits(outside.context_span(gpus.find("A2")))
+    low, likely, high = limits(total_of(gpus.find("A2")))
     assert (low, high) == (20, 200)
     assert likely == pytest.approx(40 * 3.5)
 
 
 def test_a_running_process_holds_no_less_than_the_bare_context_of_its_gpu(known):
     known(reading("B200", 700, stage=Stage.CONTEXT), reading("T4", 80), reading("T4", 240))
-    assert limits(outside.context_span(gpus.find("b200")))[0] == 700
+    assert limits(total_of(gpus.find("b200")))[0] == 700
 
 
 def test_context_and_modules_make_the_total(known):
     bare = [reading("T4", size, stage=Stage.CONTEXT) for size in (100, 104, 108)]
     known(*bare, *(reading("T4", size) for size in (160, 160, 160)))
-    held = outside.outside(gpus.find("t4"))
+    held = script.ranges_of(gpus.find("t4"))
     low, likely, high = limits(held.context)
     assert (low, likely, high) == pytest.approx((104 * 100 / 106, 104, 104 * 108 / 102))
     assert limits(held.modules) == pytest.approx((160 - high, 56, 160 - low))
@@ -111,9 +125,9 @@ def test_context_and_modules_make_the_total(known):
 def test_three_readings_by_memcalc_go_before_any_number_of_published_ones(known):
     published = [reading("T4", 300) for _ in range(9)]
     known(BARE, *published, reading("T4", 140, measured=True), reading("T4", 150, measured=True))
-    assert outside.context_span(gpus.find("t4")).high == 300 * MIB
+    assert total_of(gpus.find("t4")).high == 300 * MIB
     known(BARE, *published, *(reading("T4", s, measured=True) for s in (150, 150, 150)))
-    span = outside.context_span(gpus.find("t4"))
+    span = total_of(gpus.find("t4"))
     assert limits(span)[1] == 150
     assert span.high < 300 * MIB
     assert span.source.startswith("3 readings by memcalc on T4")
@@ -121,11 +135,8 @@ def test_three_readings_by_memcalc_go_before_any_number_of_published_ones(known)
 
 def test_what_is_set_aside_or_loaded_at_once_does_not_count(known):
     three = [reading("T4", size) for size in (150, 150, 150)]
-    eager = Reading(
-        gpu="T4", stage=Stage.TRAINING, low=1, high=900 * MIB, lazy=False, source="a test"
-    )
-    known(BARE, *three, reading("T4", 5000, aside="NCCL"), eager)
-    assert limits(outside.context_span(gpus.find("t4"))) == (150, 150, 150)
+    known(BARE, *three, reading("T4", 5000, aside="NCCL"))
+    assert limits(total_of(gpus.find("t4"))) == (150, 150, 150)
 
 
 def _contains(outer, inner):
@@ -134,7 +145,7 @@ def _contains(outer, inner):
 
 def test_the_range_of_any_gpu_contains_that_of_every_gpu():
     for gpu in GPUS:
-        anywhere, here = outside.outside(None), outside.outside(gpu)
+        anywhere, here = script.ranges_of(None), script.ranges_of(gpu)
         assert _contains(anywhere.total, here.total)
         assert _contains(anywhere.context, here.context)
         assert anywhere.total.likely is None
@@ -144,11 +155,11 @@ def test_the_range_of_any_gpu_contains_that_of_every_gpu():
 
 
 def test_the_range_of_a_gpu_contains_each_of_its_readings():
-    counted = [r for r in contexts.table() if r.lazy and not r.aside]
+    counted = [r for r in script.table() if r.lazy and not r.aside]
     with_model = [r for r in counted if r.stage is not Stage.CONTEXT]
     assert len(with_model) > 25
     for r in with_model:
-        assert _contains(outside.context_span(gpus.find(r.gpu)), r), r
+        assert _contains(total_of(gpus.find(r.gpu)), r), r
 
 
 NAMES = st.sampled_from([gpu.name for gpu in GPUS])
@@ -172,11 +183,44 @@ READINGS = st.lists(
 @given(readings=READINGS)
 def test_whatever_was_read_lies_in_the_range_of_its_gpu_and_of_any(readings):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contexts, "table", lambda: (BARE, *readings))
-        outside.outside.cache_clear()
-        anywhere = outside.context_span(None)
+        patch.setattr(script, "table", lambda: (BARE, EAGER, *readings))
+        anywhere = total_of(None)
         for r in readings:
-            span = outside.context_span(gpus.find(r.gpu))
+            span = total_of(gpus.find(r.gpu))
             assert _contains(span, r)
             assert _contains(anywhere, r)
-    outside.outside.cache_clear()
+
+
+def test_a_reading_is_possible():
+    for reading in script.table():
+        assert gpus.find(reading.gpu).name == reading.gpu
+        assert 0 < reading.low <= reading.high < 8 << 30
+        # Two or three rounded figures leave open what half of their last digits leave open.
+        assert reading.high - reading.low < 40 * MIB
+        assert reading.source
+        assert reading.measured or reading.source.startswith("https://")
+
+
+def test_no_reading_is_there_twice():
+    known = [(r.gpu, r.stage, r.low, r.source) for r in script.table()]
+    assert len(known) == len(set(known))
+
+
+def test_readings_are_of_many_kinds():
+    assert len(script.table()) >= 40
+    assert len({r.gpu for r in script.table()}) >= 18
+
+
+def test_only_readings_of_lazily_loaded_kernels_count_as_comparable():
+    eager = [r for r in script.table() if not r.lazy]
+    assert {r.stage for r in eager} == {Stage.TENSOR, Stage.TRAINING}
+    lazy = [r.high for r in script.table() if r.lazy and not r.aside and r.gpu == "RTX 3090"]
+    assert max(lazy) < min(r.low for r in eager if r.gpu == "RTX 3090") / 2
+
+
+def test_an_out_of_memory_message_gives_what_is_left_and_how_sure_that_is():
+    # github.com/hpcaitech/Open-Sora/issues/697: 14.67 - 14.55 GiB is 122.88 MiB, less 23.38.
+    low, high = script.outside("14.67 GiB", ["14.55 GiB", "23.38 MiB"])
+    assert low < 99.5 * MIB < high
+    # Half of 0.01 GiB twice, and half of 0.01 MiB.
+    assert (high - low) / MIB == pytest.approx(2 * (5.12 + 5.12 + 0.005), abs=1e-4)

@@ -10,16 +10,16 @@ import pickle
 import resource
 from collections import Counter
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 
-from memcalc.allocator.levels import Levels
-from memcalc.allocator.segments import BlockRecord, BlockState, Number, SegmentRecord, Size
 from memcalc.errors import UsageError
 from memcalc.files import untrusted_values
 from memcalc.files.artifact import decode
+from memcalc.records.levels import Levels
 
 _HOW = "record one with torch.cuda.memory._dump_snapshot(path)"
 _LARGEST = 16 << 30
@@ -27,6 +27,45 @@ _EACH, _ROOM = 64, 256 << 20
 """A byte of a snapshot becomes at most so many in memory (21 to 32 were seen), beside some room."""
 
 _LONGEST_SITE = 1000
+
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+"""Bytes; a thousand times what the largest machines have."""
+Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""An address, a stream or an index."""
+
+
+class BlockState(StrEnum):
+    """What a block is doing."""
+
+    ALLOCATED = "active_allocated"
+    PENDING = "active_pending_free"
+    """Freed by the program; another stream may still use it."""
+    INACTIVE = "inactive"
+
+
+class BlockRecord(msgspec.Struct, frozen=True):
+    """One block of a segment."""
+
+    size: Size
+    requested_size: Size
+    """What was asked for; in an inactive block, the last time it was in use."""
+    state: str
+    """A ``BlockState``."""
+    frames: Any = ()
+    """Where it was allocated, innermost first; looked at only where it is shown."""
+
+
+class SegmentRecord(msgspec.Struct, frozen=True):
+    """Memory without a gap, taken from the device; its blocks tile it in order of address."""
+
+    device: Number
+    address: Number
+    total_size: Size
+    stream: Number
+    segment_type: str
+    """``small`` or ``large``."""
+    blocks: list[BlockRecord]
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -1,0 +1,75 @@
+"""Memory that NCCL holds on a GPU, outside PyTorch's allocator (configs/nccl.toml).
+
+NCCL allocates the buffers of its channels by itself, for each group of processes that communicates.
+No reading of all groups of a training run was found, so no figure inside its range is the likely
+one.
+"""
+
+import functools
+
+import msgspec
+
+from memcalc.catalog.gpus import Gpu
+from memcalc.files import shipped
+from memcalc.files.artifact import decode
+from memcalc.records.prediction import Span
+from memcalc.units import MIB
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the things that NCCL holds, in MiB."""
+
+    name: str
+    low: int
+    high: int
+    source: str
+    link: str | None = None
+    """Between which GPUs; ``None``: all."""
+    capability: tuple[int, int] = (0, 0)
+    """From which on."""
+    ranks: int = 2
+    """In a group of at least so many."""
+
+
+class Links(msgspec.Struct, frozen=True):
+    """GPUs that are joined by more than PCI Express."""
+
+    nvlink: tuple[str, ...]
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """configs/nccl.toml."""
+
+    part: tuple[Part, ...]
+    links: Links
+
+
+def nccl_span(gpu: Gpu | None, groups: tuple[int, ...]) -> Span:
+    """Bytes that NCCL holds on one GPU, for groups of so many processes each."""
+    low = high = 0
+    nvlink = table().links.nvlink
+    names: dict[str, None] = {}
+    for ranks in groups:
+        for part in table().part:
+            link = None if gpu is None else "nvlink" if gpu.name in nvlink else "pcie"
+            there = gpu is None or (part.link in (None, link) and gpu.capability >= part.capability)
+            if ranks < max(part.ranks, 2) or not there:
+                continue
+            # Of any GPU it is not known that the part is there.
+            low += part.low * MIB if gpu is not None else 0
+            high += part.high * MIB
+            names[part.name] = None
+    many = "group" if len(groups) == 1 else "groups"
+    return Span(
+        low=low, likely=None, high=high, source=f"NCCL, {len(groups)} {many}: {', '.join(names)}"
+    )
+
+
+@functools.cache
+def table() -> Table:
+    """What is known of NCCL.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    return shipped.read("nccl.toml", lambda data: decode(Table, data))

@@ -1,0 +1,211 @@
+"""Runs recorded calls of the allocator again, through PyTorch's own caching allocator.
+
+Another card, or other settings, are those of a fork over the stub driver; each replay has a fork of
+its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from memcalc.children.child import Breadcrumbs, Speaker
+from memcalc.children.fork import Ask, forked
+from memcalc.engine import driver, simulated_gpu
+from memcalc.engine.stub import load as stub
+from memcalc.errors import EstimateError, UsageError
+from memcalc.files.artifact import decode, encode
+from memcalc.records.levels import Levels, highest
+from memcalc.records.replay import Call, Card, Play, Refused, Replay, Wanted
+
+NAME = "replay"
+_HANDLE = 1 << 12
+"""Handle of stream 1, and by so much those of the next ones grow. PyTorch takes even handles, and
+the lowest ones mean something to CUDA."""
+
+
+def play(calls: Sequence[Call], cards: Sequence[Card], wanted: Wanted) -> tuple[Replay, ...]:
+    """Replay calls on each card, in forks of this process, in which CUDA has not begun.
+
+    Raises:
+        UsageError: the calls contradict themselves.
+        EstimateError: PyTorch refuses the settings.
+    """
+    found = []
+    for card in cards:
+        said = forked(functools.partial(_answer, calls, card, wanted), NAME)
+        found.append(decode(Replay, said))
+    return tuple(found)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Answer what ``through`` asks."""
+    cards = decode(tuple[Card, ...], request["cards"])
+    return {"replays": encode(play(request["calls"], cards, decode(Wanted, request["wanted"])))}
+
+
+def through(ask: Ask) -> Play:
+    """Return what replays calls in another process, which is asked by this function."""
+
+    def play(calls: Sequence[Call], cards: Sequence[Card], wanted: Wanted) -> tuple[Replay, ...]:
+        said = ask({"calls": calls, "cards": encode(cards), "wanted": encode(wanted)})
+        return decode(tuple[Replay, ...], said["replays"])
+
+    return play
+
+
+def warm(hint: str) -> None:
+    """Import what a replay needs, as the module of a child process."""
+    driver.open_here()
+    import torch  # noqa: F401
+
+
+def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], dict[str, Any]]:
+    """Return the function that answers requests, as the module of a child process."""
+    warm("")
+    return lambda request, speaker: answer(request)
+
+
+def _answer(calls: Sequence[Call], card: Card, wanted: Wanted, _: Ask) -> dict[str, Any]:
+    said: dict[str, Any] = encode(_replay(calls, card, wanted))
+    return said
+
+
+def _replay(calls: Sequence[Call], card: Card, wanted: Wanted) -> Replay:
+    """Replay calls in this process, which CUDA over the stub driver belongs to from here on."""
+    import torch
+
+    from memcalc.engine import torch_internals as internals
+
+    simulated_gpu.resize(card.capacity, card.room)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    internals.allow_cuda_after_fork()
+    if card.conf:
+        internals.set_allocator(card.conf)
+    torch.cuda.init()
+    if wanted.snapshot:
+        internals.start_history(with_lines=False)
+    player = _Player(calls, wanted.levels)
+    refused = player.play()
+    return Replay(
+        peaks=highest(*player.intervals),
+        end=internals.levels(),
+        intervals=tuple(player.intervals[1:]),
+        retries=internals.retries(),
+        refused=refused,
+        levels=tuple(player.levels),
+        snapshot=internals.stop_history() if wanted.snapshot else None,
+    )
+
+
+class _Player:
+    """One pass over the calls."""
+
+    def __init__(self, calls: Sequence[Call], follow: int | None) -> None:
+        import torch
+
+        from memcalc.engine import torch_internals as internals
+
+        self._calls = calls
+        self._follow = follow
+        self._torch, self._internals = torch, internals
+        told = [call for call in calls if isinstance(call[0], str)]
+        self._shared = {call[1] for call in told if call[0] == "used_by"}
+        """Storages that other streams use: they must be tensors to tell the allocator so."""
+        self._late = {call[1]: 0 for call in told if call[0] == "passed"}
+        """Handles of the streams that are behind, by storage."""
+        self._blocks: dict[int, Any] = {}
+        self._streams = {0: torch.cuda.default_stream()}
+        self._pools: dict[int, Any] = {}
+        self._told: dict[str, Any] = {
+            "mark": self._mark,
+            "used_by": self._use,
+            "passed": self._pass,
+            "empty_cache": torch.cuda.empty_cache,
+            "keep_pool": self._keep_pool,
+        }
+        self.intervals: list[Levels] = []
+        """Peaks before the first mark, and from each mark on."""
+        self.levels: list[Levels] = []
+
+    def play(self) -> Refused | None:
+        """Do all calls; return the request that failed, if any."""
+        refused: list[Refused] = []
+        self._internals.watch_out_of_memory(
+            lambda device, asked, total, free: refused.append(Refused(asked=asked, free=free))
+        )
+        follow, numbers = self._follow, itertools.count()
+        try:
+            for call in self._calls:
+                if isinstance(call[0], str):
+                    self._told[call[0]](*call[1:])
+                    continue
+                if call[1]:
+                    self._allocate(*call)
+                else:
+                    self._free(call[0])
+                if follow is not None and next(numbers) >= follow:
+                    self.levels.append(self._internals.levels())
+        except self._torch.cuda.OutOfMemoryError:
+            return refused[-1]
+        finally:
+            self._mark()
+        return None
+
+    def _allocate(self, key: int, size: int, stream: int = 0) -> None:
+        if key in self._blocks:
+            raise UsageError(f"storage {key} is born twice")
+        if stream not in self._pools and key not in self._shared:
+            self._blocks[key] = self._internals.raw_alloc(size, self._stream(stream).cuda_stream)
+            return
+        cuda, pool = self._torch.cuda, self._pools.get(stream)
+        with (
+            cuda.stream(self._stream(stream)),
+            cuda.use_mem_pool(pool) if pool is not None else contextlib.nullcontext(),
+        ):
+            uint8 = self._torch.uint8
+            self._blocks[key] = self._torch.empty(size, dtype=uint8, device="cuda")
+
+    def _free(self, key: int) -> None:
+        block = self._blocks.pop(key, None)
+        if block is None:
+            raise UsageError(f"storage {key} dies, but is not alive")
+        if isinstance(block, int):
+            self._internals.raw_delete(block)
+
+    def _stream(self, number: int) -> Any:
+        if number not in self._streams:
+            self._streams[number] = self._torch.cuda.ExternalStream(_HANDLE * number)
+        return self._streams[number]
+
+    def _mark(self) -> None:
+        self.intervals.append(self._internals.levels("peak"))
+        self._torch.cuda.reset_peak_memory_stats()
+
+    def _use(self, key: int, stream: int) -> None:
+        other = self._stream(stream)
+        if key in self._late:
+            self._late[key] = other.cuda_stream
+            _hold(other.cuda_stream, True)
+        self._blocks[key].record_stream(other)
+
+    def _pass(self, key: int) -> None:
+        _hold(self._late[key], False)
+
+    def _keep_pool(self, stream: int) -> None:
+        if not hasattr(self._torch.cuda, "MemPool"):
+            raise EstimateError(
+                f"PyTorch {self._torch.__version__} has no torch.cuda.MemPool, in which a private "
+                "pool of this run is replayed: name 2.5 or newer with --torch."
+            )
+        self._pools[stream] = self._torch.cuda.MemPool()
+
+
+def _hold(stream: int, holds: bool) -> None:
+    hold = stub.function("hold_back", None)
+    hold(ctypes.c_void_p(stream), int(holds))
