@@ -12,8 +12,8 @@ from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER, default_peak
 from memcalc.budgets.records import Amount, Budget, BudgetedRun, BudgetFile, Rule
 from memcalc.budgets.source import Key, Source, load
 from memcalc.catalog import gpus
-from memcalc.catalog.launch_files import FILES
 from memcalc.catalog.plan import make
+from memcalc.dialects import FILES, find
 from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Method, Plan
@@ -87,6 +87,8 @@ def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
                 raise source.error((*table, key), f"{plain} is given twice: give it once.")
             if plain in FILES and isinstance(value, str):
                 value = os.path.join(folder, os.path.expanduser(value))
+            if plain == "model" and isinstance(value, str):
+                value = _from_here(source, (*table, key), value, folder)
             if plain != "limits":
                 settings[plain], places[plain] = value, (*table, key)
     method = settings.pop("method", "trace")
@@ -112,6 +114,13 @@ def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
         lines={key: source.where(place).line for key, place in places.items()},
         where=source.where(here),
     )
+
+
+def _from_here(source: Source, key: Key, model: str, folder: Path) -> str:
+    """Return where a recipe lies that is named in place of a model; a model's name is left."""
+    with source.at(key):
+        path = os.path.join(folder, os.path.expanduser(model))
+        return path if find(path) is not None else model
 
 
 def _lengths(
@@ -146,7 +155,7 @@ def _plan(
 ) -> Plan:
     if "command" in settings:
         settings = _of_command(source, settings, places)
-    elif "model" not in settings:
+    elif "model" not in settings and "recipe" not in settings:
         raise source.error(
             here,
             f"run {here[-1]} names no model: write model = NAME, or command = 'python train.py'.",
@@ -154,7 +163,8 @@ def _plan(
     try:
         return make(settings)
     except SettingError as error:
-        raise source.error(places[error.setting], str(error)) from None
+        where = places.get(error.setting) or places.get("model", here)
+        raise source.error(where, str(error)) from None
     except UsageError as error:
         raise source.error(here, str(error)) from None
 

@@ -195,18 +195,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(v for v in self.verdicts if v.status in (Status.OVER, Status.UNKNOWN))
 
 
-class Detected(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a plan, as a training configuration gives them."""
-
-    file: str
-    kind: str
-    """``TrainingArguments``, ``axolotl`` or ``accelerate``."""
-    settings: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Keys of a plan."""
-    unread: tuple[str, ...] = ()
-    """What changes memory but could not be read or has no place in a plan; one clause each."""
-
-
 PERCENT = r"[0-9]{1,6}(?:\.[0-9]{1,9})?"
 _PERCENT = re.compile(rf"\s*({PERCENT})\s*%\s*")
 LONGEST = 40

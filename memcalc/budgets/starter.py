@@ -10,7 +10,7 @@ from typing import Any
 
 from memcalc import untrusted_text
 from memcalc.budgets.metrics import default_peak
-from memcalc.budgets.records import Detected
+from memcalc.dialects import Recipe
 from memcalc.records.fields import FIELDS, changed_settings
 from memcalc.records.model import Place
 from memcalc.records.prediction import Prediction
@@ -26,7 +26,7 @@ def text(
     prediction: Prediction,
     name: str,
     margin: Fraction,
-    configured: Detected | None = None,
+    configured: Recipe | None = None,
     *,
     schema: bool = False,
 ) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.catalog import gpus
-from memcalc.catalog.launch_files import many, spelled_out
+from memcalc.catalog.settings import many, spelled_out
 from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.files import shipped, untrusted_values
 from memcalc.records.fields import FIELDS

@@ -9,6 +9,7 @@ from memcalc.cli.command import METHOD, TEXT, option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import NoCache, Output, Verbose, chosen, deliver_predictions, format_option
 from memcalc.cli.progress import progress
+from memcalc.cli.recipes import recipe_output, write_recipe
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import advised, answers
 from memcalc.records.prediction import Prediction
@@ -32,6 +33,7 @@ _Lengths = Annotated[
     "memcalc estimate gpt2 --gpu t4",
     "memcalc estimate meta-llama/Llama-3.1-8B --preset qlora --gpu 4090",
     "memcalc estimate gpt2 --optim adamw,adam8bit,adafactor",
+    "memcalc estimate axolotl.yaml --gpu 4090",
 )
 def command(
     settings: dict[str, Any],
@@ -43,8 +45,11 @@ def command(
     no_cache: NoCache = False,
 ) -> None:
     """Predict what one training step costs, by component and by phase."""
-    name = chosen("predictions", format, output)
+    recipe = recipe_output(settings, output)
+    name = chosen("predictions", format, None if recipe else output)
     plans = plans_of(settings)
+    if recipe is not None and len(plans) > 1:
+        raise UsageError("A recipe has one optimizer: name one with --optim.")
     if lengths is not None and (len(plans) > 1 or name == "csv"):
         raise UsageError("--lengths is for one plan, as a table or JSON: name one optimizer.")
     if lengths is not None and method == "analytic":
@@ -71,7 +76,9 @@ def command(
         with progress(f"replaying batches of {lengths}"):
             told = tuple(one for one in answer.assumptions if not one.startswith(EQUAL_LENGTHS))
             found = [replace(answer, varied=varied(answer.plan, lengths), assumptions=told)]
-    deliver_predictions(found, name, output, verbose=verbose)
+    deliver_predictions(found, name, None if recipe else output, verbose=verbose)
+    if recipe is not None:
+        write_recipe(recipe, plans[0], output)
     if settings.get("optim") == "all":
         # An optimizer that does not take this model is no failure.
         failed = [error for error in failed if not isinstance(error, UsageError)]

@@ -12,6 +12,7 @@ from memcalc.cli import output as out
 from memcalc.cli.command import SIZE, Depth, Remedies, Top, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.progress import Steps, progress
+from memcalc.cli.recipes import recipe_output, write_recipe
 from memcalc.cli.saved import check_alone, plans_in, saved, traced_in
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Traced, Tracer
@@ -48,7 +49,8 @@ def command(
     plans = plans or [plan_of(settings, "memcalc explain answers for")]
     if len(plans) > 1:
         raise UsageError(f"{settings['model']} holds {len(plans)} answers: explain one of them.")
-    name = out.chosen("explanation", format, output)
+    recipe = recipe_output(settings, output)
+    name = out.chosen("explanation", format, None if recipe else output)
     with progress(f"explaining {plans[0].name}") as steps:
         found = explain_plan(
             *plans,
@@ -59,7 +61,7 @@ def command(
             seen=_teller(steps),
             saved=kept,
         )
-    out.deliver_answer(found, name, output, top=top, verbose=verbose)
+    out.deliver_answer(found, name, None if recipe else output, top=top, verbose=verbose)
     if plot:
         from memcalc.advice.explain.timeline import timeline
         from memcalc.estimation.client import player
@@ -70,6 +72,8 @@ def command(
         line = timeline(answer.trace, plans[0], player(plans[0]))
         out.put(terminal.timeline(line, width=out.width()))
     best = found.search.best if found.search is not None else None
+    if recipe is not None:
+        write_recipe(recipe, best.figures.plan if best and best.figures else plans[0], output)
     if under is not None and best is None:
         raise typer.Exit(1)
 

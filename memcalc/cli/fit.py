@@ -2,10 +2,13 @@
 
 from typing import Annotated, Any
 
+from msgspec.structs import replace
+
 from memcalc.cli.command import SIZE, TEXT, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.output import NoCache, Output, Verbose, chosen, deliver_answer, format_option
 from memcalc.cli.progress import progress
+from memcalc.cli.recipes import recipe_output, write_recipe
 from memcalc.errors import UsageError
 
 _AXES = ("batch", "seq")
@@ -59,14 +62,21 @@ def command(
     from memcalc.catalog.gpus import table
 
     plan = plan_of(settings, "memcalc fit answers for")
-    name = chosen("fit", format, output)
+    recipe = recipe_output(settings, output)
+    name = chosen("fit", format, None if recipe else output)
     more = {"grid": grid, "gpus": gpus, "settings": settings_too, "devices": count}
     wanted = [thing for thing, asked in more.items() if asked]
     wanted += _axes(find, otherwise=not wanted)
     with progress(f"fitting {plan.model}"):
         among = table() if verbose else None
         found = answer(plan, wanted, memory=memory, among=among, use_cache=not no_cache)
-    deliver_answer(found, name, output, verbose=verbose)
+    deliver_answer(found, name, None if recipe else output, verbose=verbose)
+    if recipe is not None:
+        largest = next((one for one in found.limits if one.best is not None), None)
+        if largest is None or largest.best is None:
+            raise UsageError("No batch or sequence fits: nothing is written.")
+        size = {largest.axis: largest.value(largest.best)}
+        write_recipe(recipe, replace(plan, **size), output)
 
 
 def _axes(find: str | None, *, otherwise: bool) -> tuple[str, ...]:

@@ -8,13 +8,14 @@ import typer
 from msgspec.structs import replace
 
 from memcalc.budgets import detect, records, starter
-from memcalc.budgets.detect import Detected
 from memcalc.budgets.read import OF_COMMANDS, check_name
 from memcalc.budgets.source import has_section
 from memcalc.catalog import plan as plans
+from memcalc.catalog.settings import with_recipe
 from memcalc.cli.command import METHOD, TEXT, argument, file_option, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.progress import progress
+from memcalc.dialects import Recipe, accelerate
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.estimation.estimate import answers
 from memcalc.files import artifact, shipped
@@ -34,9 +35,8 @@ _Source = Annotated[
     Path | None,
     file_option(
         "--from",
-        "Training configuration to start from: TrainingArguments (JSON, YAML, or a "
-        "script that calls them; it is not run), axolotl's or accelerate's YAML. Default: "
-        "what is found in this folder.",
+        "Recipe to start from, or a script that calls TrainingArguments, which is not run. "
+        "Default: what is found in this folder.",
     ),
 ]
 _Margin = Annotated[
@@ -76,8 +76,8 @@ def command(
     else:
         found = _configuration(source, settings)
         if found is not None:
-            settings, notes = detect.driven({**found.settings, **settings})
-            found = replace(found, unread=(*found.unread, *notes))
+            settings = with_recipe(found, settings)
+            found = replace(found, unread=settings.get("unread", ()))
         prediction = _estimate(settings, method)
     plan = prediction.plan
     usual = starter.command_name(plan.command) if plan.command else starter.run_name(plan.model)
@@ -130,7 +130,7 @@ def _free(force: bool) -> None:
         )
 
 
-def _configuration(source: Path | None, settings: dict[str, Any]) -> Detected | None:
+def _configuration(source: Path | None, settings: dict[str, Any]) -> Recipe | None:
     """The configuration named, or what this folder has where no model is named."""
     if source is not None:
         return detect.read(source)
@@ -140,19 +140,13 @@ def _configuration(source: Path | None, settings: dict[str, Any]) -> Detected | 
     if not found:
         raise UsageError(
             "Which model? Name one (memcalc init gpt2) or a command (memcalc init -- python "
-            "train.py), or run this beside a training configuration: TrainingArguments, axolotl "
-            "or accelerate."
+            "train.py), or run this beside a recipe of a training framework."
         )
-    main, more = found[0], [each for each in found[1:] if each.kind == "accelerate"]
+    main, more = found[0], [each for each in found[1:] if each.dialect == accelerate.NAME]
     return detect.merge(main, more[0]) if more else main
 
 
 def _estimate(settings: dict[str, Any], method: str) -> Prediction:
-    if not settings.get("model"):
-        raise UsageError(
-            "The training configuration names no model: add it, as in memcalc init gpt2 --from "
-            "FILE."
-        )
     plan = plan_of(settings, "memcalc init writes a run of")
     with progress(f"estimating {plan.model}"):
         answer = next(iter(answers([plan], method=method)))

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from memcalc.catalog import plan as plans
-from memcalc.catalog.launch_files import FILES, spelled_out
+from memcalc.catalog.settings import spelled_out
 from memcalc.cli import completion
 from memcalc.cli.command import Command, argument, declared, file_option, option, say, verb
+from memcalc.dialects import FILES
 from memcalc.errors import UsageError
 from memcalc.estimation.question import shell_notes
 from memcalc.files import untrusted_values

@@ -12,13 +12,14 @@ from memcalc.cli.command import TEXT, TOKENS, of, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.output import NoCache, Output, Verbose, chosen, deliver_answer, format_option, put
 from memcalc.cli.progress import progress
+from memcalc.cli.recipes import recipe_of, recipe_output, write_recipe
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 
 if TYPE_CHECKING:
     from memcalc.report.suggested import Work
 
-_PROGRAM = of(Literal["trainer", "accelerate", "axolotl"])
+_PROGRAM = of(Literal["trainer", "accelerate", "axolotl", "llamafactory", "trl", "swift"])
 
 
 _Program = Annotated[
@@ -27,7 +28,7 @@ _Program = Annotated[
         "--as",
         "Print the best way alone, as settings of this program.",
         value=_PROGRAM,
-        metavar="[trainer|accelerate|axolotl]",
+        metavar="[trainer|accelerate|axolotl|llamafactory|trl|swift]",
     ),
 ]
 _Tokens = Annotated[
@@ -48,6 +49,7 @@ _Price = Annotated[
     "memcalc suggest Qwen/Qwen2.5-1.5B --gpu 4090",
     "memcalc suggest gpt2 --gpu t4 --batch 64 --as trainer",
     "memcalc suggest gpt2 --gpu t4 --tokens 1e9 --price 0.35",
+    "memcalc suggest axolotl.yaml --gpu 4090 -o smaller.yaml",
 )
 def command(
     settings: dict[str, Any],
@@ -72,12 +74,14 @@ def command(
     plan = plan_of(settings, "memcalc suggest answers for")
     if price is not None and tokens is None:
         raise UsageError("A price needs a number of tokens: add --tokens 1e9.")
-    name = chosen("suggestions", format, output)
+    recipe = recipe_output(settings, output)
+    name = chosen("suggestions", format, None if recipe else output)
     known = speed_and_price.read(price) if price is not None else None
     work = suggested.Work(tokens=tokens, prices=known)
     if plan.gpu is None:
-        if program is not None:
-            raise UsageError("--as writes settings for one GPU: name it with --gpu.")
+        if program is not None or recipe is not None:
+            word = "--as writes settings" if program else "A recipe is written"
+            raise UsageError(f"{word} for one GPU: name it with --gpu.")
         _cards(plan, work, name, output, verbose=verbose, use_cache=not no_cache)
         return
     if known is not None:
@@ -90,13 +94,21 @@ def command(
 
         found = suggest_plan(plan, use_cache=not no_cache, seen=tell)
     if program is not None and found.fitting:
-        from memcalc.advice.suggest.snippets import snippet
+        from memcalc.advice.suggest.snippets import is_of, snippet
 
         best = found.fitting[0].figures
         assert best is not None
-        put(snippet(best.plan, program), output)
+        own = recipe_of(settings)
+        if own is not None and is_of(program, own):
+            write_recipe(own, best.plan, output)
+        else:
+            put(snippet(best.plan, program), output)
         return
-    deliver_answer(found, name, output, verbose=verbose, work=work)
+    deliver_answer(found, name, None if recipe else output, verbose=verbose, work=work)
+    if recipe is not None and found.fitting:
+        best = found.fitting[0].figures
+        assert best is not None
+        write_recipe(recipe, best.plan, output)
     if not found.fitting:
         raise typer.Exit(1)
 

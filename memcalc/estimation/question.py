@@ -47,6 +47,7 @@ def canonical(plan: Plan) -> Plan:
         plan,
         model=models.canonical(plan.model),
         gpu=gpus.find(plan.gpu).name if plan.gpu is not None else None,
+        assumed=(),
     )
 
 

@@ -42,7 +42,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
         """The same for another length of samples."""
         config, revision = self.source.config, self.source.revision
         said = (f"the config is revision {revision} of the hub",) if revision else ()
-        return (*said, *positions.notes(config, seq), *quantised.notes(config))
+        return (*self.plan.assumed, *said, *positions.notes(config, seq), *quantised.notes(config))
 
     @property
     def uncounted(self) -> tuple[str, ...]:

@@ -10,5 +10,7 @@ WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 """What accelerate calls the ways to choose FSDP's units, the layers of the model first."""
 TRAINER_OPTIM = "adamw_torch_fused"
 """``TrainingArguments.optim`` by default since PyTorch 2.8 (transformers 5.23)."""
+WITH_ACCELERATE = ("ddp", "deepspeed_zero1", "fsdp1", "fsdp2", "zero2", "zero3")
+"""Layouts that accelerate and the Trainer wrap a model by."""
 FLASH_ATTN = "flash_attention_2"
 """What transformers calls attention by the package flash-attn, of version 2."""

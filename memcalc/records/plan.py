@@ -285,6 +285,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             otherwise="the first or the last, whichever needs more",
         ),
     ] = None
+    recipe: Annotated[
+        Text | None,
+        about(
+            "Loop",
+            "Recipe of a training framework, which settings beside it override: TrainingArguments, "
+            "axolotl, LLaMA-Factory, TRL, torchtune or ms-swift. It may stand in place of a model.",
+            otherwise="none",
+        ),
+    ] = None
+    """A plan that was made has what the recipe says in place of its name."""
     accelerate_config: Annotated[
         Text | None,
         about(
@@ -306,6 +316,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     unread: Annotated[
         tuple[Text, ...],
         about("", "What such a file says that changes memory and is not counted.", option=None),
+    ] = ()
+    assumed: Annotated[
+        tuple[Text, ...],
+        about("", "How a recipe was read, and what it leaves to its framework.", option=None),
     ] = ()
     target: Annotated[Literal["cuda", "cpu"], about("GPU", "Where it trains.")] = "cuda"
     torch: Annotated[

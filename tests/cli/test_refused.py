@@ -242,7 +242,7 @@ def test_a_training_configuration_cannot_name_code_either(memcalc, evil):
     with open("train.yaml", "w") as file:
         file.write("base_model: evil_module:build\nmicro_batch_size: 1\noptimizer: 'os:system'\n")
     done = memcalc("init", "--from", "train.yaml")
-    assert (done.returncode, "names no model" in done.stderr) == (2, True)
+    assert (done.returncode, "is no model of the hub" in done.stderr) == (2, True)
     assert not evil.exists()
 
 

@@ -15,10 +15,10 @@ from msgspec import Meta
 import memcalc.catalog.plan
 from memcalc.budgets.read import read
 from memcalc.budgets.starter import toml
-from memcalc.catalog.launch_files import FILES
 from memcalc.catalog.plan import make
 from memcalc.cli.command import Command
 from memcalc.cli.options import plans_of, with_plan
+from memcalc.dialects import FILES
 from memcalc.errors import UsageError
 from memcalc.files import shipped
 from memcalc.records import fields

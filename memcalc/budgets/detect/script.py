@@ -4,16 +4,22 @@ import ast
 from pathlib import Path
 from typing import Any
 
-from memcalc.budgets.detect import trainer
-from memcalc.budgets.records import Detected
+from msgspec.structs import replace
+
+from memcalc.dialects import Recipe, trainer, trl
 from memcalc.workload import tasks
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _CALLS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "TrainingArgs")
+_PRETRAINED = ("pretrained_model_name_or_path", "model_name_or_path")
 
 
-def read(text: str, file: str, folder: Path) -> Detected | None:
-    """Read a script; ``None`` where it is not Python or trains nothing with the Trainer."""
+def read(text: str, path: Path) -> Recipe | None:
+    """Read a script; None: it is not Python, or trains nothing with the Trainer.
+
+    Raises:
+        UsageError: an argument asks for what memcalc does not answer.
+    """
     tree = _parsed(text)
     if tree is None:
         return None
@@ -21,12 +27,7 @@ def read(text: str, file: str, folder: Path) -> Detected | None:
     asked = next((call for call in calls if _name(call.func) in _CALLS), None)
     if asked is None:
         return None
-    names, plain = _constants(tree), trainer.settings({})[0]
-
-    def matters(name: str) -> bool:
-        settings, elsewhere = trainer.settings({name: 1})
-        return settings != plain or bool(elsewhere) or name == "max_grad_norm"
-
+    names = _constants(tree)
     arguments: dict[str, Any] = {}
     unread: list[str] = []
     for keyword in asked.keywords:
@@ -35,17 +36,18 @@ def read(text: str, file: str, folder: Path) -> Detected | None:
             unread.append(f"line {keyword.value.lineno}: arguments behind ** are not read")
         elif value is not None:
             arguments[keyword.arg] = value
-        elif not isinstance(keyword.value, ast.Constant) and matters(keyword.arg):
+        elif not isinstance(keyword.value, ast.Constant) and trainer.has_effect(keyword.arg):
             # As it is written: taking it apart again does not end for what is deeply nested.
             shown = " ".join((ast.get_source_segment(text, keyword.value) or "").split())[:40]
             unread.append(f"line {keyword.value.lineno}: {keyword.arg} = {shown} is not read")
-    settings, elsewhere = trainer.settings(arguments, folder)
-    settings |= _model(calls, names)
-    return Detected(
-        file=file,
-        kind="TrainingArguments",
-        settings=settings,
-        unread=(*unread, *elsewhere),
+    read_ = trl.read if _name(asked.func) == "SFTConfig" else trainer.read
+    found = read_(arguments, str(path), {})
+    model = _model(calls, names)
+    return replace(
+        found,
+        dialect=trainer.NAME,
+        settings={**found.settings, **model},
+        unread=(*unread, *found.unread),
     )
 
 
@@ -108,7 +110,7 @@ def _model(calls: list[ast.Call], names: dict[str, Any]) -> dict[str, Any]:
         head = next((t.name for t in every if t.suffix and owner.endswith(t.suffix)), None)
         if head is None and "Model" not in owner:
             continue
-        given = [keyword.value for keyword in call.keywords if keyword.arg in trainer.PRETRAINED]
+        given = [keyword.value for keyword in call.keywords if keyword.arg in _PRETRAINED]
         value = _value((call.args or given or [ast.Constant(None)])[0], names)
         found = {"task": head} if head is not None else {}
         return {**found, "model": value} if isinstance(value, str) and value else found

@@ -12,7 +12,7 @@ import functools
 import importlib
 import math
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -145,11 +145,6 @@ _SWITCHES = frozenset(
     """.split()
 )
 """Arguments that Python would take for set whatever text they were given."""
-
-
-def wrapped_by(options: Mapping[str, Any]) -> str:
-    """Which of ``WRAPS`` the arguments of a wrapper name."""
-    return str(options.get("auto_wrap_policy", WRAPS[0])).upper()
 
 
 def _refused(name: str, value: Any) -> str | None:

@@ -6,8 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from memcalc.dialects.accelerate import wrapped_by
 from memcalc.errors import UsageError
-from memcalc.workload.layouts import Layout, Rank, ddp, fsdp2, wrapped_by
+from memcalc.workload.layouts import Layout, Rank, ddp, fsdp2
 
 if TYPE_CHECKING:
     import torch

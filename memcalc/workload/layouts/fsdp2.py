@@ -10,9 +10,10 @@ import importlib
 import math
 from typing import TYPE_CHECKING, Any
 
+from memcalc.dialects.accelerate import wrapped_by
 from memcalc.errors import UsageError
 from memcalc.records.names import WRAPS
-from memcalc.workload.layouts import Layout, Rank, wrapped_by
+from memcalc.workload.layouts import Layout, Rank
 
 if TYPE_CHECKING:
     import torch

@@ -132,15 +132,6 @@ ANSWERED = {
         fsdp("fsdp_version: 2", "fsdp_reshard_after_forward: false"),
         {"parallel": "fsdp2", "parallel_args": {**HALF, "reshard_after_forward": False}},
     ),
-    "a key of tomorrow": (
-        fsdp("fsdp_quantum_shards: 7"),
-        {
-            "unread": (
-                "fsdp_quantum_shards, which memcalc does not read",
-                "outputs of the model, which accelerate casts to fp32",
-            )
-        },
-    ),
     "replicas of shards": (
         parallelism(dp_replicate_size=2, dp_shard_size=4, tp_size=1, cp_size=1),
         {"parallel": "hsdp=2x4", "devices": 8},
@@ -182,6 +173,7 @@ REFUSED = {
         fsdp("fsdp_sharding_strategy: HYBRID_SHARD", top="num_processes: 8\nnum_machines: 3"),
         "each of 3 machines",
     ),
+    "a key of tomorrow": (fsdp("fsdp_quantum_shards: 7"), "fsdp_quantum_shards changes memory"),
     "a version": (fsdp("fsdp_version: 3"), "there are 1 and 2"),
     "context parallel": (parallelism(cp_size=8), "context parallelism"),
     "three at once": (parallelism(dp_replicate_size=2, dp_shard_size=2, tp_size=2), "leave one"),
@@ -240,9 +232,10 @@ def test_a_budget_file_names_it_from_its_own_folder(tmp_path):
 
 def test_what_is_not_counted_is_in_the_answer(tmp_path, small_model):
     path = tmp_path / "a.yaml"
-    path.write_text(fsdp("fsdp_version: 2", "fsdp_quantum_shards: 7", top="num_processes: 2"))
+    dynamo = "dynamo_config:\n  dynamo_backend: AOT_EAGER\n"
+    path.write_text(fsdp("fsdp_version: 2", top="num_processes: 2") + dynamo)
     found = memcalc.estimate(small_model, batch=1, seq=32, accelerate_config=str(path))
-    assert "fsdp_quantum_shards, which memcalc does not read" in found.uncounted
+    assert "torch.compile (dynamo_backend AOT_EAGER)" in found.uncounted
     assert (found.plan.parallel, found.plan.devices, found.plan.loop) == ("fsdp2", 2, "accelerate")
     assert planned(tmp_path, path.read_text(), loop="trainer").loop == "trainer"
 
@@ -325,11 +318,6 @@ OF_DEEPSPEED = {
         zero(bf16={"enabled": "auto"}, fp16={"enabled": "auto"}),
         {"precision": "amp-bf16"},
     ),
-    "keys of tomorrow": (
-        zero(brand_new={"enabled": True}, zero={"newer": 3}),
-        {"unread": ("brand_new, which memcalc does not read",
-                    "zero_optimization.newer, which memcalc does not read")},
-    ),
 }  # fmt: skip
 
 
@@ -352,6 +340,8 @@ def test_a_file_of_deepspeed_stands_for_settings(tmp_path, name):
         (zero(3, zero={"offload_param": {"device": "nvme"}}), "offload_param to nvme"),
         (zero(3, zero={"offload_optimizer": {"device": "cpu", "ratio": 0.3}}), "ratio 0.3"),
         (zero(optimizer={"type": "OneBitAdam"}), "OneBitAdam"),
+        (zero(brand_new={"enabled": True}), "brand_new changes memory"),
+        (zero(zero={"newer": 3}), "zero_optimization.newer changes memory"),
         (zero(fp16={"enabled": True}), "both enabled"),
         (zero(train_batch_size=7), "train_batch_size 7 is not made of 8 GPUs"),
         (zero(tensor_parallel={"autotp_size": 2}), "tensor parallelism"),

@@ -7,10 +7,12 @@ Source: DeepSpeed 0.19.8, ``runtime/config.py``, ``runtime/zero/config.py`` and
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memcalc.catalog.launch_files.records import Said, count, flag, table
+from memcalc.dialects.recipe import Recipe, count, flag, table
 from memcalc.errors import UsageError
 from memcalc.records.names import ZERO_STAGES
+from memcalc.records.plan import Plan
 
+NAME = "DeepSpeed"
 AUTO = "auto"
 """Whoever reads the file, such as the Trainer, fills it in."""
 _LAYOUTS = {stage: layout for layout, stage in ZERO_STAGES.items()}
@@ -51,7 +53,7 @@ _ZERO_REFUSED = {
 }
 _OF_NO_MATTER = frozenset(
     """
-    activation_checkpointing aio autotuning checkpoint comet comms_logger csv_monitor
+    activation_checkpointing aio autotuning checkpoint comet comms_config comms_logger csv_monitor
     curriculum_learning data_efficiency dataloader_drop_last disable_allgather dump_state elasticity
     flops_profiler gradient_predivide_factor load_universal_checkpoint memory_breakdown monitor
     nebula prescale_gradients scheduler seed steps_per_print tensorboard timers wall_clock_breakdown
@@ -80,8 +82,16 @@ _SCALING = frozenset(
 )
 
 
-def said(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Said:
-    """What the file says, beside the devices and the optimizer that are given.
+def is_one(data: Mapping[str, Any]) -> bool:
+    """Tell whether a file is DeepSpeed's, by its keys."""
+    known = ("train_micro_batch_size_per_gpu", "train_batch_size", "bf16", "fp16", "optimizer")
+    return "zero_optimization" in data or (
+        any(isinstance(data.get(key), dict) for key in known[2:]) and known[0] in data
+    )
+
+
+def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe:
+    """Read the file, with the devices and the optimizer that are given.
 
     Raises:
         UsageError: DeepSpeed would not take it, or it asks for what memcalc does not answer.
@@ -111,12 +121,13 @@ def said(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Said:
     norm = data.get("gradient_clipping")
     if norm not in (None, AUTO, 0, 0.0):
         settings["max_grad_norm"] = norm
-    unread = [*_left(data, zero)]
+    _check_keys(data, zero, file)
+    unread = [*_left(data)]
     optimizer, note = _optimizer(data, "offload" in arguments, file)
     if optimizer is not None and given.get("optim") is None:
         settings["optim"] = optimizer
         unread += note
-    return Said(file=file, settings=settings, unread=tuple(unread))
+    return Recipe(file=file, dialect=NAME, settings=settings, unread=tuple(unread))
 
 
 def _is_on(value: Any) -> bool:
@@ -230,17 +241,91 @@ def _optimizer(
     return "adamw_torch_fused", ("what DeepSpeed's FusedAdam needs beside PyTorch's fused AdamW",)
 
 
-def _left(data: Mapping[str, Any], zero: Mapping[str, Any]) -> Iterator[str]:
-    for key in data.keys() - _READ - _OF_NO_MATTER - _REFUSED.keys():
-        if data[key] not in (None, False, AUTO, {}):
-            yield f"{key}, which memcalc does not read"
-    for key in zero.keys() - (_ZERO_READ | _ZERO_OF_NO_MATTER | _ZERO_REFUSED.keys()):
-        yield f"zero_optimization.{key}, which memcalc does not read"
-    for half in ("bf16", "fp16"):
-        part = data.get(half)
-        for key, value in (part if isinstance(part, dict) else {}).items():
-            if key not in _SCALING and value:
-                yield f"{half}.{key}, which memcalc does not read"
+def _check_keys(data: Mapping[str, Any], zero: Mapping[str, Any], file: str) -> None:
+    """Refuse keys that memcalc does not know, where they ask for something."""
+    known = {"": _READ | _OF_NO_MATTER | _REFUSED.keys()}
+    known["zero_optimization."] = _ZERO_READ | _ZERO_OF_NO_MATTER | _ZERO_REFUSED.keys()
+    halves = {name: data.get(name) for name in ("bf16", "fp16")}
+    parts = {"": data, "zero_optimization.": zero} | {
+        f"{name}.": part for name, part in halves.items() if isinstance(part, dict)
+    }
+    for prefix, part in parts.items():
+        for key, value in part.items():
+            if key not in known.get(prefix, _SCALING) and value not in (None, False, AUTO, {}):
+                raise UsageError(
+                    f"{file}: memcalc does not know whether {prefix}{key} changes memory: "
+                    "correct it, or remove it."
+                )
+
+
+def _left(data: Mapping[str, Any]) -> Iterator[str]:
     part = data.get("activation_checkpointing")
     if isinstance(part, dict) and any(value is True for value in part.values()):
         yield "activation_checkpointing of DeepSpeed, which a model has to call itself"
+
+
+_OWN = ("offload", "offload_param", "communication_data_type", "grad_accum_dtype", "no_sync")
+"""Arguments whose settings stand outside the section of ZeRO."""
+
+
+def write(plan: Plan, max_grad_norm: float | None = None, config: Any = None) -> dict[str, Any]:
+    """Write a plan as DeepSpeed's settings, with an optimizer that the caller makes.
+
+    Args:
+        plan: what to write.
+        max_grad_norm: what the loop clips to; None: the plan's own.
+        config: of the model, whose width fills in ``auto``; None: it stays.
+    """
+    options = dict(plan.parallel_args)
+    found: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": plan.batch,
+        "gradient_accumulation_steps": plan.grad_accum,
+        "gradient_clipping": max_grad_norm or plan.max_grad_norm or 0.0,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": {
+            "stage": ZERO_STAGES[plan.parallel or "zero2"],
+            **_zero(options, config),
+        },
+        "steps_per_print": 1 << 30,
+    }
+    half = next((name for name in ("bf16", "fp16") if name in plan.precision), None)
+    if half is not None:
+        found[half] = {"enabled": True}
+    if "communication_data_type" in options:
+        found["communication_data_type"] = options["communication_data_type"]
+    if "grad_accum_dtype" in options:
+        found["data_types"] = {"grad_accum_dtype": options["grad_accum_dtype"]}
+    return found
+
+
+def _zero(options: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    found = {
+        name: _filled(name, config) if value == AUTO and config is not None else value
+        for name, value in options.items()
+        if name not in _OWN
+    }
+    if options.get("offload") == "cpu":
+        found["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if options.get("offload_param") == "cpu":
+        found["offload_param"] = {"device": "cpu", "pin_memory": True}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _filled(name: str, config: Any) -> int | None:
+    """Return what transformers and accelerate write for ``auto``; None: DeepSpeed's own default.
+
+    Source: transformers 5.23, ``integrations/deepspeed.py``, ``trainer_config_finalize``;
+    accelerate 1.15, ``accelerator.py``, ``_prepare_deepspeed``.
+    """
+    sizes = getattr(config, "hidden_sizes", None) or [getattr(config, "hidden_size", None)]
+    text = getattr(config, "text_config", None)
+    sizes = sizes if sizes[0] is not None else [getattr(text, "hidden_size", None)]
+    if sizes[0] is None:
+        return None
+    width = max(sizes)
+    return {
+        "reduce_bucket_size": width * width,
+        "stage3_prefetch_bucket_size": int(0.9 * width * width),
+        "stage3_param_persistence_threshold": 10 * width,
+    }.get(name)

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from memcalc.catalog.launch_files import deepspeed
-from memcalc.catalog.launch_files.records import Said, count, flag, mapping, table
+from memcalc.dialects import deepspeed
+from memcalc.dialects.recipe import Recipe, count, flag, mapping, table
 from memcalc.errors import UsageError
-from memcalc.records.names import STRATEGIES, WRAPS
-from memcalc.records.plan import CompileMode
+from memcalc.records.names import STRATEGIES, WRAPS, ZERO_STAGES
+from memcalc.records.plan import CompileMode, Plan
 
+NAME = "accelerate"
 _OF_NO_MATTER = frozenset(
     """
     commands command_file debug distributed_type downcast_bf16 dynamo_backend dynamo_config
@@ -42,8 +43,9 @@ _NOT_ANSWERED = {
 }
 _FSDP_OF_NO_MATTER = frozenset(
     """
-    auto_wrap_policy cpu_ram_efficient_loading min_num_params reshard_after_forward
-    state_dict_type sync_module_states transformer_layer_cls_to_wrap version
+    auto_wrap_policy cpu_offload_pin_memory cpu_ram_efficient_loading final_state_dict_type
+    limit_all_gathers min_num_params reshard_after_forward state_dict_type sync_module_states
+    transformer_layer_cls_to_wrap version
     """.split()
 )
 _FSDP_READ = frozenset(
@@ -59,12 +61,12 @@ _PREFETCHES = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
-    """Does this look like accelerate's?"""
+    """Tell whether a file is accelerate's, by its keys."""
     return "compute_environment" in data or {"distributed_type", "mixed_precision"} <= data.keys()
 
 
-def said(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Said:
-    """What the file says, beside other settings.
+def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe:
+    """Read the file, with other settings of a plan.
 
     Raises:
         UsageError: accelerate would not take it, or it asks for what memcalc does not answer.
@@ -95,7 +97,7 @@ def said(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Said:
         settings, unread = {**settings, **more.settings}, [*unread, *more.unread]
     if settings.get("parallel") in _WRAPPED and given.get("loop") is None:
         settings["loop"] = "accelerate"
-    return Said(file=file, settings=settings, unread=tuple(unread))
+    return Recipe(file=file, dialect=NAME, settings=settings, unread=tuple(unread))
 
 
 def _check_keys(data: Mapping[str, Any], file: str) -> None:
@@ -162,7 +164,7 @@ def _compiled(data: Mapping[str, Any], kind: str, file: str) -> tuple[dict[str, 
 
 def _deepspeed(
     data: Mapping[str, Any], half: str | None, file: str, given: Mapping[str, Any]
-) -> Said:
+) -> Recipe:
     """Settings of ``distributed_type: DEEPSPEED``, of a file of its own or of a few keys."""
     keys = table(data, "deepspeed_config", file)
     named = keys.get("deepspeed_config_file")
@@ -187,7 +189,7 @@ def _deepspeed(
         part = config.get(name)
         if isinstance(part, dict) and part.get("enabled") == "auto":
             config[name] = {**part, "enabled": name == half}
-    return deepspeed.said(config, file, given)
+    return deepspeed.read(config, file, given)
 
 
 def _fsdp(
@@ -219,6 +221,12 @@ def _fsdp(
         raise UsageError(f"{file}: accelerate has no fsdp_forward_prefetch with fsdp_version 2.")
     if str(arguments.get("sharding_strategy")).startswith("HYBRID"):
         arguments["device_mesh"] = _machines(data, file, world)
+    unknown = [key for key in keys if key not in _FSDP_READ | _FSDP_OF_NO_MATTER and keys[key]]
+    if unknown:
+        raise UsageError(
+            f"{file}: memcalc does not know whether fsdp_{unknown[0]} changes memory: correct it, "
+            "or remove it."
+        )
     found: dict[str, Any] = {"parallel": "fsdp1" if version == 1 else _mesh(data, file)}
     if "fsdp" not in found["parallel"] and "hsdp" not in found["parallel"]:
         # Nothing is gathered, so there is nothing to gather in another dtype.
@@ -227,7 +235,7 @@ def _fsdp(
         found["parallel_args"] = arguments
     if switch("activation_checkpointing", False):
         found["checkpointing"] = True
-    return found, tuple(_left(keys, found["parallel"]))
+    return found, tuple(_left(found["parallel"]))
 
 
 def _machines(data: Mapping[str, Any], file: str, world: int | None) -> str:
@@ -242,9 +250,8 @@ def _machines(data: Mapping[str, Any], file: str, world: int | None) -> str:
     return f"{machines}x{world // machines}"
 
 
-def _left(keys: Mapping[str, Any], layout: str) -> list[str]:
-    left = [key for key in keys if key not in _FSDP_READ | _FSDP_OF_NO_MATTER and keys[key]]
-    notes = [f"fsdp_{key}, which memcalc does not read" for key in left]
+def _left(layout: str) -> list[str]:
+    notes = []
     if layout == "fsdp1":
         notes.append("outputs of the model, which accelerate casts to fp32")
     if layout not in ("ddp", "fsdp1", "fsdp2"):
@@ -321,3 +328,78 @@ def _mesh(data: Mapping[str, Any], file: str) -> str:
     if copies > 1:
         return f"hsdp={copies}x{shards}" if shards > 1 else "ddp"
     return "fsdp2"
+
+
+_TYPES = {"": "NO", "ddp": "MULTI_GPU", "fsdp1": "FSDP", "fsdp2": "FSDP"}
+
+
+def layout_of(plan: Plan) -> str:
+    """Return the name of a plan's layout over GPUs; empty for one GPU."""
+    return (plan.parallel or "ddp").partition("=")[0] if plan.devices > 1 else ""
+
+
+def write(plan: Plan) -> dict[str, Any]:
+    """Write a plan as the YAML of ``accelerate config``; what is of the script is left out."""
+    layout = layout_of(plan)
+    half = "fp16" if "fp16" in plan.precision else "bf16"
+    kind = "DEEPSPEED" if layout in ZERO_STAGES else _TYPES.get(layout, "MULTI_GPU")
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": kind,
+        **_sharded(plan, layout),
+        "mixed_precision": half if "amp" in plan.precision else "no",
+        "num_machines": 1,
+        "num_processes": plan.devices,
+        "use_cpu": plan.target == "cpu",
+    }
+
+
+def _sharded(plan: Plan, layout: str) -> dict[str, Any]:
+    if layout in ZERO_STAGES:
+        asked = {"zero_stage": ZERO_STAGES[layout], "gradient_accumulation_steps": plan.grad_accum}
+        return {"deepspeed_config": asked}
+    if not layout.startswith("fsdp"):
+        return {}
+    told: dict[str, Any] = {
+        "version": int(layout[-1]),
+        "auto_wrap_policy": WRAPS[0],
+        **dict(plan.parallel_args),
+    }
+    return {"fsdp_config": {f"fsdp_{name}": value for name, value in told.items()}}
+
+
+def wrapped_by(options: Mapping[str, Any]) -> str:
+    """Return the one of ``WRAPS`` that the arguments of a wrapper name."""
+    return str(options.get("auto_wrap_policy", WRAPS[0])).upper()
+
+
+def plugin(layout: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Write a layout as arguments of accelerate's plugin for FSDP; None: it is no such layout."""
+    own: dict[str, Any]
+    if layout == "fsdp2":
+        own = {
+            "fsdp_version": 2,
+            "reshard_after_forward": options.get("reshard_after_forward", True),
+        }
+    elif layout == "fsdp1":
+        # What ``accelerate launch`` and ``TrainingArguments`` tell it where nobody says more.
+        own = {
+            "fsdp_version": 1,
+            "reshard_after_forward": options.get("sharding_strategy", "FULL_SHARD"),
+            "backward_prefetch": options.get("backward_prefetch", "NO_PREFETCH"),
+            "forward_prefetch": bool(options.get("forward_prefetch", False)),
+            "use_orig_params": bool(options.get("use_orig_params", True)),
+            "sync_module_states": True,
+        }
+    else:
+        return None
+    named = options.get("transformer_layer_cls_to_wrap")
+    return {
+        **own,
+        "auto_wrap_policy": wrapped_by(options),
+        "min_num_params": options.get("min_num_params"),
+        "cpu_offload": options.get("offload") == "cpu",
+        "cpu_ram_efficient_loading": False,
+        "state_dict_type": "SHARDED_STATE_DICT",
+        **({"transformer_cls_names_to_wrap": str(named).split(",")} if named else {}),
+    }

@@ -1,0 +1,32 @@
+"""The modules that peft adapts by default, as the installed peft has them."""
+
+import ast
+import functools
+import importlib.util
+from pathlib import Path
+
+_TABLE = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"
+
+
+def of(model_type: str | None) -> tuple[str, ...] | None:
+    """Return the modules of models of a type; None: peft has no default, or is not installed."""
+    found = _table().get(model_type or "")
+    return tuple(found) if found else None
+
+
+@functools.cache
+def _table() -> dict[str, list[str]]:
+    """Read peft's table without importing peft, which imports PyTorch."""
+    found = importlib.util.find_spec("peft")
+    folders = found.submodule_search_locations if found is not None else None
+    if not folders:
+        return {}
+    try:
+        tree = ast.parse((Path(folders[0]) / "utils" / "constants.py").read_text("utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return {}
+    for node in tree.body:
+        names = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(one, ast.Name) and one.id == _TABLE for one in names):
+            return dict(ast.literal_eval(node.value))  # type: ignore[attr-defined]
+    return {}

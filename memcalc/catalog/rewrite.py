@@ -1,0 +1,70 @@
+"""Writes a plan back into the recipe that it was read from."""
+
+from pathlib import Path
+from typing import Any
+
+from memcalc import dialects, registry
+from memcalc.catalog.plan import make
+from memcalc.catalog.settings import with_recipe
+from memcalc.dialects import edit, recipe
+from memcalc.errors import UsageError
+from memcalc.records.fields import FIELDS
+from memcalc.records.plan import Plan
+from memcalc.records.values import text_of
+
+_NOT_OF_A_RECIPE = ("gpu", "devices", "rank", "torch", "transformers", "assumed", "unread",
+                    "target", "module_loading")  # fmt: skip
+
+
+def rewrite(file: str, plan: Plan) -> str:
+    """Return the text of a recipe with the keys changed that a plan has otherwise.
+
+    What the recipe's format has no word for stands in comments above it.
+
+    Raises:
+        UsageError: the recipe cannot be read.
+    """
+    path = Path(file).expanduser()
+    before = recipe.text(path)
+    dialect, data = dialects.parse(before, path)
+    found = dialect.read(data, file, {"devices": plan.devices})
+    old, new = dialect.write(_planned(found, plan)), dialect.write(plan)
+    changes = {
+        found.spelled.get(key, key): new.get(key)
+        for key in dict.fromkeys([*new, *old])
+        if new.get(key) != old.get(key)
+    }
+    changed = edit.change_keys(before, path.suffix, changes)
+    return "".join(f"# {line}\n" for line in _unsaid(changed, path, file, plan)) + changed
+
+
+def _unsaid(changed: str, path: Path, file: str, plan: Plan) -> list[str]:
+    """Return the settings of a plan that a changed recipe does not say, a line each."""
+    if path.suffix == ".json":
+        return []
+    dialect, data = dialects.parse(changed, path)
+    try:
+        again = _planned(dialect.read(data, file, {"devices": plan.devices}), plan)
+    except UsageError as error:
+        return [f"memcalc does not read this back: {error}"]
+    differ = [
+        name
+        for name in FIELDS
+        if name not in _NOT_OF_A_RECIPE and getattr(again, name) != getattr(plan, name)
+    ]
+    if "optim" in differ and registry.of(again).row == registry.of(plan).row:
+        differ.remove("optim")
+    return [f"not in this recipe: {name} = {_shown(getattr(plan, name))}" for name in differ]
+
+
+def _planned(found: dialects.Recipe, plan: Plan) -> Plan:
+    """Make the plan of a recipe, on the GPUs of another plan."""
+    beside = {"gpu": plan.gpu, "devices": plan.devices, "task": plan.task}
+    beside |= {} if found.settings.get("model") else {"model": plan.model}
+    return make(with_recipe(found, beside))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(f"{key}={one}" for key, one in value) or "none"
+    return text_of(value)

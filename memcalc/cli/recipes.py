@@ -1,0 +1,41 @@
+"""Recipes that are named in place of a model, and written back with what changed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from memcalc import dialects
+from memcalc.cli.output import put
+from memcalc.files import artifact
+from memcalc.records.plan import Plan
+
+
+def recipe_of(settings: Mapping[str, Any]) -> str | None:
+    """Return the recipe that settings name; None: they name none."""
+    named = settings.get("recipe")
+    model = settings.get("model")
+    if named is None and isinstance(model, str) and dialects.find(model) is not None:
+        named = model
+    return named
+
+
+def recipe_output(settings: Mapping[str, Any], output: Path | None) -> str | None:
+    """Return the recipe that goes to an output file; None: an answer goes there.
+
+    Raises:
+        UsageError: no file can be there.
+    """
+    file = recipe_of(settings)
+    if file is None or output is None or output.suffix == ".json":
+        return None
+    if output.suffix not in dialects.ENDINGS:
+        return None
+    artifact.check_place(output)
+    return file
+
+
+def write_recipe(file: str, plan: Plan, output: Path | None) -> None:
+    """Write a recipe with the keys changed that a plan has otherwise."""
+    from memcalc.catalog.rewrite import rewrite
+
+    put(rewrite(file, plan), output)

@@ -1,0 +1,117 @@
+"""Configuration files of training frameworks: each format has one file here.
+
+A file is data: nothing in it is run, and none of its framework's code. Every key becomes a setting
+of a plan, is known to change no memory, or is refused by its name.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memcalc.dialects import (
+    accelerate,
+    axolotl,
+    deepspeed,
+    llamafactory,
+    shell,
+    swift,
+    torchtune,
+    trainer,
+    trl,
+)
+from memcalc.dialects.recipe import Recipe, mapping, table_in, text
+from memcalc.errors import SettingError, UsageError
+from memcalc.records.plan import Plan
+
+__all__ = ["DIALECTS", "ENDINGS", "FILES", "Dialect", "Recipe", "find", "read", "recognise"]
+
+
+class Dialect(NamedTuple):
+    """A format: how it is recognised, read and written."""
+
+    name: str
+    is_one: Callable[[Mapping[str, Any]], bool]
+    read: Callable[[Mapping[str, Any], str, Mapping[str, Any]], Recipe]
+    write: Callable[[Plan], dict[str, Any]]
+
+
+_ROOMS = (torchtune, axolotl, llamafactory, swift, accelerate, deepspeed, trl, trainer)
+DIALECTS = {room.NAME: Dialect(room.NAME, room.is_one, room.read, room.write) for room in _ROOMS}
+"""All formats, those first whose keys nothing else has."""
+FILES = ("recipe", "accelerate_config", "deepspeed")
+"""Settings that name a file and stand for what it says."""
+_ONLY = {"accelerate_config": accelerate.NAME, "deepspeed": deepspeed.NAME}
+ENDINGS = (".yaml", ".yml", ".json", ".sh")
+
+
+def recognise(data: Mapping[str, Any]) -> Dialect | None:
+    """Find the format of a file by its keys; None: it is none of these."""
+    return next((one for one in DIALECTS.values() if one.is_one(data)), None)
+
+
+def load(path: Path) -> Mapping[str, Any]:
+    """Read a file as a table of settings, or a shell script's command as one.
+
+    Raises:
+        UsageError: it cannot be read, or holds something else.
+    """
+    return _table_in(text(path), path)
+
+
+def _table_in(written: str, path: Path) -> Mapping[str, Any]:
+    if path.suffix != ".sh":
+        return table_in(written, path)
+    found = shell.command_in(written)
+    if found is None:
+        raise UsageError(f"{path} starts no training of swift, trl or llamafactory-cli.")
+    return found
+
+
+def parse(written: str, path: Path) -> tuple[Dialect, Mapping[str, Any]]:
+    """Read the text of a recipe as its format and its table of settings.
+
+    Raises:
+        UsageError: it is no recipe.
+    """
+    data = _table_in(written, path)
+    dialect = recognise(data)
+    if dialect is None:
+        raise UsageError(f"{path} is no recipe that memcalc knows: it reads {', '.join(DIALECTS)}.")
+    return dialect, data
+
+
+def find(name: str) -> Path | None:
+    """Find the recipe that is named in place of a model; None: it is a model's name.
+
+    Raises:
+        UsageError: a file is there that looks like a recipe, and is none that is known.
+    """
+    path = Path(os.path.expanduser(name))
+    if path.suffix not in ENDINGS or not os.path.isfile(path):
+        return None
+    if path.suffix == ".json":
+        try:
+            return path if recognise(load(path)) is not None else None
+        except UsageError:
+            # A model's config, or a file of results, whose readers say what is wrong.
+            return None
+    if recognise(load(path)) is None:
+        raise UsageError(f"{name} is no recipe that memcalc knows: it reads {', '.join(DIALECTS)}.")
+    return path
+
+
+def read(setting: str, path: str, given: Mapping[str, Any]) -> Recipe:
+    """Read the file of a setting in ``FILES``, with other settings of a plan.
+
+    Raises:
+        SettingError: it cannot be read, or asks for what memcalc does not answer.
+    """
+    place = Path(os.path.expanduser(path))
+    try:
+        if setting in _ONLY:
+            return DIALECTS[_ONLY[setting]].read(mapping(place), path, given)
+        dialect, data = parse(text(place), place)
+        return dialect.read(data, path, given)
+    except UsageError as error:
+        raise SettingError(setting, str(error)) from None

@@ -1,0 +1,115 @@
+"""Changes keys of a recipe's text, and leaves everything else in it as it is."""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+_INDENT = 2
+
+
+def change_keys(text: str, suffix: str, changes: Mapping[str, Any]) -> str:
+    """Set keys of a recipe, by paths with dots, and remove those whose value is None.
+
+    Args:
+        text: the recipe.
+        suffix: of its file.
+        changes: new values by key.
+    """
+    if suffix == ".json":
+        return _in_json(text, changes)
+    for key, value in changes.items():
+        text = _in_shell(text, key, value) if suffix == ".sh" else _in_yaml(text, key, value)
+    return text
+
+
+def dump(mapping: Mapping[str, Any]) -> str:
+    """Write a mapping as YAML, in its own order."""
+    import yaml
+
+    return str(yaml.safe_dump(dict(mapping), sort_keys=False, default_flow_style=False))
+
+
+def _in_json(text: str, changes: Mapping[str, Any]) -> str:
+    data = json.loads(text)
+    for path, value in changes.items():
+        part = data
+        *above, last = path.split(".")
+        for name in above:
+            part = part.setdefault(name, {})
+        if value is None:
+            part.pop(last, None)
+        else:
+            part[last] = value
+    indent = re.search(r"\n( +)\"", text)
+    return json.dumps(data, indent=len(indent[1]) if indent else None) + "\n"
+
+
+def _in_shell(text: str, key: str, value: Any) -> str:
+    option = re.compile(rf"--{re.escape(key)}(?:[ =][^-\\\n][^\\\n]*?)?(?=\s*(?:\\?\r?\n|$)|\s+--)")
+    words = value if isinstance(value, list) else [value]
+    shown = " ".join(shlex.quote(_plain(one)) for one in words)
+    if option.search(text):
+        return option.sub("" if value is None else f"--{key} {shown}", text, count=1)
+    if value is None:
+        return text
+    started = re.compile(r"(swift (?:sft|pt)|trl sft|llamafactory-cli train)\b")
+    return started.sub(rf"\1 --{key} {shown}", text, count=1)
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _in_yaml(text: str, path: str, value: Any) -> str:
+    import yaml
+
+    above: list[str] = path.split(".")
+    node = yaml.compose(text, yaml.SafeLoader)
+    indent = 0
+    while True:
+        pair = next((one for one in node.value if one[0].value == above[0]), None)
+        if len(above) == 1 or pair is None or not isinstance(pair[1], yaml.MappingNode):
+            break
+        node, indent, above = pair[1], pair[1].start_mark.column, above[1:]
+    if pair is not None:
+        return _replaced(text, pair, value)
+    if value is None:
+        return text
+    line = dump(_nested(above, value)).rstrip("\n").replace("\n", "\n" + " " * indent)
+    end = _end(node.value[-1][1]) if node.value else len(text)
+    end = _line_end(text, end) if indent else len(text.rstrip())
+    return f"{text[:end]}\n{' ' * indent}{line}{text[end:]}"
+
+
+def _nested(names: list[str], value: Any) -> dict[str, Any]:
+    for name in reversed(names[1:]):
+        value = {name: value}
+    return {names[0]: value}
+
+
+def _replaced(text: str, pair: Any, value: Any) -> str:
+    key, node = pair
+    start, end = key.start_mark.index, max(_end(node), text.index(":", key.end_mark.index) + 1)
+    if value is None:
+        start = text.rfind("\n", 0, start) + 1
+        return text[:start] + text[_line_end(text, end) + 1 :]
+    column = key.start_mark.column
+    shown = dump({key.value: value}).rstrip("\n").replace("\n", "\n" + " " * column)
+    return text[:start] + shown + text[end:]
+
+
+def _line_end(text: str, place: int) -> int:
+    found = text.find("\n", place)
+    return len(text) if found < 0 else found
+
+
+def _end(node: Any) -> int:
+    """Return where the last scalar of a node ends; what follows it may be a comment."""
+    if isinstance(node.value, str) or node.flow_style or not node.value:
+        # A key without a value ends at its colon; the parser says where the next key is.
+        quoted = getattr(node, "style", None) in ("'", '"')
+        return int(node.end_mark.index) if node.value or quoted or node.flow_style else 0
+    last = node.value[-1]
+    return _end(last[1] if isinstance(last, tuple) else last)

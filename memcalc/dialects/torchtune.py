@@ -1,0 +1,270 @@
+"""torchtune's YAML.
+
+Source: torchtune 0.7.0 (bd2a0fc), ``recipes/*_finetune_*.py`` and ``recipes/configs``: weights,
+gradients, adapters and optimizer states are in ``dtype``; the loss runs in eight pieces.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memcalc.dialects.recipe import Keys, Recipe, lora, optimizer
+from memcalc.errors import UsageError
+from memcalc.records.plan import Plan
+from memcalc.records.values import adapter
+
+NAME = "torchtune"
+DEFAULTS = {"gradient_accumulation_steps": 1}
+_FAMILIES = {
+    "llama2": "meta-llama/Llama-2-{}-hf",
+    "llama3": "meta-llama/Meta-Llama-3-{}",
+    "llama3_1": "meta-llama/Llama-3.1-{}",
+    "llama3_2": "meta-llama/Llama-3.2-{}",
+    "llama3_3": "meta-llama/Llama-3.3-{}-Instruct",
+    "qwen2": "Qwen/Qwen2-{}",
+    "qwen2_5": "Qwen/Qwen2.5-{}",
+    "qwen3": "Qwen/Qwen3-{}",
+    "gemma": "google/gemma-{}",
+    "gemma2": "google/gemma-2-{}",
+    "mistral": "mistralai/Mistral-{}-v0.1",
+    "phi4": "microsoft/phi-4",
+    "phi3": "microsoft/Phi-3-mini-4k-instruct",
+}
+"""Models of transformers by the folders of ``torchtune/models``."""
+_SMALL = ("llama2", "gemma", "gemma2")
+"""Families whose names have the size in small letters."""
+_ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj",
+          "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}  # fmt: skip
+"""What the products of phi are in transformers, which computes some together."""
+_DTYPES = {"bf16": "bf16", "fp32": "fp32"}
+_LOSSES = {
+    "LinearCrossEntropyLoss": 8,
+    "CEWithChunkedOutputLoss": 1,
+    "CrossEntropyLoss": 1,
+}
+_OPTIMIZERS = {"fused": True, "foreach": True}
+_MODEL_KEYS = """
+    _component_ lora_attn_modules apply_lora_to_mlp apply_lora_to_output lora_rank lora_alpha
+    lora_dropout quantize_base
+""".split()
+NO_EFFECT = """
+    output_dir checkpointer resume_from_checkpoint save_* shuffle seed epochs
+    max_steps_per_epoch metric_logger log_* profiler lr_scheduler dataset_val batch_size_val
+    run_val_every_n_steps collate_fn custom_sharded_layers memory_efficient_fsdp_wrap
+    low_cpu_ram device name base_model_path use_distributed_state_dict enable_async_checkpointing
+    cudnn_deterministic_mode fsdp_reshard_after_forward
+"""
+REFUSED = {
+    "enable_activation_offloading": "activations in host memory",
+    "ac_mode": "checkpointing of some operations",
+    "ac_option": "checkpointing of some operations",
+    "quantizer": "quantization-aware training",
+    "teacher_model": "distillation",
+    "policy_model": "training on rewards",
+    "reward_*": "training on rewards",
+    "ref_*": "a second model",
+    "orchestration": "training on rewards",
+    "grpo_samples": "training on rewards",
+    "early_exit_loss": "another loss",
+    "layer_dropout": "dropped layers",
+    "fsdp_cpu_offload": "shards in host memory",
+    "fsdp": "torchtune's developing recipes",
+    "data_parallel_*": "torchtune's developing recipes",
+    "dataloader": "torchtune's developing recipes",
+    "datasets": "torchtune's developing recipes",
+    "use_flex": "another attention",
+    "context_parallel_dim": "parallelism over sequences",
+    "expert_parallel_dim": "parallelism over experts",
+    "enable_fp8_training": "products in fp8",
+    "fp8_recipe_name": "products in fp8",
+}
+_SERVES = ("prompt", "tasks", "temperature", "max_new_tokens", "inference")
+
+
+def is_one(data: Mapping[str, Any]) -> bool:
+    """Tell whether a file is torchtune's, by its components."""
+    parts = [one for one in data.values() if isinstance(one, dict)]
+    return any(str(part.get("_component_", "")).startswith("torchtune.") for part in parts)
+
+
+def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe:
+    """Read a recipe of fine-tuning, on one device or over FSDP.
+
+    Raises:
+        UsageError: a key asks for what memcalc does not answer, or is none.
+    """
+    data = {str(key): _resolve(value, data, 8) for key, value in data.items()}
+    instead = f"tune run RECIPE --config {file}"
+    if "batch_size" not in data or any(key in data for key in _SERVES) or "optimizer" not in data:
+        raise UsageError(f"{file} is a recipe of torchtune that trains no model: name another.")
+    keys = Keys(data, file, NAME, defaults=DEFAULTS, instead=instead)
+    keys.refuse(REFUSED)
+    name, kind, phi = _model(keys)
+    quant = "nf4-dq" if kind == "qlora" or _part(keys, "model").get("quantize_base") else None
+    optim, arguments = _optimizer(keys)
+    devices = given.get("devices") or 1
+    parts = keys.count("tensor_parallel_dim") or 1
+    keys.get("tensor_parallel_plan")
+    found: dict[str, Any] = {
+        "model": name,
+        "task": "causal-lm",
+        "loop": "plain",
+        "batch": keys.count("batch_size"),
+        "grad_accum": keys.count("gradient_accumulation_steps"),
+        "seq": _length(keys),
+        "precision": _precision(keys),
+        "checkpointing": keys.flag("enable_activation_checkpointing") or None,
+        "optim": optim,
+        "optim_args": arguments or None,
+        "optim_in_backward": keys.flag("optimizer_in_bwd") or None,
+        "max_grad_norm": _clipping(keys),
+        "loss_chunks": _chunks(keys),
+        "compile": "default" if _compiles(keys) else None,
+        "quant": quant,
+        "kbit_prepare": None if quant is None else False,
+        "lora": _lora(keys, phi=phi) if kind else None,
+        "padding": False if _part(keys, "dataset").get("packed") else None,
+    }
+    if parts > 1:
+        found |= {"parallel": f"tp={parts}", "devices": devices if devices > 1 else parts}
+    elif devices > 1:
+        found["parallel"] = "fsdp2"
+    keys.unread.append("how torchtune's own layers differ from those of transformers")
+    if kind:
+        keys.unread.append("that adapters are in bf16, half of what is counted of them")
+    keys.finish(NO_EFFECT)
+    return keys.recipe(NAME, found)
+
+
+def _resolve(value: Any, data: Mapping[str, Any], depth: int) -> Any:
+    """Put values in the place of ``${name}``, as OmegaConf does."""
+    if depth == 0:
+        return value
+    if isinstance(value, dict):
+        return {key: _resolve(one, data, depth - 1) for key, one in value.items()}
+    if not isinstance(value, str):
+        return value
+    whole = re.fullmatch(r"\$\{([\w.]+)\}", value)
+    if whole is not None:
+        return _resolve(_at(data, whole[1]), data, depth - 1)
+    return re.sub(r"\$\{([\w.]+)\}", lambda found: str(_at(data, found[1]))[:200], value)
+
+
+def _at(data: Any, path: str) -> Any:
+    for name in path.split("."):
+        data = data.get(name) if isinstance(data, dict) else None
+    return data
+
+
+def _part(keys: Keys, key: str) -> dict[str, Any]:
+    found = keys.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _component(keys: Keys, key: str) -> str:
+    found = _part(keys, key).get("_component_")
+    if not isinstance(found, str):
+        raise keys.error(key, "names no _component_", "correct it")
+    return found
+
+
+def _model(keys: Keys) -> tuple[str, str, bool]:
+    """Return the model of transformers, ``lora``, ``qlora`` or nothing, and whether it is a phi."""
+    component = _component(keys, "model")
+    family, _, builder = component.removeprefix("torchtune.models.").partition(".")
+    kind = next((one for one in ("qlora", "lora") if builder.startswith(f"{one}_")), "")
+    size = builder.removeprefix(f"{kind}_" if kind else "").removeprefix(family).strip("_")
+    size = size.replace("_instruct", "").replace("_base", "").replace("_", ".")
+    if family not in _FAMILIES or not (re.fullmatch(r"[0-9.]+b", size) or size == "mini"):
+        why = "is no model that memcalc knows in transformers"
+        raise keys.error("model._component_", why, value=component)
+    for key, value in _part(keys, "model").items():
+        if key not in _MODEL_KEYS and value:
+            raise keys.error(f"model.{key}", "has no place in an estimate", value=value)
+    shown = size if family in _SMALL else size.upper()
+    return _FAMILIES[family].format(shown), kind, family.startswith("phi")
+
+
+def _lora(keys: Keys, *, phi: bool) -> str:
+    told = _part(keys, "model")
+    asked = told.get("lora_attn_modules") or []
+    if not isinstance(asked, list) or not set(asked) <= _ATTENTION.keys():
+        raise keys.error("model", "has lora_attn_modules of other names", "correct them")
+    names = [_ATTENTION[name] for name in asked]
+    names += _MLP if told.get("apply_lora_to_mlp") else ()
+    names += ["lm_head"] if told.get("apply_lora_to_output") else []
+    if phi:
+        names = list(dict.fromkeys(_FUSED.get(name, name) for name in names))
+    rank = told.get("lora_rank") or 8
+    if not names or isinstance(rank, bool) or not isinstance(rank, int):
+        raise keys.error("model", "has adapters of no module or rank", "correct them")
+    return lora(keys, rank, names, told.get("lora_dropout"))
+
+
+def _optimizer(keys: Keys) -> tuple[str | None, dict[str, Any]]:
+    part = {**_part(keys, "optimizer")}
+    name = str(part.pop("_component_", ""))
+    kept = {key: value for key, value in part.items() if key in _OPTIMIZERS}
+    named = keys.over({**keys.data, "optimizer": name})
+    return optimizer(named, "plain", "optimizer"), kept
+
+
+def _length(keys: Keys) -> int | None:
+    told = _part(keys, "tokenizer").get("max_seq_len")
+    return keys.over({"max_seq_len": told}).count("max_seq_len")
+
+
+def _precision(keys: Keys) -> str:
+    named = keys.text("dtype") or "bf16"
+    if named not in _DTYPES:
+        raise keys.error("dtype", "is no type that torchtune trains in", "write bf16 or fp32")
+    return _DTYPES[named]
+
+
+def _clipping(keys: Keys) -> float | None:
+    norm = keys.get("clip_grad_norm")
+    if norm is None or (isinstance(norm, int | float) and not isinstance(norm, bool)):
+        return None if norm is None else float(norm)
+    raise keys.error("clip_grad_norm", "is no number", "correct it")
+
+
+def _chunks(keys: Keys) -> int | None:
+    part = _part(keys, "loss")
+    name = str(part.get("_component_", "")).rpartition(".")[2]
+    if name not in _LOSSES:
+        raise keys.error("loss._component_", "is another loss", value=name or "nothing")
+    if name == "CEWithChunkedOutputLoss":
+        keys.unread.append("that logits are cast to fp32 in pieces")
+    asked = part.get("num_output_chunks")
+    return asked if isinstance(asked, int) and asked > 0 and _LOSSES[name] > 1 else _LOSSES[name]
+
+
+def _compiles(keys: Keys) -> bool:
+    told = keys.get("compile")
+    return bool(told.get("model")) if isinstance(told, dict) else keys.flag("compile")
+
+
+def write(plan: Plan) -> dict[str, Any]:
+    """Write a plan, by paths of keys; what torchtune has no word for is left out."""
+    trained = adapter(plan.adapters) if plan.adapters is not None else None
+    return {
+        "batch_size": plan.batch,
+        "gradient_accumulation_steps": plan.grad_accum,
+        "dtype": "fp32" if plan.precision in ("fp32", "tf32") else "bf16",
+        "enable_activation_checkpointing": plan.checkpointing,
+        "optimizer_in_bwd": plan.optim_in_backward,
+        "clip_grad_norm": plan.max_grad_norm,
+        "compile": plan.compile is not None,
+        **({"tokenizer.max_seq_len": plan.seq} if plan.seq else {}),
+        "optimizer._component_": _class_of(plan),
+        **{f"optimizer.{key}": one for key, one in plan.optim_args if key in _OPTIMIZERS},
+        **({"model.lora_rank": trained.r} if trained else {}),
+    }
+
+
+def _class_of(plan: Plan) -> str:
+    from memcalc import registry
+
+    return registry.of(plan).row.implementation
