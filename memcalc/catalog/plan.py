@@ -152,6 +152,8 @@ def disagreement(plan: Plan) -> str | None:
     if plan.inputs and (plan.seq is not None or plan.padding is not None):
         name = "seq" if plan.seq is not None else "padding"
         return f"{name} is for batches that memcalc makes, and input describes them: leave one out."
+    if plan.bnb_4bit_compute_dtype is not None and plan.scheme not in ("nf4", "nf4-dq", "fp4"):
+        return "bnb_4bit_compute_dtype needs a base in 4 bit: add --quant nf4, or leave it out."
     if plan.infers:
         return _without_training(plan)
     if plan.engine is not None:

@@ -206,6 +206,9 @@ def _check_quant(plan: Plan, source: models.ModelSource) -> None:
     already = checkpoint_refusal(plan, source)
     if already is not None:
         raise SettingError("quant", already)
+    if plan.bnb_4bit_compute_dtype is not None and quantised.settings_in(source.config):
+        told = f"The checkpoint of {source.name} says in what its layers compute: leave it out."
+        raise SettingError("bnb_4bit_compute_dtype", told)
 
 
 def _check_liger(source: models.ModelSource) -> None:

@@ -150,6 +150,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             otherwise="none, or the checkpoint's own",
         ),
     ] = None
+    bnb_4bit_compute_dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"] | None,
+        about(
+            "Model",
+            "With quant in 4 bit: what its layers compute in; float32 is BitsAndBytesConfig's own.",
+            otherwise="the precision's",
+        ),
+    ] = None
     kbit_prepare: Annotated[
         bool,
         about(

@@ -40,11 +40,13 @@ def compute_dtype(plan: Plan) -> torch.dtype:
 def said_of_types(plan: Plan) -> str:
     """The same as a sentence for the answer."""
     dtype = str(compute_dtype(plan)).removeprefix("torch.")
-    by_checkpoint = computed_in(settings(plan) or {"load_in_8bit": True})
-    if by_checkpoint in (None, dtype):
+    already = settings(plan)
+    named = plan.bnb_4bit_compute_dtype if already is None else computed_in(already)
+    if named in (None, dtype):
         return f"linear layers compute in {dtype}, and so is the model loaded"
+    who = "you" if already is None else "the checkpoint"
     return (
-        f"linear layers compute in {by_checkpoint}, as the checkpoint says "
+        f"linear layers compute in {named}, as {who} say{'s' * (already is not None)} "
         f"(bnb_4bit_compute_dtype), and the model is loaded in {dtype}"
     )
 
@@ -93,7 +95,7 @@ def settings_of(plan: Plan) -> Any:
         return transformers.TorchAoConfig(getattr(ours, TORCHAO[plan.scheme])())
     settings = dict(BITSANDBYTES[plan.scheme or ""])
     if "load_in_4bit" in settings:
-        settings["bnb_4bit_compute_dtype"] = compute_dtype(plan)
+        settings["bnb_4bit_compute_dtype"] = plan.bnb_4bit_compute_dtype or compute_dtype(plan)
         if layouts.spread(plan).layout in layouts.SHARDED:
             # FSDP asks for a float type.
             settings["bnb_4bit_quant_storage"] = compute_dtype(plan)

@@ -4,12 +4,14 @@ import importlib.util
 import json
 
 import pytest
+import torch
 
 from memcalc.catalog import models, quantised
 from memcalc.catalog.plan import make
 from memcalc.cli.options import plans_of
 from memcalc.errors import UsageError
 from memcalc.estimation.validate import check
+from memcalc.workload.quantised import said_of_types, settings_of
 
 NF4 = {
     "quant_method": "bitsandbytes",
@@ -171,6 +173,20 @@ def test_schemes_are_read_off_the_settings():
 def test_what_does_not_go_with_a_quantised_base_is_refused(settings, said):
     with pytest.raises(UsageError, match=said):
         check(make({"model": "smollm2-135m", "quant": "nf4", **settings}))
+
+
+def test_layers_in_4_bit_compute_in_the_type_that_is_named(model):
+    base = {"model": "smollm2-135m", "quant": "nf4", "precision": "bf16"}
+    own, named = make(base), make({**base, "bnb_4bit_compute_dtype": "float32"})
+    told = [settings_of(plan).bnb_4bit_compute_dtype for plan in (own, named)]
+    assert told == [torch.bfloat16, torch.float32]
+    assert "compute in float32, as you say" in said_of_types(named)
+    for wrong in ({"quant": "int8"}, {"quant": None}):
+        with pytest.raises(UsageError, match="bnb_4bit_compute_dtype needs a base in 4 bit"):
+            make({**base, **wrong, "bnb_4bit_compute_dtype": "float32"})
+    there = make({"model": model(NF4), "quant": "nf4-dq", "bnb_4bit_compute_dtype": "float32"})
+    with pytest.raises(UsageError, match="says in what its layers compute"):
+        check(there)
 
 
 def test_presets_stand_for_settings_and_give_way_to_what_is_said():

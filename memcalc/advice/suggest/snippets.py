@@ -41,8 +41,8 @@ def _quantisation(plan: Plan) -> Lines:
         return []
     told = [f"{name}={value!r}" for name, value in BITSANDBYTES[plan.scheme].items()]
     if "load_in_4bit=True" in told:
-        computed = _HALVES.get(plan.precision.removeprefix("amp-"), "float32")
-        told.append(f"bnb_4bit_compute_dtype=torch.{computed}")
+        default = _HALVES.get(plan.precision.removeprefix("amp-"), "float32")
+        told.append(f"bnb_4bit_compute_dtype=torch.{plan.bnb_4bit_compute_dtype or default}")
     return [
         "import torch",
         "from transformers import BitsAndBytesConfig",
