@@ -8,7 +8,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -46,8 +46,28 @@ _IDLE = 300.0
 """Seconds after which idle warm processes are ended."""
 _IDLE_GPUS = 2
 """Processes that are kept for one GPU each; one takes 0.4 GB."""
-_Runs = tuple[str | None, str | None, bool]
-"""What a process runs: releases of PyTorch and transformers, and whether a user's own code."""
+
+
+class _Runs(NamedTuple):
+    """What a process runs."""
+
+    torch: str | None = None
+    """Release; ``None``: the installed one."""
+    transformers: str | None = None
+    users_code: bool = False
+    """Code of the user's own, which finds the shell's own variables."""
+    compiles: bool = False
+    """It needs the Triton of its PyTorch."""
+
+    @staticmethod
+    def of(plan: Plan) -> "_Runs":
+        """Return what a plan runs."""
+        own = code_in(plan) is not None
+        # The installed PyTorch comes with its Triton.
+        compiles = plan.torch is not None and (plan.compile is not None or plan.liger)
+        return _Runs(plan.torch, plan.transformers, own, compiles)
+
+
 ENGINE = "-engine"
 """The kind of process that has opened the stub driver."""
 _ENVIRONMENT = {
@@ -80,21 +100,23 @@ class Engines(contextlib.AbstractContextManager["Engines"]):
         transformers: str | None = None,
         *,
         users_code: bool = False,
+        compiles: bool = False,
         gpu: Mapping[str, str] | None = None,
     ) -> Parent:
         """The process that runs these releases; ``None``: the installed ones.
 
         ``users_code``: it runs code of the user's own, which finds the shell's own variables.
+        ``compiles``: it needs the Triton of its PyTorch.
         ``gpu``: settings of the GPU that it starts with, if it has not started.
 
         Raises:
             SettingError: a release is not understood, or is too old.
             EstimateError: it cannot be had for this machine.
         """
-        key = torch, transformers, users_code
+        key = _Runs(torch, transformers, users_code, compiles)
         with self._lock:
             if key not in self._parents:
-                self._parents[key] = _parent(*key, gpu or {})
+                self._parents[key] = _parent(key, gpu or {})
                 if self.closed:
                     self._parents[key].close()
             return self._parents[key]
@@ -107,7 +129,7 @@ class Engines(contextlib.AbstractContextManager["Engines"]):
                     del self._idle[number]
                     return parent
         # Not the process that tests keep warm: it started with another.
-        return _parent(*runs, {**gpu, WARM: ""})
+        return _parent(runs, {**gpu, WARM: ""})
 
     def take_back(self, runs: _Runs, gpu: Mapping[str, str], parent: Parent) -> None:
         """Keep a process that was lent for who asks next; the oldest of several ends."""
@@ -171,15 +193,15 @@ atexit.register(warm_engines.close)
 os.register_at_fork(after_in_child=warm_engines.forget)
 
 
-def _parent(
-    torch: str | None, transformers: str | None, users_code: bool, gpu: Mapping[str, str]
-) -> Parent:
-    found = environment.find(torch, transformers)
+def _parent(runs: _Runs, gpu: Mapping[str, str]) -> Parent:
+    # A user's own code may compile.
+    compiles = runs.compiles or (None if runs.users_code else False)
+    found = environment.find(runs.torch, runs.transformers, compiles=compiles)
     told = {driver.ENVIRONMENT: msgspec.json.encode(found).decode()} if found.path else {}
     # Nothing is compiled here: as it is imported, Inductor shall make no folder.
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()
     told["TORCHINDUCTOR_CACHE_DIR"] = inductor
-    own = (variables.without_settings if users_code else variables.composed)(os.environ)
+    own = (variables.without_settings if runs.users_code else variables.composed)(os.environ)
     own |= {**gpu, **_ENVIRONMENT, **told}
     return Parent(EstimateError, own, kind=ENGINE, first=found.path)
 
@@ -199,7 +221,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
         self._own = engines is None
         self._engines = engines or Engines()
         self._child: Child | None = None
-        self._runs: _Runs = (None, None, False)
+        self._runs = _Runs()
         self._parent: Parent | None = None
         """Of a child whose imports ask for the GPU: it started with that of one plan."""
         self._gpu: dict[str, str] = {}
@@ -261,7 +283,7 @@ class Client(contextlib.AbstractContextManager["Client"]):
 
     def _child_of(self, plan: Plan, *, with_gpu: bool = False) -> Child:
         """The child that a plan is asked of; ``with_gpu``: one that starts with the plan's GPU."""
-        runs, gpu = (plan.torch, plan.transformers, code_in(plan) is not None), _gpu_of(plan)
+        runs, gpu = _Runs.of(plan), _gpu_of(plan)
         other = self._runs != runs or (self._parent is not None and self._gpu != gpu)
         if self._child is not None and (other or with_gpu):
             self._child.end()
@@ -271,7 +293,13 @@ class Client(contextlib.AbstractContextManager["Client"]):
             self._runs, self._gpu = runs, gpu
             if with_gpu:
                 self._parent = self._engines.lend(runs, gpu)
-            parent = self._parent or self._engines.of(*runs[:2], users_code=runs[2], gpu=gpu)
+            parent = self._parent or self._engines.of(
+                runs.torch,
+                runs.transformers,
+                users_code=runs.users_code,
+                compiles=runs.compiles,
+                gpu=gpu,
+            )
             self._child = parent.child(
                 "memcalc.estimation.child",
                 "simulated run",

@@ -276,7 +276,7 @@ class _Run:
             raise UsageError(
                 "--python runs the PyTorch that it has: leave --torch out, or --python."
             )
-        return environment.find(plan.torch, plan.transformers)
+        return environment.find(plan.torch, plan.transformers, compiles=None)
 
     def _understood(self, answer: Answer) -> Simulated:
         try:
