@@ -36,6 +36,7 @@ from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.plan import Plan
 from memcalc.script.answer import answered, as_it_ended
 from memcalc.script.command import Program, launched
+from memcalc.script.imports import check_imports
 from memcalc.script.launchers import Launch
 from memcalc.script.records import Answer, Ending, Request
 
@@ -114,12 +115,15 @@ def simulate(
 
     Raises:
         UsageError: the command cannot be understood.
-        EstimateError: the process died, or its time was up, or there is no PyTorch with CUDA.
+        EstimateError: the process died, or its time was up, or there is no PyTorch with CUDA, or
+            a package that the script imports.
     """
     folder = Path.cwd() if folder is None else folder
     program, launch = launched(plan, folder)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
-    run = _Run(asked(plan), program, launch, folder, weights, python or sys.executable)
+    python = python or sys.executable
+    check_imports(program, plan.command or "", folder, python, ())
+    run = _Run(asked(plan), program, launch, folder, weights, python)
     run.timeout = timeout
     found = run.answer(limited=gpu is not None, quiet=quiet)
     refusal = found.ending.refusal
