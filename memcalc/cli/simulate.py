@@ -73,7 +73,7 @@ def command(
     if torch is not None and python is None:
         # What the program prints must not meet a line that moves.
         with progress(f"preparing PyTorch {torch}"):
-            environment.find(torch)
+            environment.find(torch, compiles=None)
     found = simulate(plan)
     if found.traced is None:
         _refuse(found.ending)

@@ -72,18 +72,25 @@ class Worker:
 
     def __init__(self, breadcrumbs: Breadcrumbs) -> None:
         internals.prepare_to_fork()
+        # Code that asks for the GPU as it is imported finds the one that this process started with.
+        internals.allow_cuda_after_fork()
         self._breadcrumbs = breadcrumbs
         self._how: dict[str, Any] = {}
         """How programs are run, as ``run.trace`` is told."""
         self._programs: dict[Plan, Program] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one request.
+        """The answer to one request; ``another_gpu``: ask a process that starts with the plan's.
 
         Raises:
             MemcalcError: it cannot be answered.
         """
-        plan = decode(Plan, request["plan"])
+        try:
+            return self._answer(decode(Plan, request["plan"]), request)
+        except simulated_gpu.AnotherGpuError:
+            return {"another_gpu": True}
+
+    def _answer(self, plan: Plan, request: dict[str, Any]) -> dict[str, Any]:
         keep = bool(request.get("keep"))
         self._how = {
             "detailed": keep,
@@ -159,7 +166,6 @@ class Worker:
         os.environ.update(loading.environment(self._cudnn))
         if isinstance(self._cudnn, Missing):
             loading.switch_off()
-        internals.allow_cuda_after_fork()
         own = without_fraction(plan.alloc_conf)
         if own:
             internals.set_allocator(own)
@@ -237,6 +243,8 @@ class Worker:
             with simulated_gpu.asked_without_cuda(question.target):
                 bitsandbytes.load(plan)
                 known = programs.build(plan, real_weights=False)
+        if plan.target != "cpu":
+            simulated_gpu.check_imports(question.target)
         # The last ones asked about: the models of two ways to train are asked about in turns.
         self._programs = {**dict(list(self._programs.items())[1 - _PROGRAMS :]), key: known}
         if known.inputs is None:

@@ -144,12 +144,18 @@ def _failed(error: BaseException) -> Ending:
     if of_a_number or isinstance(error, ZeroDivisionError | OverflowError):
         _by_number.append(str(error))
     helps = exit_reason.advice(error)
+    if not helps and isinstance(error, ModuleNotFoundError):
+        helps = _OTHER_PYTHON.format(sys.executable)
     if helps:
         print(f"memcalc: {helps}", file=sys.stderr)
     lacked = str(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
     return Ending(code=1, out_of_memory=lacked)
 
 
+_OTHER_PYTHON = (
+    "{} runs the script: install what it lacks there, or name the Python that has it, as in "
+    "memcalc simulate --python $(which python) -- python train.py."
+)
 _raised: dict[str, str] = {}
 """What a function raised, for whoever sent it."""
 

@@ -40,6 +40,7 @@ from memcalc.records.prediction import FitVerdict
 from memcalc.records.replay import UNLIMITED
 from memcalc.script.answer import answered, as_it_ended
 from memcalc.script.command import Program, launched
+from memcalc.script.imports import check_imports
 from memcalc.script.launchers import Launch
 from memcalc.script.records import Answer, Ending, Request
 from memcalc.units import format_bytes
@@ -114,12 +115,14 @@ def simulate(
 
     Raises:
         UsageError: the command cannot be understood.
-        EstimateError: the process died, or its time was up, or there is no PyTorch with CUDA.
+        EstimateError: the process died, or its time was up, or there is no PyTorch with CUDA, or
+            a package that the script imports.
     """
     folder = Path.cwd() if folder is None else folder
     program, launch = launched(plan, folder)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     run = _Run(asked(plan), program, launch, folder)
+    check_imports(program, plan.command or "", folder, plan.python or sys.executable, ())
     run.timeout = timeout
     began = time.monotonic()
     found = run.answer(limited=gpu is not None, quiet=quiet)
@@ -355,7 +358,7 @@ class _Run:
             raise UsageError(
                 "--python runs the PyTorch that it has: leave --torch out, or --python."
             )
-        return environment.find(plan.torch, plan.transformers)
+        return environment.find(plan.torch, plan.transformers, compiles=None)
 
     def _understood(self, answer: Answer) -> Simulated:
         try:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from packaging.requirements import Requirement
 
-_VENDOR = re.compile(r"nvidia-|cuda-|triton$|pytorch-triton$")
+_TRITON = re.compile(r"(pytorch-)?triton$")
+_VENDOR = re.compile(rf"nvidia-|cuda-|{_TRITON.pattern}")
 """Dependencies of PyTorch that a program needs on a GPU, or to compile kernels."""
 
 
@@ -158,6 +159,11 @@ def satisfied(requirement: Requirement, version: str | None) -> bool:
 def is_vendor(requirement: Requirement) -> bool:
     """Whether the engine does without it: NVIDIA's libraries and Triton."""
     return _VENDOR.match(normal(requirement.name)) is not None
+
+
+def is_triton(requirement: Requirement) -> bool:
+    """Return True for the compiler of PyTorch's kernels."""
+    return _TRITON.match(normal(requirement.name)) is not None
 
 
 def missing(wanted: Iterable[Requirement], here: Mapping[str, Package]) -> list[Requirement]:
