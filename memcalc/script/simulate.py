@@ -6,7 +6,6 @@ import pickle
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +18,12 @@ from memcalc.allocator.settings import VARIABLES, check_environment
 from memcalc.catalog import gpus
 from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.plan import make
+from memcalc.children import command
 from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine import driver, environment, simulated_gpu
 from memcalc.engine.cudnn import loading
 from memcalc.engine.environment.search import Environment
+from memcalc.engine.stub import build
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.estimate import Traced, keep
@@ -30,10 +31,12 @@ from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.replays import UNLIMITED
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.plan import Plan
+from memcalc.script import checkpoint_marks, set_aside
 from memcalc.script.answer import answered, as_it_ended
 from memcalc.script.command import Program, launched
 from memcalc.script.launchers import Launch
-from memcalc.script.records import Answer, Ending, Request
+from memcalc.script.protect import settle
+from memcalc.script.records import ANSWER, REQUEST, Answer, Ending, Request
 
 STEPS = 3
 """Optimizer steps after which a program is stopped, unless others are asked for."""
@@ -47,8 +50,14 @@ _BEGINS = """
 import os, sys
 sys.path[:] = [*filter(None, sys.path), {home!r}]
 try:
+    from pathlib import Path
+    from memcalc.script.protect import protect
+    shared = Path(sys.argv[1])
+    protect(shared, [sys.executable, *sys.orig_argv[1:]])
     from memcalc.script.child import main
-    main(*sys.argv[1:])
+    main(shared)
+except KeyboardInterrupt:
+    os._exit(130)
 except FileNotFoundError as error:
     if error.filename is None:
         sys.exit(1)
@@ -117,7 +126,7 @@ def simulate(
     found = run.answer(limited=gpu is not None, quiet=quiet)
     refusal = found.ending.refusal
     if found.ending.out_of_memory and refusal is not None:
-        whole = run.answer(limited=False, quiet=True)
+        whole = run.answer(limited=False, again=True)
         if whole.traced is not None and not whole.ending.code:
             found = replace(found, traced=whole.traced)
         else:
@@ -158,49 +167,67 @@ class _Run:
         self._work = work
         self.raised: BaseException | None = None
         """By the function that ran in place of a program."""
+        self._of_files: tuple[str, ...] = ()
+        """What is assumed because of the files that it wrote or changed."""
         self._question, self._program, self._launch = question, program, launch
         self._folder, self._weights, self._python = folder, weights, python
 
-    def answer(self, *, limited: bool, quiet: bool = False) -> Simulated:
-        """Run it in a process of its own, limited to the GPU's memory or not."""
-        with tempfile.TemporaryDirectory(prefix="memcalc-") as scratch:
-            asked_in, answered = Path(scratch, "request.json"), Path(scratch, "answer.json")
-            request, work = self._request(), Path(scratch, "work")
+    def answer(self, *, limited: bool, quiet: bool = False, again: bool = False) -> Simulated:
+        """Run it in a process of its own, limited to the GPU's memory or not.
+
+        What it does when it runs ``again`` was seen before: it shows nothing, and keeps no files.
+        """
+        environment = self._environment(limited=limited)
+        with command.own_folder() as folder:
+            shared = folder / "shared"
+            shared.mkdir()
+            request, work = self._request(), shared / "work"
             if self._work:
                 work.write_bytes(self._work)
                 request = replace(request, work=str(work), path=tuple(sys.path))
-            asked_in.write_bytes(msgspec.json.encode(request))
-            command = [self._python, "-c", _BEGINS.format(home=_HOME)]
-            out, err = (subprocess.DEVNULL,) * 2 if quiet else (_stderr(), None)
-            if self._work:
-                out = err = subprocess.PIPE
-            elif not quiet and sys.stderr is not sys.__stderr__ and sys.stderr.isatty():
-                # A line moves at the terminal: what keeps it there writes what the program prints.
-                out, err = subprocess.PIPE, subprocess.STDOUT
+            (shared / REQUEST).write_bytes(msgspec.json.encode(request))
             kills = oom_kills()
-            try:
-                done = subprocess.run(
-                    [*command, str(asked_in), str(answered)],
-                    cwd=self._folder,
-                    env=self._environment(Path(scratch), limited=limited),
-                    stdout=out,
-                    stderr=err,
-                    text=True,
-                    errors="replace",
-                    check=False,
-                )
-            except OSError as error:
-                raise EstimateError(f"{self._python} cannot be started: {error}.") from None
-            seen = sys.stdout if self._work else sys.stderr
-            print(done.stdout or "", end="", file=seen, flush=True)
-            print(done.stderr or "", end="", file=sys.stderr, flush=True)
-            if not answered.exists():
-                name = "process of the program"
-                raise EstimateError(ending(name, done.returncode, kills=kills))
-            answer = msgspec.json.decode(answered.read_bytes(), type=Answer)
-            if answer.raised:
-                self.raised = _raised(answer.raised)
-            return self._understood(answer)
+            done = self._run(shared, environment, quiet=quiet or again)
+            of_files = settle(shared, again=again)
+            if not again:
+                self._of_files = of_files
+            answered = shared / ANSWER
+            answer = answered.read_bytes() if answered.exists() else b""
+        if not answer:
+            name = "process of the program"
+            raise EstimateError(ending(name, done.returncode, kills=kills))
+        return self._understood(answer)
+
+    def _run(
+        self, shared: Path, environment: dict[str, str], *, quiet: bool
+    ) -> subprocess.CompletedProcess[str]:
+        out, err = (subprocess.DEVNULL,) * 2 if quiet else (_stderr(), None)
+        if self._work:
+            out = err = subprocess.PIPE
+        elif not quiet and sys.stderr is not sys.__stderr__ and sys.stderr.isatty():
+            # A line moves at the terminal: what keeps it there writes what the program prints.
+            out, err = subprocess.PIPE, subprocess.STDOUT
+        try:
+            done = command.run(
+                [self._python, "-c", _BEGINS.format(home=_HOME), str(shared)],
+                shared.parent,
+                cwd=self._folder,
+                env={
+                    **environment,
+                    stub.PROCESSES: str(shared / "processes"),
+                    checkpoint_marks.FOLDERS: str(shared / checkpoint_marks.NOTED),
+                },
+                stdout=out,
+                stderr=err,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            raise EstimateError(f"{self._python} cannot be started: {error}.") from None
+        seen = sys.stdout if self._work else sys.stderr
+        print(done.stdout or "", end="", file=seen, flush=True)
+        print(done.stderr or "", end="", file=sys.stderr, flush=True)
+        return done
 
     def _request(self) -> Request:
         program = self._program
@@ -223,7 +250,7 @@ class _Run:
             said=tuple(said),
         )
 
-    def _environment(self, scratch: Path, *, limited: bool) -> dict[str, str]:
+    def _environment(self, *, limited: bool) -> dict[str, str]:
         """Variables of the process: the stub driver, the GPU, and caches of the simulation."""
         question, plan = self._question, self._question.plan
         told = _card(question.gpu)
@@ -242,9 +269,10 @@ class _Run:
         found.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         found |= {
             **dict(self._program.environment),
-            **stub.environment(prepared, scratch / "processes"),
+            **stub.environment(prepared),
             **loading.environment(driver.cudnn(question.target.capability, [root.parent])),
             **simulated_gpu.settings(question.gpu, question.target, room=room),
+            set_aside.LIBRARY: str(prepared.library.with_name(build.FILE_GUARD)),
             "MEMCALC_STUB_KEPT": str(told.kept),
             "MEMCALC_STUB_OUTSIDE": str(told.outside),
             "MEMCALC_STUB_DEVICES": str(devices),
@@ -267,7 +295,10 @@ class _Run:
             )
         return environment.find(plan.torch, plan.transformers)
 
-    def _understood(self, answer: Answer) -> Simulated:
+    def _understood(self, data: bytes) -> Simulated:
+        answer = msgspec.json.decode(data, type=Answer)
+        if answer.raised:
+            self.raised = _raised(answer.raised)
         try:
             traces = {gpu: unpack(data) for gpu, data in answer.traces.items()}
         except DamagedTraceError as error:
@@ -277,9 +308,15 @@ class _Run:
         one_of_many = any(max(trace.groups, default=1) > 1 for trace in traces.values())
         launched = one_of_many or self._launch is not None
         if traced is not None and len(traces) < count and not launched:
-            told = (_ALONE.format(used=len(traces), count=count), *traced.prediction.assumptions)
-            traced = replace(traced, prediction=replace(traced.prediction, assumptions=told))
+            traced = _assuming(traced, _ALONE.format(used=len(traces), count=count))
+        if traced is not None:
+            traced = _assuming(traced, *self._of_files)
         return Simulated(ending=answer.ending, traced=traced)
+
+
+def _assuming(traced: Traced, *assumed: str) -> Traced:
+    told = (*assumed, *traced.prediction.assumptions)
+    return replace(traced, prediction=replace(traced.prediction, assumptions=told))
 
 
 def _stderr() -> int:

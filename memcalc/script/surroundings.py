@@ -31,7 +31,7 @@ from memcalc.script.records import Request
 
 
 def program(request: Request, session: Session) -> Iterable[str]:
-    """Keep the user's files as they are, and run the first of processes that it starts here.
+    """Keep checkpoints in memory, and run the first of processes that the script starts here.
 
     Returns:
         The other Python programs that it starts; they are added as it does.
@@ -57,10 +57,9 @@ def program(request: Request, session: Session) -> Iterable[str]:
     decisions.install(patches, session.values)
     if not request.weights:
         large_weights.install(patches)
-    files = saving.install(patches)
-    files.overlay.covers = lambda: say(_STAY, source_lines.line())
+    saving.install(patches)
     _turn_trackers_off(patches)
-    saved_models.install(patches, files.overlay)
+    saved_models.install(patches)
     accelerate.install(patches)
     deepspeed.install(session)
     torchvision.install(patches, session.values)
@@ -89,7 +88,6 @@ def _count_gpus(patches: Patches, count: int) -> None:
         patches.set(module, "get_rng_state_all", states)
 
 
-_STAY = "files that were there before stay as they were"
 _KEEP_TRACKERS = "MEMCALC_TRACKERS"
 """Variable of the environment that leaves trackers on."""
 _OFF = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "NEPTUNE_MODE": "debug"}

@@ -42,6 +42,8 @@ _FUNCTION = re.compile(
 _RUNTIME = re.compile(r"libcudart(-[0-9a-f]{8})?\.so\.(\d+)")
 _BESIDE = ("*.so", "*/*.so", "*/lib/*.so", "*/ops/*.so")
 """Where packages that stand beside PyTorch have compiled code."""
+PROCESSES = "MEMCALC_STUB_PROCESSES"
+"""Variable with the file in which processes write how much they take."""
 _SELF_REFERENCE = "$ORIGIN"
 _PATIENCE = 120.0
 """Seconds to wait for another process that writes the same files."""
@@ -153,7 +155,7 @@ def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
         "TRITON_LIBCUDA_PATH": str(stub.folder),
         "MEMCALC_STUB_CUDA": str(stub.cuda),
     }
-    return found if processes is None else {**found, "MEMCALC_STUB_PROCESSES": str(processes)}
+    return found if processes is None else {**found, PROCESSES: str(processes)}
 
 
 def _files(stub: Stub) -> list[Path]:
