@@ -18,10 +18,10 @@ _SETTLES = 60.0
 """Seconds within which a new folder is locked."""
 
 
-def run(
+def start(
     command: Sequence[str], folder: Path | None = None, **options: Any
-) -> subprocess.CompletedProcess[str]:
-    """Run a command as ``subprocess.run`` does; no process of it outlives this call.
+) -> subprocess.Popen[Any]:
+    """Start a command of which no process outlives this one; ``terminate`` ends it with all others.
 
     Args:
         command: what to run.
@@ -45,15 +45,23 @@ def run(
             )
         finally:
             os.close(status)
-        with process:
-            try:
-                out, err = process.communicate()
-            except BaseException:
-                process.terminate()
-                raise
         failed = reads.read()
     if failed:
+        process.communicate()
         raise OSError(int(failed), os.strerror(int(failed)), command[0])
+    return process
+
+
+def run(
+    command: Sequence[str], folder: Path | None = None, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Run a command to its end; arguments and errors as for ``start``."""
+    with start(command, folder, **options) as process:
+        try:
+            out, err = process.communicate()
+        except BaseException:
+            process.terminate()
+            raise
     return subprocess.CompletedProcess(list(command), process.returncode, out, err)
 
 

@@ -110,6 +110,32 @@ def test_a_command_ends_with_whoever_started_it_and_leaves_nothing(name, at_once
     assert Path(then).exists()
 
 
+INSTALLS = """
+import sys
+from pathlib import Path
+sys.path.append({root!r})
+from memcalc.engine.environment.installer import Job, Tool, install
+scratch = Path({folder!r}, "scratch")
+job = Job(requirements=(), target=scratch.with_name("content"), scratch=scratch)
+install(job, Tool("pip", ("sh", "-c", {shell!r})), plain=False, watch=lambda: None)
+"""
+
+
+def test_an_installer_ends_with_whoever_started_it(mark, tmp_path):
+    folder, shell = tmp_path / "making", f"sleep {mark}; true"
+    code = INSTALLS.format(root=str(ROOT), folder=str(folder), shell=shell)
+    process = subprocess.Popen([sys.executable, "-c", code])
+    while not running(mark):
+        assert process.poll() is None
+    process.terminate()
+    process.wait()
+    assert gone(mark)
+    until = time.monotonic() + 10
+    while folder.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not folder.exists()
+
+
 def test_a_folder_of_a_run_that_was_lost_is_swept(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path))
     lost, new, kept = (tmp_path / "runs" / name for name in ("lost", "new", "kept"))
