@@ -1,6 +1,6 @@
 """The process that runs a user's program over the stub driver and follows it.
 
-Usage: child.py REQUEST ANSWER, both files; the stub driver is loaded before this begins.
+The stub driver is loaded before this begins.
 """
 
 import atexit
@@ -9,7 +9,6 @@ import contextlib
 import os
 import pickle
 import re
-import signal
 import sys
 import threading
 import traceback
@@ -21,27 +20,25 @@ import msgspec
 import torch
 
 from memcalc.children import exit_reason
-from memcalc.children.fork import die_with, flush
+from memcalc.children.fork import flush
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.files.trace_file import pack
-from memcalc.script import overlay, surroundings
+from memcalc.script import surroundings
 from memcalc.script.child_deaths import ChildDeathError, end_children
 from memcalc.script.command import as_main, run
-from memcalc.script.records import Answer, Ending, Request
+from memcalc.script.records import ANSWER, REQUEST, Answer, Ending, Request
 
 _INTERRUPTED = 130
 """What a shell says of a program that Ctrl-C ended."""
 
 
-def main(asked: str, answered: str) -> None:
+def main(shared: Path) -> None:
     """Run the program of a request, write what it took, and end this process."""
-    die_with(os.getppid(), signal.SIGKILL)
     driver.hide_here()
-    request = msgspec.json.decode(Path(asked).read_bytes(), type=Request)
-    overlay.use(str(Path(answered).parent / "kept"))
+    request = msgspec.json.decode((shared / REQUEST).read_bytes(), type=Request)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     session = Session(request.steps, one_of_many=request.launched and world > 1)
     for said in request.said:
@@ -64,7 +61,7 @@ def main(asked: str, answered: str) -> None:
             decides=session.values.reads.decisions,
         )
         answer = _answer(session, request.program.name, told)
-        Path(answered).write_bytes(msgspec.json.encode(answer))
+        (shared / ANSWER).write_bytes(msgspec.json.encode(answer))
         flush()
         # Threads of PyTorch's would wait for a GPU that never answers.
         leave(ending.code)

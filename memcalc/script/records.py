@@ -6,6 +6,9 @@ from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import Refusal
 from memcalc.script.command import Program
 
+REQUEST, ANSWER = "request.json", "answer.json"
+"""Files in the folder that a program's process shares with memcalc's own."""
+
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a program."""

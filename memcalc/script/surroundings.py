@@ -32,7 +32,7 @@ from memcalc.script.records import Request
 
 
 def program(request: Request, session: Session) -> Iterable[str]:
-    """Keep the user's files as they are, and run the first of processes that it starts here.
+    """Keep checkpoints in memory, and run the first of processes that the script starts here.
 
     Returns:
         The other Python programs that it starts; they are added as it does.
@@ -59,11 +59,10 @@ def program(request: Request, session: Session) -> Iterable[str]:
     decisions.install(patches, session.values)
     if not request.weights:
         large_weights.install(patches)
-    files = saving.install(patches)
+    saving.install(patches)
     session.follow_checkpoints()
-    files.overlay.covers = lambda: say(_STAY, source_lines.line())
     _turn_trackers_off(patches)
-    saved_models.install(patches, files.overlay)
+    saved_models.install(patches)
     accelerate.install(patches)
     deepspeed.install(session)
     torchvision.install(patches, session.values)
@@ -92,7 +91,6 @@ def _count_gpus(patches: Patches, count: int) -> None:
         patches.set(module, "get_rng_state_all", states)
 
 
-_STAY = "files that were there before stay as they were"
 _KEEP_TRACKERS = "MEMCALC_TRACKERS"
 """Variable of the environment that leaves trackers on."""
 _OFF = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "NEPTUNE_MODE": "debug"}

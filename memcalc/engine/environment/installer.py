@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from memcalc.children import command
 from memcalc.errors import EstimateError
 
 _UV_INDEX = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_NO_INDEX")
@@ -75,7 +76,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     requirements: tuple[str, ...]
     target: Path
     scratch: Path
-    """A folder on the same disk for what is downloaded: a disk in memory may not hold it."""
+    """A folder on the same disk for what is downloaded: a disk in memory may not hold it.
+
+    The folder that it is in goes with it, should this process die."""
     large: bool = False
     """Not to be kept a second time in pip's cache."""
     extra_index: str | None = None
@@ -94,8 +97,9 @@ def install(job: Job, tool: Tool, *, plain: bool, watch: Callable[[], None]) -> 
     log = job.scratch / "installer.log"
     with open(log, "wb") as out:
         # Not in the user's folder: a pip.py there would be run in place of pip.
-        process = subprocess.Popen(
+        process = command.start(
             _command(job, tool),
+            job.scratch.parent,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -108,7 +112,7 @@ def install(job: Job, tool: Tool, *, plain: bool, watch: Callable[[], None]) -> 
                 time.sleep(_POLL)
         finally:
             if process.poll() is None:
-                process.kill()
+                process.terminate()
                 process.wait()
     if process.returncode == 0:
         return None

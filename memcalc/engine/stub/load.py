@@ -42,6 +42,8 @@ _FUNCTION = re.compile(
 _RUNTIME = re.compile(r"libcudart(-[0-9a-f]{8})?\.so\.(\d+)")
 _BESIDE = ("*.so", "*/*.so", "*/*/*.so", "*/*/*/*.so")
 """Where packages that stand beside PyTorch have compiled code."""
+PROCESSES = "MEMCALC_STUB_PROCESSES"
+"""Variable with the file in which processes write how much they take."""
 _SELF_REFERENCE = "$ORIGIN"
 _MOST_DEVICES = 64
 """GPUs of a simulated machine, as in stub.h."""
@@ -161,7 +163,7 @@ def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
         "TRITON_LIBCUDA_PATH": str(stub.folder),
         "MEMCALC_STUB_CUDA": str(stub.cuda),
     }
-    return found if processes is None else {**found, "MEMCALC_STUB_PROCESSES": str(processes)}
+    return found if processes is None else {**found, PROCESSES: str(processes)}
 
 
 def _files(stub: Stub) -> list[Path]:
