@@ -129,6 +129,7 @@ def load(path: Path) -> list[Plan]:
 def to_simulate(plan: Plan, options: str = "", command: str | None = None) -> str:
     """What to type to run a plan's command, or one like it, on its GPU."""
     gpu = f"--gpu {shlex.quote(plan.gpu)} " if plan.gpu else ""
+    gpu += f"--rank {plan.rank} " if plan.rank is not None else ""
     return f"memcalc simulate {gpu}{options}-- {command or plan.command}"
 
 

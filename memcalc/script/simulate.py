@@ -30,10 +30,10 @@ from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.replays import UNLIMITED
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.plan import Plan
-from memcalc.script.answer import answered, as_it_ended
+from memcalc.script.answer import Simulated, answered, as_it_ended, of_ranks
 from memcalc.script.command import Program, launched
 from memcalc.script.launchers import Launch
-from memcalc.script.records import Answer, Ending, Request
+from memcalc.script.records import Answer, Answers, Request
 
 STEPS = 3
 """Optimizer steps after which a program is stopped, unless others are asked for."""
@@ -78,12 +78,12 @@ def _card(gpu: Gpu | None) -> _Card:
     return _Card((gpu.nvml_memory or gpu.memory) - gpu.memory, outside, gpu.memory - outside)
 
 
-class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program ended, and what it took of the GPU."""
+class Ran(NamedTuple):
+    """What a program took, by rank; one that trains alone is the first."""
 
-    ending: Ending
-    traced: Traced | None
-    """``None``: it never used the GPU."""
+    found: dict[int, Simulated]
+    answers: Answers | None = None
+    """``None``: no ranks were asked for."""
 
 
 def simulate(
@@ -114,20 +114,13 @@ def simulate(
     program, launch = launched(plan, folder)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     run = _Run(asked(plan), program, launch, folder, weights, python or sys.executable)
-    found = run.answer(limited=gpu is not None, quiet=quiet)
-    refusal = found.ending.refusal
-    if found.ending.out_of_memory and refusal is not None:
-        whole = run.answer(limited=False, quiet=True)
-        if whole.traced is not None and not whole.ending.code:
-            found = replace(found, traced=whole.traced)
-        else:
-            last = replace(refusal, last=True)
-            found = replace(found, ending=replace(found.ending, refusal=last))
+    ran, room = run.ranks(limited=gpu is not None, quiet=quiet), None
+    if gpu is not None:
+        room = _card(gpu).room
+    each = {rank: _ended(run, rank, one, room) for rank, one in ran.found.items()}
+    found = each[0] if ran.answers is None else of_ranks(each, ran.answers, plan)
     if found.traced is not None:
-        room = _card(gpu).room if gpu is not None else None
-        traced = as_it_ended(found.traced, found.ending, room)
-        keep(traced)
-        found = replace(found, traced=traced)
+        keep(found.traced)
     return found
 
 
@@ -139,7 +132,7 @@ def run_work(question: Asked, work: bytes) -> tuple[Traced | None, BaseException
     """
     program = Program(module=question.plan.name)
     run = _Run(question, program, None, Path.cwd(), False, sys.executable, work)
-    return run.answer(limited=question.gpu is not None).traced, run.raised
+    return run.ranks(limited=question.gpu is not None).found[0].traced, run.raised
 
 
 class _Run:
@@ -161,11 +154,17 @@ class _Run:
         self._question, self._program, self._launch = question, program, launch
         self._folder, self._weights, self._python = folder, weights, python
 
-    def answer(self, *, limited: bool, quiet: bool = False) -> Simulated:
-        """Run it in a process of its own, limited to the GPU's memory or not."""
+    def ranks(self, *, limited: bool, quiet: bool = False, rank: int | str | None = None) -> Ran:
+        """Run it in a process of its own, limited to the GPU's memory or not.
+
+        Args:
+            limited: to the memory of the GPU.
+            quiet: what it prints is not shown.
+            rank: which process, in place of those that the plan asks for.
+        """
         with tempfile.TemporaryDirectory(prefix="memcalc-") as scratch:
             asked_in, answered = Path(scratch, "request.json"), Path(scratch, "answer.json")
-            request, work = self._request(), Path(scratch, "work")
+            request, work = self._request(rank), Path(scratch, "work")
             if self._work:
                 work.write_bytes(self._work)
                 request = replace(request, work=str(work), path=tuple(sys.path))
@@ -197,28 +196,36 @@ class _Run:
             if not answered.exists():
                 name = "process of the program"
                 raise EstimateError(ending(name, done.returncode, kills=kills))
-            answer = msgspec.json.decode(answered.read_bytes(), type=Answer)
-            if answer.raised:
-                self.raised = _raised(answer.raised)
-            return self._understood(answer)
+            if not request.one_of_many:
+                answer = msgspec.json.decode(answered.read_bytes(), type=Answer)
+                if answer.raised:
+                    self.raised = _raised(answer.raised)
+                return Ran({0: self._understood(answer, None)})
+            return self._of_ranks(msgspec.json.decode(answered.read_bytes(), type=Answers))
 
-    def _request(self) -> Request:
+    def _of_ranks(self, answers: Answers) -> Ran:
+        if answers.refusal:
+            raise (UsageError if answers.refused else EstimateError)(answers.refusal)
+        found = {
+            rank: self._understood(answer, rank if answers.world > 1 else None)
+            for rank, answer in answers.answers.items()
+        }
+        return Ran(found, answers)
+
+    def _request(self, rank: int | str | None) -> Request:
         program = self._program
         said = list(self._question.notes)
         if self._launch is not None and self._launch.assumed:
             said.append(self._launch.assumed)
-        if self._launch is not None and self._launch.world > 1:
-            said.append(
-                f"this is rank 0 of {self._launch.world}; other ranks are not run, and their "
-                f"messages are assumed to have arrived"
-            )
         if program.left_out:
             said.append(f"Python's own options are left out: {', '.join(program.left_out)}")
         return Request(
             program=program,
             steps=self._question.plan.steps or 0,
             gpus=self._question.plan.devices,
-            launched=self._launch is not None,
+            launch=self._launch,
+            rank=self._question.plan.rank if rank is None else rank,
+            world=self._launch.world if self._launch is not None else None,
             weights=self._weights,
             said=tuple(said),
         )
@@ -267,11 +274,15 @@ class _Run:
             )
         return environment.find(plan.torch, plan.transformers)
 
-    def _understood(self, answer: Answer) -> Simulated:
+    def _understood(self, answer: Answer, rank: int | None) -> Simulated:
+        """Read what one process took; ``rank``: its number where others train with it."""
         try:
             traces = {gpu: unpack(data) for gpu, data in answer.traces.items()}
         except DamagedTraceError as error:
             raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
+        if rank is not None and len(traces) == 1:
+            # The GPU of a process that has one, whatever its number on the machine.
+            traces = dict.fromkeys((0,), *traces.values())
         traced = answered(self._question, traces, answer.state)
         count = self._question.plan.devices
         one_of_many = any(max(trace.groups, default=1) > 1 for trace in traces.values())
@@ -280,6 +291,21 @@ class _Run:
             told = (_ALONE.format(used=len(traces), count=count), *traced.prediction.assumptions)
             traced = replace(traced, prediction=replace(traced.prediction, assumptions=told))
         return Simulated(ending=answer.ending, traced=traced)
+
+
+def _ended(run: _Run, rank: int, found: Simulated, room: int | None) -> Simulated:
+    """Run once more without a limit where memory ran out, and say what the end tells."""
+    refusal = found.ending.refusal
+    if found.ending.out_of_memory and refusal is not None:
+        whole = run.ranks(limited=False, quiet=True, rank=rank).found[rank]
+        if whole.traced is not None and not whole.ending.code:
+            found = replace(found, traced=whole.traced)
+        else:
+            last = replace(refusal, last=True)
+            found = replace(found, ending=replace(found.ending, refusal=last))
+    if found.traced is None:
+        return found
+    return replace(found, traced=as_it_ended(found.traced, found.ending, room))
 
 
 def _stderr() -> int:
