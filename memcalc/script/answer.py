@@ -183,11 +183,14 @@ def _on_rank(rank: int, prediction: Prediction, code: int, answers: Answers) -> 
 def _said_of_others(answers: Answers, found: Mapping[int, Simulated]) -> Iterator[str]:
     """Which ranks were not run, and why; and which have nothing on the GPU."""
     for rank, others in answers.alike.items():
-        if others:
+        are = "are" if len(others) > 1 else "is"
+        if not answers.stages:
+            yield f"{numbered(others)} {are} not run: the first and the last take the same"
+        else:
             yield (
                 f"{numbered(others)} {'do' if len(others) > 1 else 'does'} what rank {rank} does "
                 "on a share of the same size, by the groups that the script makes, and "
-                f"{'are' if len(others) > 1 else 'is'} not run"
+                f"{are} not run"
             )
     empty = [rank for rank, one in found.items() if one.traced is None]
     if empty:

@@ -110,7 +110,7 @@ def _torchrun(words: list[str], gpus: int | None, *, older: bool = False) -> Lau
         script=given.training_script,
         arguments=tuple(given.training_script_args),
         names_rank=older and not given.use_env,
-        is_module=given.module,
+        is_module=bool(given.module),
         local=_processes(given.nproc_per_node, gpus),
         nodes=_nodes(str(given.nnodes)),
     )
@@ -159,7 +159,7 @@ def _accelerate(words: list[str], gpus: int | None) -> Launch:
     return Launch(
         script=given.training_script,
         arguments=tuple(given.training_script_args),
-        is_module=given.module,
+        is_module=bool(given.module),
         local=max(1, total // nodes),
         nodes=nodes,
         own={name: value for name, value in own.items() if before.get(name) != value},
@@ -209,7 +209,7 @@ def _deepspeed(words: list[str], gpus: int | None) -> Launch:
     return Launch(
         script=given.user_script,
         arguments=tuple(given.user_args),
-        is_module=given.module,
+        is_module=bool(given.module),
         local=local,
         nodes=max(1, given.num_nodes),
     )

@@ -12,8 +12,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
@@ -22,6 +23,7 @@ from memcalc.children.fork import die_with, flush
 from memcalc.engine.scripts import mail
 from memcalc.engine.scripts.mail import Ties
 from memcalc.files.trace_file import unpack
+from memcalc.records.trace import changes
 from memcalc.script.records import Answer, Answers, Request
 from memcalc.script.starting import FOUND, Found
 
@@ -253,7 +255,7 @@ def _alike(
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Ranks that were not run, by the one that was and does the same.
 
-    Without messages each does the same on its share, which the last shows.
+    Without messages each does the same on its share: the first and the last take as much.
     """
     alike = stages
     if not stages and len({_took(answer) for answer in found.values()}) == 1:
@@ -264,10 +266,13 @@ def _alike(
             yield run[0], tuple(rank for rank in ranks if rank not in found)
 
 
-def _took(answer: Answer) -> tuple[Any, ...]:
-    """Births, deaths and sizes of what a process had on its GPUs, in order."""
+def _took(answer: Answer) -> tuple[int, ...]:
+    """The most bytes that a process had on each of its GPUs."""
     traces = map(unpack, answer.traces.values())
-    return tuple((one.events, tuple(each.bytes for each in one.storages)) for one in traces)
+    return tuple(
+        max(accumulate(changes(one.events, [each.bytes for each in one.storages])), default=0)
+        for one in traces
+    )
 
 
 def _family(stages: tuple[int, ...], groups: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
