@@ -137,6 +137,7 @@ def to_simulate(plan: Plan, options: str = "", command: str | None = None) -> st
         "--steps": None if plan.steps in (None, STEPS) else str(plan.steps),
         "--torch": plan.torch,
         "--alloc-conf": plan.alloc_conf,
+        "--rank": None if plan.rank is None else str(plan.rank),
         "--python": plan.python,
     }
     words = [f"{name} {shlex.quote(value)} " for name, value in typed.items() if value]

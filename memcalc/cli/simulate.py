@@ -12,6 +12,7 @@ from memcalc.cli.options import plan_option
 from memcalc.cli.output import Output, Verbose, chosen, deliver_predictions, format_option, formats
 from memcalc.cli.progress import progress
 from memcalc.errors import EstimateError, UsageError
+from memcalc.records.fields import FIELDS
 from memcalc.script.command import to_type
 from memcalc.script.records import Ending
 from memcalc.units import format_bytes
@@ -37,12 +38,14 @@ _Python = Annotated[
     "memcalc simulate --gpu t4 -- python train.py --epochs 1",
     "memcalc simulate --steps 5 -o sim.json -- python -m my_package.train",
     "memcalc simulate --gpu a100-80gb -- trl sft --config sft.yaml",
+    "memcalc simulate --rank all -- torchrun --nproc-per-node 4 pipeline.py",
     context_settings=AS_TYPED,
     fetches=True,
 )
 def command(
     command: Words,
     gpu: Annotated[str | None, plan_option("gpu")] = None,
+    rank: Annotated[str | None, plan_option("rank")] = None,
     steps: _Steps = 3,
     torch: Annotated[str | None, plan_option("torch")] = None,
     alloc_conf: Annotated[str | None, plan_option("alloc_conf")] = None,
@@ -67,6 +70,7 @@ def command(
         alloc_conf=alloc_conf,
         weights=weights,
         python=python,
+        rank=None if rank is None else FIELDS["rank"].read(rank),
     )
     if gpu is None:
         _say_where_gpu_belongs(command)

@@ -278,11 +278,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     rank: Annotated[
-        Annotated[int, Meta(ge=0, le=(1 << 16) - 1)] | None,
+        Annotated[int, Meta(ge=0, le=(1 << 16) - 1)] | Literal["first", "last", "all"] | None,
         about(
             "Several GPUs",
-            "Rank whose memory is shown.",
-            otherwise="the first or the last, whichever needs more",
+            "Rank whose memory is shown: its number, first, last, or all.",
+            otherwise="the first or the last, whichever needs more; of a command the first",
         ),
     ] = None
     recipe: Annotated[

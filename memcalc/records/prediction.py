@@ -277,6 +277,23 @@ class OnGpu(msgspec.Struct, frozen=True, kw_only=True):
     fit: Fit | None = None
 
 
+class OnRank(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of the processes takes that train together."""
+
+    rank: int
+    alike: tuple[int, ...] = ()
+    """Other ranks, which do the same and were not run."""
+    stage: int | None = None
+    """Its place among ranks that pass messages on, from 0; ``None``: they pass none on."""
+    peak: Peak
+    dominant: Component
+    """What takes most at the peak, and its bytes."""
+    bytes: int
+    fit: Fit | None = None
+    code: int = 0
+    """Exit code of its process; not 0: the figures are those until then."""
+
+
 class Way(msgspec.Struct, frozen=True, kw_only=True):
     """One way to train on the same samples."""
 
@@ -344,6 +361,11 @@ class Prediction(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """The number of the GPU that this is the answer of: of several the fullest."""
     gpus: tuple[OnGpu, ...] = ()
     """All of them, where one process uses several."""
+    rank: int | None = None
+    """The process that this is the answer of, of a script that several train with; of those that
+    were run the one that needs most. ``None``: it trains alone."""
+    ranks: tuple[OnRank, ...] = ()
+    """Those that were run, where all were asked for."""
     refusal: Refusal | None = None
     """Of a script: the request that ended it for want of memory; the figures are those of a run
     without a limit."""

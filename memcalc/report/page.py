@@ -247,6 +247,7 @@ def _chapter(chapter: Chapter) -> Iterator[PagePart]:
         yield drawing.close_up(chapter.line, limit, gpu)
     yield from (Line(note, Kind.NOTE) for note in chapter.notes)
     yield from answer.of_each_gpu(prediction)
+    yield from answer.of_each_rank(prediction)
     yield predictions.phases(prediction)
     yield predictions.components(prediction)
     yield from predictions.sent(prediction)

@@ -23,14 +23,17 @@ from memcalc.children import exit_reason
 from memcalc.children.fork import flush
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.scripts.mail import EndlessWaitError
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.files.trace_file import pack
 from memcalc.script import surroundings
 from memcalc.script.child_deaths import ChildDeathError, end_children
 from memcalc.script.command import as_main, run
+from memcalc.script.ranks import Ranks
 from memcalc.script.records import ANSWER, REQUEST, Answer, Ending, Request
 
+_ONE_OF_MANY = "this is rank {} of {}; messages of others are assumed to have arrived"
 _INTERRUPTED = 130
 """What a shell says of a program that Ctrl-C ended."""
 
@@ -39,10 +42,22 @@ def main(shared: Path) -> None:
     """Run the program of a request, write what it took, and end this process."""
     driver.hide_here()
     request = msgspec.json.decode((shared / REQUEST).read_bytes(), type=Request)
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    session = Session(request.steps, one_of_many=request.launched and world > 1)
+    if not request.one_of_many:
+        run_program(request, shared / ANSWER)
+    answers = Ranks(request, shared / ANSWER, run_program).run()
+    (shared / ANSWER).write_bytes(msgspec.json.encode(answers))
+    flush()
+    os._exit(0)
+
+
+def run_program(request: Request, answered: Path) -> NoReturn:
+    """Run the program in this process, as one rank where others train with it, and end it."""
+    world = request.world or 1
+    session = Session(request.steps, one_of_many=world > 1)
     for said in request.said:
         session.say(said)
+    if world > 1:
+        session.say(_ONE_OF_MANY.format(request.rank, world))
     ending, leave, own = Ending(code=0), os._exit, os.getpid()
     stack = contextlib.ExitStack()
     session.values.reads.opposite = request.opposite
@@ -61,7 +76,7 @@ def main(shared: Path) -> None:
             decides=session.values.reads.decisions,
         )
         answer = _answer(session, request.program.name, told)
-        (shared / ANSWER).write_bytes(msgspec.json.encode(answer))
+        answered.write_bytes(msgspec.json.encode(answer))
         flush()
         # Threads of PyTorch's would wait for a GPU that never answers.
         leave(ending.code)
@@ -134,6 +149,9 @@ def _failed(error: BaseException) -> Ending:
     if isinstance(error, ChildDeathError):
         end_children()
         return Ending(code=1)
+    if isinstance(error, EndlessWaitError):
+        print(f"memcalc: {error}", file=sys.stderr)
+        return Ending(code=1)
     if isinstance(error, SystemExit):
         return Ending(code=_code_of(error))
     _show(error)
@@ -174,6 +192,7 @@ def _answer(session: Session, name: str, ending: Ending) -> Answer:
         state=session.state(),
         traces={device: pack(trace) for device, trace in traces.items()},
         raised=_raised,
+        ties=session.groups.messages.ties,
     )
 
 

@@ -163,9 +163,9 @@ def launched(plan: Plan, folder: Path | None = None) -> tuple[Program, launchers
     gpus = plan.devices if plan.gpu is not None else None
     launch = launchers.parse(program.launcher, program.arguments, gpus)
     started = (
-        Program(module=launch.script, arguments=launch.arguments)
+        Program(module=launch.script, arguments=launch.words(0))
         if launch.is_module
-        else script(launch.script, launch.arguments, folder)
+        else script(launch.script, launch.words(0), folder)
     )
     return msgspec.structs.replace(started, environment=program.environment), launch
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from memcalc.engine.source_lines import listed
 from memcalc.errors import EstimateError
 from memcalc.records.prediction import FitVerdict
-from memcalc.script.process import Run, Simulated
+from memcalc.script.answer import Simulated
 from memcalc.units import format_bytes
 
+Again = Callable[[str], Simulated]
 _FULL = "runs out of memory"
 _MOST_WAYS = 3
 """Lines whose decisions are tried the other way: each takes one more run."""
@@ -17,19 +20,24 @@ _MOST_SECONDS = 120.0
 """Seconds for all these runs."""
 
 
-def both_ways(run: Run, found: Simulated, limited: bool, seconds: float) -> Simulated:
+def both_ways(found: Simulated, again: Again, seconds: float) -> Simulated:
     """Run again with the decisions of one line after another taken the other way.
+
+    Args:
+        found: the run that was shown.
+        again: runs it with the decisions of a line taken the other way.
+        seconds: that a run takes.
 
     Returns:
         The answer of the run that made most optimizer steps, which is the first unless decisions
         kept that from training. An assumption tells what the others need. Where one of them does
         not fit, it is no more than tight.
     """
-    if found.traced is None or found.ending.code:
+    if found.traced is None or found.ending.code or not found.ending.decides:
         return found
     lines = found.ending.decides
     tried = lines[: min(_MOST_WAYS, int(_MOST_SECONDS / max(seconds, 0.1)))]
-    ways = [(line, *_other_way(run, line, limited)) for line in tried]
+    ways = [(line, *_other_way(again, line)) for line in tried]
     chosen = max((found, *(way for _, way, _ in ways if way)), key=lambda one: one.ending.steps)
     others = [
         f"{line} ({outcome or _difference(way, chosen)})"
@@ -52,10 +60,10 @@ def _fails(way: Simulated | None) -> bool:
     return fit is not None and fit.verdict is FitVerdict.DOES_NOT_FIT
 
 
-def _other_way(run: Run, line: str, limited: bool) -> tuple[Simulated | None, str]:
+def _other_way(again: Again, line: str) -> tuple[Simulated | None, str]:
     """Return the answer of the other way, or None and why there is none."""
     try:
-        found = run.answer(limited=limited, again=True, opposite=line)
+        found = again(line)
     except EstimateError as error:
         return None, str(error)
     if found.ending.out_of_memory:

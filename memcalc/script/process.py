@@ -30,11 +30,11 @@ from memcalc.estimation.question import Asked
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.replay import UNLIMITED
 from memcalc.script import checkpoint_marks, set_aside
-from memcalc.script.answer import answered
+from memcalc.script.answer import Simulated, answered
 from memcalc.script.command import Program
 from memcalc.script.launchers import Launch
 from memcalc.script.protect import settle
-from memcalc.script.records import ANSWER, REQUEST, Answer, Ending, Request
+from memcalc.script.records import ANSWER, REQUEST, Answer, Answers, Request
 
 _CARRIED = 8 << 20
 """Bytes of the largest copy to the GPU whose values are kept."""
@@ -83,12 +83,12 @@ def card(gpu: Gpu | None) -> _Card:
     return _Card((gpu.nvml_memory or gpu.memory) - gpu.memory, outside, gpu.memory - outside)
 
 
-class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program ended, and what it took of the GPU."""
+class Ran(NamedTuple):
+    """What a program took, by rank; one that trains alone is the first."""
 
-    ending: Ending
-    traced: Traced | None
-    """``None``: it never used the GPU."""
+    found: dict[int, Simulated]
+    answers: Answers | None = None
+    """``None``: no ranks were asked for."""
 
 
 class Run:
@@ -112,9 +112,15 @@ class Run:
         self._question, self._program, self._launch = question, program, launch
         self._folder, self._python = folder, question.plan.python or sys.executable
 
-    def answer(
-        self, *, limited: bool, quiet: bool = False, again: bool = False, opposite: str = ""
-    ) -> Simulated:
+    def ranks(
+        self,
+        *,
+        limited: bool,
+        quiet: bool = False,
+        again: bool = False,
+        opposite: str = "",
+        rank: int | str | None = None,
+    ) -> Ran:
         """Run it in a process of its own, limited to the GPU's memory or not.
 
         Args:
@@ -122,6 +128,7 @@ class Run:
             quiet: what it prints is not shown.
             again: what it does was seen before: it shows nothing, and keeps no files.
             opposite: a line whose decisions by numbers that are not computed go the other way.
+            rank: which process, in place of those that the plan asks for.
 
         Raises:
             EstimateError: it died, or took too long.
@@ -130,7 +137,7 @@ class Run:
         with command.own_folder() as folder:
             shared = folder / "shared"
             shared.mkdir()
-            request, work = replace(self._request(), opposite=opposite), shared / "work"
+            request, work = replace(self._request(rank), opposite=opposite), shared / "work"
             if self._work:
                 work.write_bytes(self._work)
                 request = replace(request, work=str(work), path=tuple(sys.path))
@@ -145,7 +152,21 @@ class Run:
         if not answer:
             name = "process of the program"
             raise EstimateError(ending(name, done.returncode, kills=kills))
-        return self._understood(answer)
+        if request.one_of_many:
+            return self._of_ranks(msgspec.json.decode(answer, type=Answers))
+        one = msgspec.json.decode(answer, type=Answer)
+        if one.raised:
+            self.raised = _raised(one.raised)
+        return Ran({0: self._understood(one, None)})
+
+    def _of_ranks(self, answers: Answers) -> Ran:
+        if answers.refusal:
+            raise (UsageError if answers.refused else EstimateError)(answers.refusal)
+        found = {
+            rank: self._understood(answer, rank if answers.world > 1 else None)
+            for rank, answer in answers.answers.items()
+        }
+        return Ran(found, answers)
 
     def _run(
         self, shared: Path, environment: dict[str, str], *, quiet: bool
@@ -181,23 +202,20 @@ class Run:
         print(done.stderr or "", end="", file=sys.stderr, flush=True)
         return done
 
-    def _request(self) -> Request:
+    def _request(self, rank: int | str | None) -> Request:
         program = self._program
         said = list(self._question.notes)
         if self._launch is not None and self._launch.assumed:
             said.append(self._launch.assumed)
-        if self._launch is not None and self._launch.world > 1:
-            said.append(
-                f"this is rank 0 of {self._launch.world}; other ranks are not run, and their "
-                f"messages are assumed to have arrived"
-            )
         if program.left_out:
             said.append(f"Python's own options are left out: {', '.join(program.left_out)}")
         return Request(
             program=program,
             steps=self._question.plan.steps or 0,
             gpus=self._question.plan.devices,
-            launched=self._launch is not None,
+            launch=self._launch,
+            rank=self._question.plan.rank if rank is None else rank,
+            world=self._launch.world if self._launch is not None else None,
             weights=self._question.plan.weights,
             said=tuple(said),
         )
@@ -247,14 +265,15 @@ class Run:
             )
         return environment.find(plan.torch, plan.transformers, compiles=None)
 
-    def _understood(self, data: bytes) -> Simulated:
-        answer = msgspec.json.decode(data, type=Answer)
-        if answer.raised:
-            self.raised = _raised(answer.raised)
+    def _understood(self, answer: Answer, rank: int | None) -> Simulated:
+        """Read what one process took; ``rank``: its number where others train with it."""
         try:
             traces = {gpu: unpack(data) for gpu, data in answer.traces.items()}
         except DamagedTraceError as error:
             raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
+        if rank is not None and len(traces) == 1:
+            # The GPU of a process that has one, whatever its number on the machine.
+            traces = dict.fromkeys((0,), *traces.values())
         traced = answered(self._question, traces, answer.state)
         count = self._question.plan.devices
         one_of_many = any(max(trace.groups, default=1) > 1 for trace in traces.values())

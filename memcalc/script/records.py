@@ -2,9 +2,11 @@
 
 import msgspec
 
+from memcalc.engine.scripts.mail import Ties
 from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import Refusal
 from memcalc.script.command import Program
+from memcalc.script.launchers import Launch
 
 REQUEST, ANSWER = "request.json", "answer.json"
 """Files in the folder that a program's process shares with memcalc's own."""
@@ -40,8 +42,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     gpus: int = 1
     """Of the machine, as far as the user named them."""
-    launched: bool = False
-    """By a launcher, as one process of several."""
+    launch: Launch | None = None
+    """What its launcher was told; ``None``: it is started alone."""
+    rank: int | str | None = None
+    """Which of its processes to run, as plans say it; ``None``: the first alone."""
+    world: int | None = None
+    """Processes that train together; ``None``: the program says so itself."""
+    scouts: bool = False
+    """It runs until it starts such processes, to find out how many."""
     weights: bool = False
     """Weights are fetched and read."""
     opposite: str = ""
@@ -53,6 +61,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     path: tuple[str, ...] = ()
     """Where modules are found that the function names."""
 
+    @property
+    def one_of_many(self) -> bool:
+        """Its processes are run by rank, or looked for."""
+        return self.rank is not None or (self.world or 1) > 1
+
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What a program took of the GPU, and how it ended."""
@@ -63,3 +76,22 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Of each GPU that it used, packed."""
     raised: dict[str, str] = {}
     """What a function raised."""
+    ties: Ties | None = None
+    """How its process is tied to others; ``None``: it trains alone."""
+
+
+class Answers(msgspec.Struct, frozen=True, kw_only=True):
+    """What processes of a program took that train together."""
+
+    world: int
+    answers: dict[int, Answer]
+    """By rank, of those that were run."""
+    stages: tuple[tuple[int, ...], ...] = ()
+    """Ranks that pass messages on, in the order of their group, each with those that do the same in
+    another group; empty: none do."""
+    alike: dict[int, tuple[int, ...]] = {}
+    """Ranks that were not run, by the one that was and does the same."""
+    refusal: str = ""
+    """Why there is no answer."""
+    refused: bool = False
+    """For what was asked; else a process died."""

@@ -17,11 +17,11 @@ from memcalc.catalog.plan import STEPS, make
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.question import Asked, asked
 from memcalc.records.plan import Plan
-from memcalc.script.answer import as_it_ended
+from memcalc.script.answer import Simulated, as_it_ended, of_ranks
 from memcalc.script.command import Program, launched
 from memcalc.script.imports import check_imports
 from memcalc.script.other_ways import both_ways
-from memcalc.script.process import Run, Simulated, card
+from memcalc.script.process import Run, card
 
 
 def simulate(
@@ -50,22 +50,25 @@ def simulate(
     check_imports(program, plan.command or "", folder, plan.python or sys.executable, ())
     run.timeout = timeout
     began = time.monotonic()
-    found = run.answer(limited=gpu is not None, quiet=quiet)
-    if found.ending.decides:
-        found = both_ways(run, found, gpu is not None, time.monotonic() - began)
-    refusal = found.ending.refusal
-    if found.ending.out_of_memory and refusal is not None:
-        whole = run.answer(limited=False, again=True)
-        if whole.traced is not None and not whole.ending.code:
-            found = replace(found, traced=whole.traced)
-        else:
-            last = replace(refusal, last=True)
-            found = replace(found, ending=replace(found.ending, refusal=last))
+    ran, room = run.ranks(limited=gpu is not None, quiet=quiet), None
+    if gpu is not None:
+        room = card(gpu).room
+    each = {rank: _ended(run, rank, one, room) for rank, one in ran.found.items()}
+    if len(each) == 1:
+        ((rank, one),) = each.items()
+        each[rank] = both_ways(
+            one,
+            lambda line: run.ranks(
+                limited=gpu is not None,
+                again=True,
+                opposite=line,
+                rank=None if ran.answers is None else rank,
+            ).found[rank],
+            time.monotonic() - began,
+        )
+    found = each[0] if ran.answers is None else of_ranks(each, ran.answers, plan)
     if found.traced is not None:
-        room = card(gpu).room if gpu is not None else None
-        traced = as_it_ended(found.traced, found.ending, room)
-        keep(traced)
-        found = replace(found, traced=traced)
+        keep(found.traced)
     return found
 
 
@@ -77,7 +80,22 @@ def run_work(question: Asked, work: bytes) -> tuple[Traced | None, BaseException
     """
     program = Program(module=question.plan.name)
     run = Run(question, program, None, Path.cwd(), work)
-    return run.answer(limited=question.gpu is not None).traced, run.raised
+    return run.ranks(limited=question.gpu is not None).found[0].traced, run.raised
+
+
+def _ended(run: Run, rank: int, found: Simulated, room: int | None) -> Simulated:
+    """Run once more without a limit where memory ran out, and say what the end tells."""
+    refusal = found.ending.refusal
+    if found.ending.out_of_memory and refusal is not None:
+        whole = run.ranks(limited=False, again=True, rank=rank).found[rank]
+        if whole.traced is not None and not whole.ending.code:
+            found = replace(found, traced=whole.traced)
+        else:
+            last = replace(refusal, last=True)
+            found = replace(found, ending=replace(found.ending, refusal=last))
+    if found.traced is None:
+        return found
+    return replace(found, traced=as_it_ended(found.traced, found.ending, room))
 
 
 def plan_of(command: Sequence[str], **settings: Any) -> Plan:

@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d
 
 from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.mail import EndlessWaitError, from_environment
+from memcalc.engine.scripts.mail import EndlessWaitError, Ties, from_environment
 from memcalc.engine.stub import load as stub
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -34,10 +34,14 @@ class Messages:
     """Follows what this rank sends, and answers what it receives."""
 
     def __init__(self) -> None:
+        self.groups: list[tuple[int, ...]] = []
+        """Ranks of each group that the program makes, this rank's and others'."""
         self._mail = from_environment()
         self._own: dict[str, list[bytes]] = {}
         """What this rank has sent in each group, by broadcast or to one other."""
         self._received: dict[str, int] = {}
+        self.peers: set[int] = set()
+        """Ranks that this one sends to or receives from, each alone, and those of their group."""
         self._promises: list[Callable[[], bytes | None]] = []
         self._exchanged: set[int] | None = None
         """Sizes of what a batch of messages sends, which its receives are answered with."""
@@ -101,6 +105,7 @@ class Messages:
         group_dst: int | None = None,
     ) -> Any:
         target = _global_rank(dst, group, group_dst)
+        self._meet(group, target)
         self._post(_channel("message", group, dist.get_rank(), target), group, tensor)
         return original(tensor, dst, group, tag, **_if_named(group_dst=group_dst))
 
@@ -117,6 +122,7 @@ class Messages:
         if src is None and group_src is None:
             return work
         source = _global_rank(src, group, group_src)
+        self._meet(group, source)
         channel = _channel("message", group, source, dist.get_rank())
         call = f"{original.__name__}(src={source})"
         self._receive(channel, group, tensor, source, call)
@@ -153,6 +159,21 @@ class Messages:
             channel = _channel("scatter", group, source, dist.get_rank())
             self._receive(channel, group, tensor, source, f"scatter(src={source})")
         return work
+
+    def _meet(self, group: Any, other: int) -> None:
+        """Note that this rank passes messages to another, in a group of stages or of all."""
+        if other in self.peers:
+            return
+        ranks = _ranks(group)
+        self.peers |= {other} if len(ranks) == dist.get_world_size() else set(ranks)
+        self.peers.discard(dist.get_rank())
+        if self._mail is not None:
+            self._mail.tell_ties(self.ties)
+
+    @property
+    def ties(self) -> Ties:
+        """How this rank is tied to others, so far."""
+        return Ties(groups=tuple(dict.fromkeys(self.groups)), peers=tuple(sorted(self.peers)))
 
     def _post(self, channel: str, group: Any, tensor: Any) -> None:
         """Keep what this rank sends, where its numbers are whole and known."""
@@ -254,6 +275,7 @@ class Messages:
         **kwargs: Any,
     ) -> None:
         target = _global_rank(dst, group, group_dst)
+        self._meet(group, target)
         self._post_objects(_channel("objects", group, dist.get_rank(), target), object_list)
 
     def _recv_objects(
@@ -268,6 +290,7 @@ class Messages:
     ) -> int:
         unknown = src is None and group_src is None
         source = _neighbour(group) if unknown else _global_rank(src, group, group_src)
+        self._meet(group, source)
         channel = _channel("objects", group, source, dist.get_rank())
         call = f"recv_object_list(src={source})"
         own = [None] * len(object_list) if self._mail is not None else object_list
