@@ -9,15 +9,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.allocator.outside import context_span
 from memcalc.allocator.settings import VARIABLES, check_environment
 from memcalc.catalog import gpus
-from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.plan import make
 from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine import driver, environment, simulated_gpu
@@ -25,6 +23,7 @@ from memcalc.engine.cudnn import loading
 from memcalc.engine.environment.search import Environment
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError
+from memcalc.estimation.card import card_of
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.replays import UNLIMITED
@@ -34,6 +33,7 @@ from memcalc.script.answer import answered, as_it_ended
 from memcalc.script.command import Program, launched
 from memcalc.script.launchers import Launch
 from memcalc.script.records import Answer, Ending, Request
+from memcalc.script.streams import stderr_or_nothing
 
 STEPS = 3
 """Optimizer steps after which a program is stopped, unless others are asked for."""
@@ -56,26 +56,6 @@ except FileNotFoundError as error:
 """
 """Without the current folder: a program elsewhere imports nothing from it, and nor does PyTorch."""
 _HOME = str(Path(__file__).resolve().parents[2])
-
-
-class _Card(NamedTuple):
-    """What a process finds of its GPU, in bytes."""
-
-    kept: int
-    """What the driver keeps of the card, which NVML counts and CUDA does not offer."""
-    outside: int
-    """What the process holds outside the allocator."""
-    room: int
-    """What the allocator may take."""
-
-
-def _card(gpu: Gpu | None) -> _Card:
-    """A named GPU has the room that its context leaves; without one nothing is ever full."""
-    context = context_span(gpu)
-    outside = context.likely if context.likely is not None else context.low
-    if gpu is None:
-        return _Card(0, outside, UNLIMITED)
-    return _Card((gpu.nvml_memory or gpu.memory) - gpu.memory, outside, gpu.memory - outside)
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,7 +104,7 @@ def simulate(
             last = replace(refusal, last=True)
             found = replace(found, ending=replace(found.ending, refusal=last))
     if found.traced is not None:
-        room = _card(gpu).room if gpu is not None else None
+        room = card_of(gpu).room if gpu is not None else None
         traced = as_it_ended(found.traced, found.ending, room)
         keep(traced)
         found = replace(found, traced=traced)
@@ -171,7 +151,7 @@ class _Run:
                 request = replace(request, work=str(work), path=tuple(sys.path))
             asked_in.write_bytes(msgspec.json.encode(request))
             command = [self._python, "-c", _BEGINS.format(home=_HOME)]
-            out, err = (subprocess.DEVNULL,) * 2 if quiet else (_stderr(), None)
+            out, err = (subprocess.DEVNULL,) * 2 if quiet else (stderr_or_nothing(), None)
             if self._work:
                 out = err = subprocess.PIPE
             elif not quiet and sys.stderr is not sys.__stderr__ and sys.stderr.isatty():
@@ -226,7 +206,7 @@ class _Run:
     def _environment(self, scratch: Path, *, limited: bool) -> dict[str, str]:
         """Variables of the process: the stub driver, the GPU, and caches of the simulation."""
         question, plan = self._question, self._question.plan
-        told = _card(question.gpu)
+        told = card_of(question.gpu)
         room = told.room if limited else UNLIMITED
         local = self._launch.local if self._launch is not None else None
         # A process that a launcher starts has a GPU of its own, and sees that alone.
@@ -245,8 +225,7 @@ class _Run:
             **stub.environment(prepared, scratch / "processes"),
             **loading.environment(driver.cudnn(question.target.capability, [root.parent])),
             **simulated_gpu.settings(question.gpu, question.target, room=room),
-            "MEMCALC_STUB_KEPT": str(told.kept),
-            "MEMCALC_STUB_OUTSIDE": str(told.outside),
+            **told.variables(),
             "MEMCALC_STUB_DEVICES": str(devices),
             "MEMCALC_STUB_CARRIED": str(_CARRIED),
             **(self._launch.environment(0) if self._launch is not None else {}),
@@ -280,14 +259,6 @@ class _Run:
             told = (_ALONE.format(used=len(traces), count=count), *traced.prediction.assumptions)
             traced = replace(traced, prediction=replace(traced.prediction, assumptions=told))
         return Simulated(ending=answer.ending, traced=traced)
-
-
-def _stderr() -> int:
-    """Standard output of a command is its answer; what a program prints goes beside it."""
-    try:
-        return sys.stderr.fileno()
-    except (ValueError, OSError, AttributeError):
-        return subprocess.DEVNULL  # Closed, or no file.
 
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

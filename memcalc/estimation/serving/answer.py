@@ -100,6 +100,7 @@ class Engine:
             memory=self._gpu.memory,
             budget=budget,
             taken=taken,
+            gpus=self._plan.devices,
             kinds=kinds,
             block=block,
             block_bytes=block_bytes,
@@ -210,7 +211,7 @@ def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Predi
         components=components,
         phases=(PhasePeak(phase=Phase.PREFILL, requested=requested),),
         peak=Peak(phase=Phase.PREFILL, requested=requested),
-        fit=_fit(serving, gpu),
+        fit=fit_of(serving, gpu),
         rules_of_thumb=(),
         flops=None,
         context=None,
@@ -227,7 +228,8 @@ def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Predi
     )
 
 
-def _fit(serving: Serving, gpu: Gpu) -> Fit:
+def fit_of(serving: Serving, gpu: Gpu) -> Fit:
+    """Judge whether an engine serves one sequence at least, at both ends of its range."""
     verdict = FitVerdict.DOES_NOT_FIT
     if serving.most.running:
         verdict = FitVerdict.FITS if serving.least.running else FitVerdict.TIGHT

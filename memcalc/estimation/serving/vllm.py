@@ -37,7 +37,7 @@ _BLOCK = 16
 _IN_FLIGHT = 2
 """Passes whose tokens may lie outside a window already: scheduling runs a pass ahead."""
 _LARGE, _HUGE = 70 * GIB, 160 * GIB
-_GRAPHS = (147 << 20, 1434 << 20)
+_GRAPHS_LOW, GRAPHS_HIGH = 147 << 20, 1434 << 20
 """What logs say that graphs take: 0.14 GiB estimated with 19 and 11 graphs
 (github.com/aivrar/vllm-windows-build/issues/4), 0.73 GiB with 51 and 35
 (github.com/vllm-project/vllm/pull/39559), 1.40 GiB taken by vLLM 0.9.2
@@ -83,7 +83,7 @@ def graphs(given: dict[str, Any]) -> Taken | None:
     if given.get("enforce_eager"):
         return None
     return Taken(
-        name="CUDA graphs", low=_GRAPHS[0], high=_GRAPHS[1], source="published logs of vLLM"
+        name="CUDA graphs", low=_GRAPHS_LOW, high=GRAPHS_HIGH, source="published logs of vLLM"
     )
 
 
