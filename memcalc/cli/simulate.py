@@ -85,6 +85,9 @@ def command(
         with progress(f"preparing PyTorch {torch}"):
             environment.find(torch)
     found = simulate(plan, weights=weights, python=python)
+    if found.served is not None:
+        deliver_predictions([found.served], name, output, verbose=verbose)
+        return
     if found.traced is None:
         _refuse(found.ending)
     if output is not None and name in formats("page"):

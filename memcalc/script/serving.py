@@ -7,12 +7,14 @@ from pathlib import Path
 import msgspec
 
 from memcalc.catalog import gpus
+from memcalc.catalog.gpus import Gpu
 from memcalc.errors import UsageError
 from memcalc.estimation.serving.run import require_python, start_vllm
 from memcalc.estimation.serving.started import prediction_of
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.script.command import PYTHON, assigned
+from memcalc.script.records import Answer
 from memcalc.script.streams import stderr_or_nothing
 
 COMMAND = "vllm"
@@ -106,4 +108,21 @@ def simulate_server(
         where=folder,
         out=stderr_or_nothing(quiet=quiet),
     )
+    return prediction_of(plan, gpu, found)
+
+
+def served_by(answer: Answer, plan: Plan, gpu: Gpu | None) -> Prediction | None:
+    """Return the figures of an engine that a script started on a named GPU.
+
+    Returns:
+        ``None``: it started none, or trains beside it.
+
+    Raises:
+        UsageError: the engine refused to start, which ended the script.
+    """
+    found, ending = answer.started, answer.ending
+    if found is None or gpu is None or ending.trains:
+        return None
+    if found.engine is None and not (found.refused is not None and ending.code):
+        return None
     return prediction_of(plan, gpu, found)

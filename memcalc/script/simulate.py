@@ -29,10 +29,12 @@ from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.replays import UNLIMITED
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
 from memcalc.script.answer import answered, as_it_ended
 from memcalc.script.command import Program, launched
 from memcalc.script.launchers import Launch
 from memcalc.script.records import Answer, Ending, Request
+from memcalc.script.serving import served_by
 from memcalc.script.streams import stderr_or_nothing
 
 STEPS = 3
@@ -64,6 +66,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     ending: Ending
     traced: Traced | None
     """``None``: it never used the GPU."""
+    served: Prediction | None = None
+    """What a serving engine says that the program starts; ``None``: it starts none, or trains."""
 
 
 def simulate(
@@ -145,7 +149,7 @@ class _Run:
         """Run it in a process of its own, limited to the GPU's memory or not."""
         with tempfile.TemporaryDirectory(prefix="memcalc-") as scratch:
             asked_in, answered = Path(scratch, "request.json"), Path(scratch, "answer.json")
-            request, work = self._request(), Path(scratch, "work")
+            request, work = self._request(Path(scratch, "serving")), Path(scratch, "work")
             if self._work:
                 work.write_bytes(self._work)
                 request = replace(request, work=str(work), path=tuple(sys.path))
@@ -182,7 +186,7 @@ class _Run:
                 self.raised = _raised(answer.raised)
             return self._understood(answer)
 
-    def _request(self) -> Request:
+    def _request(self, serving: Path) -> Request:
         program = self._program
         said = list(self._question.notes)
         if self._launch is not None and self._launch.assumed:
@@ -201,6 +205,7 @@ class _Run:
             launched=self._launch is not None,
             weights=self._weights,
             said=tuple(said),
+            serving=str(serving),
         )
 
     def _environment(self, scratch: Path, *, limited: bool) -> dict[str, str]:
@@ -258,7 +263,8 @@ class _Run:
         if traced is not None and len(traces) < count and not launched:
             told = (_ALONE.format(used=len(traces), count=count), *traced.prediction.assumptions)
             traced = replace(traced, prediction=replace(traced.prediction, assumptions=told))
-        return Simulated(ending=answer.ending, traced=traced)
+        served = served_by(answer, self._question.plan, self._question.gpu)
+        return Simulated(ending=answer.ending, traced=traced, served=served)
 
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -91,6 +91,11 @@ def _settled(found: Started, gpu: Gpu) -> tuple[EngineFigures, WorkerFigures]:
             f"vLLM {engine.version} started without a KV cache, or does not say its "
             f"{' and '.join(lacking)}."
         )
+    if engine.length is not None and engine.length > (engine.longest or 0):
+        raise UsageError(
+            f"vLLM takes sequences of {engine.longest:,} tokens here, but --seq and --generate ask "
+            f"for {engine.length:,}: ask for fewer, or raise --engine-arg max_model_len."
+        )
     return engine, min(workers, key=lambda one: one.available or 0)
 
 
