@@ -162,6 +162,12 @@ def test_a_refusal_is_in_vllms_words():
     assert "weights 15.0 GiB" in str(caught.value)
 
 
+def test_a_process_that_dies_is_no_refusal():
+    died = Started(refused=Refused(kind="RuntimeError", text="cancelled"))
+    with pytest.raises(EstimateError, match="one of its processes ended. It says: cancelled"):
+        prediction_of(PLAN, H100, died)
+
+
 def test_a_release_that_says_less_is_named():
     bare = EngineFigures(version="0.9.0", longest=8192)
     with pytest.raises(EstimateError, match=r"vLLM 0\.9\.0 .* does not say its blocks and cache"):

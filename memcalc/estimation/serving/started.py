@@ -28,6 +28,9 @@ from memcalc.units import format_bytes
 METHOD = "engine"
 """Method of an answer that the engine itself gave."""
 _SOURCE = "vLLM"
+_OF_PROCESSES = ("RuntimeError", "BrokenPipeError", "EOFError", "ConnectionResetError")
+"""Errors with which vLLM ends where one of its processes has died, or cannot run here; settings and
+models that it refuses are errors of value, and memory that runs out is one of its own."""
 
 
 def prediction_of(plan: Plan, gpu: Gpu, found: Started) -> Prediction:
@@ -75,6 +78,11 @@ def _settled(found: Started, gpu: Gpu) -> tuple[EngineFigures, WorkerFigures]:
     """The engine, and the GPU of it with the least room for a KV cache."""
     if found.refused is not None:
         until = "; ".join(_until_then(found))
+        if found.refused.kind in _OF_PROCESSES:
+            raise EstimateError(
+                f"vLLM did not start on the simulated {gpu.name}: one of its processes ended. It "
+                f"says: {found.refused.text.strip()}"
+            )
         raise UsageError(
             f"vLLM does not start on {gpu.name}. It says: {found.refused.text.strip()}"
             + (f" (until then: {until})" if until else "")
