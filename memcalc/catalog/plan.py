@@ -16,6 +16,9 @@ from memcalc.records.names import FLASH_ATTN, TRAINER_OPTIM, ZERO_STAGES
 from memcalc.records.plan import Plan
 from memcalc.records.values import NO_LORA, input_of
 
+_GENERATED = 256
+"""Tokens that an engine generates where nobody says how many."""
+
 
 def make(settings: Mapping[str, Any]) -> Plan:
     """Check settings and make a plan of them; keys are those of ``Plan``, dashes allowed.
@@ -37,6 +40,9 @@ def make(settings: Mapping[str, Any]) -> Plan:
     checked.pop("preset", None)
     if checked.get("loop") == "trainer" and not checked.get("optim_in_backward"):
         checked.setdefault("optim", TRAINER_OPTIM)
+    if checked.get("engine") and not checked.get("inference"):
+        # An engine only serves.
+        checked.setdefault("generate", _GENERATED)
     if checked.get("parallel") in ZERO_STAGES:
         # ``bf16.enabled`` is what is meant where nobody says more.
         checked.setdefault("precision", "amp-bf16")
@@ -146,6 +152,7 @@ def to_simulate(plan: Plan, options: str = "", command: str | None = None) -> st
 
 
 _ARGS_ALONE = "engine_args needs engine: name vllm or sglang."
+_RELEASE_ALONE = "vllm names the release that --engine vllm starts: add --engine vllm."
 
 
 def disagreement(plan: Plan) -> str | None:
@@ -153,10 +160,10 @@ def disagreement(plan: Plan) -> str | None:
     if plan.inputs and (plan.seq is not None or plan.padding is not None):
         name = "seq" if plan.seq is not None else "padding"
         return f"{name} is for batches that memcalc makes, and input describes them: leave one out."
+    if plan.vllm is not None and plan.engine != "vllm":
+        return _RELEASE_ALONE
     if plan.infers:
         return _without_training(plan)
-    if plan.engine is not None:
-        return f"--engine {plan.engine} only serves: add --generate 256."
     if plan.engine_args:
         return _ARGS_ALONE
     if plan.scheme is not None and plan.lora == NO_LORA:

@@ -297,9 +297,13 @@ def _served_model(program: Program) -> Model:
             "well, which is not supported yet. Leave --engine out, or write its text_config to a "
             "config.json of its own for the language model alone."
         )
+    config: Any = program.model.config
+    text = config.get_text_config()
     return Model(
         name=type(program.model).__name__,
         positions=inputs.lengths.named if inputs is not None else None,
         windows=cache_layers.windows(program.model),
+        vocabulary=text.vocab_size,
+        width=text.hidden_size,
         latent=cache_layers.latent(program.model),
     )

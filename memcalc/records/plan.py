@@ -252,6 +252,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             typed="Written as key=value.",
         ),
     ] = ()
+    vllm: Annotated[
+        Release | None,
+        about(
+            "Inference",
+            "With engine vllm: release that starts on the simulated GPU, such as 0.33; fetched "
+            "once (5.8 GB on disk).",
+            otherwise="the installed one, or the rules of 0.33.0",
+        ),
+    ] = None
     inputs: Annotated[
         tuple[Input, ...],
         about("Loop", "Input of a callable's model, name=dtype[shape].", option="input"),

@@ -61,7 +61,9 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: str
     version: str
-    """Whose source the rules were read in; nothing of it was run."""
+    """Of the engine that was started, or whose source the rules were read in."""
+    ran: bool = False
+    """The engine itself started and said these figures; else its rules were applied."""
     share: float
     """Of the GPU, that weights and cache may take."""
     setting: str
@@ -72,6 +74,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """The share in bytes."""
     taken: tuple[Taken, ...]
     """Of the budget, before the cache."""
+    gpus: int = 1
+    """GPUs that a copy of the model is divided over; figures are for one of them."""
     kinds: tuple[Layers, ...]
     block: int
     """Tokens of a block."""
@@ -342,7 +346,8 @@ class Prediction(Answer, msgspec.Struct, frozen=True, kw_only=True):
     optimizer_state: OptimizerState
     rules_of_thumb: tuple[RuleOfThumb, ...]
     method: str
-    """``trace`` (the real code ran on a simulated GPU) or ``analytic`` (closed form)."""
+    """``trace`` (the real code ran on a simulated GPU), ``engine`` (a serving engine started there)
+    or ``analytic`` (closed form)."""
     gradients: int | None = None
     """Bytes of all gradients together, as the optimizer finds them."""
     flops: int | None = None

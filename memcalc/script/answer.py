@@ -24,6 +24,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     ending: Ending
     traced: Traced | None
     """``None``: it never used the GPU."""
+    served: Prediction | None = None
+    """What a serving engine says that the program starts; ``None``: it starts none, or trains."""
 
 
 def as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:

@@ -26,6 +26,7 @@ from memcalc.engine import torch_internals as internals
 from memcalc.engine.scripts.mail import EndlessWaitError
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
+from memcalc.engine.serving import start
 from memcalc.files.trace_file import pack
 from memcalc.script import surroundings
 from memcalc.script.child_deaths import ChildDeathError, end_children
@@ -75,7 +76,7 @@ def run_program(request: Request, answered: Path) -> NoReturn:
             trains=session.phases.backwards > 0,
             decides=session.values.reads.decisions,
         )
-        answer = _answer(session, request.program.name, told)
+        answer = _answer(session, request, told)
         answered.write_bytes(msgspec.json.encode(answer))
         flush()
         # Threads of PyTorch's would wait for a GPU that never answers.
@@ -183,14 +184,15 @@ def _described(error: BaseException) -> dict[str, str]:
     return found
 
 
-def _answer(session: Session, name: str, ending: Ending) -> Answer:
-    traces, refusal = session.recorded(name)
+def _answer(session: Session, request: Request, ending: Ending) -> Answer:
+    traces, refusal = session.recorded(request.program.name)
     if ending.out_of_memory:
         ending = msgspec.structs.replace(ending, refusal=refusal)
     return Answer(
         ending=ending,
         state=session.state(),
         traces={device: pack(trace) for device, trace in traces.items()},
+        started=start.read(Path(request.serving)) if os.path.isdir(request.serving) else None,
         raised=_raised,
         ties=session.groups.messages.ties,
     )

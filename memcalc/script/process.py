@@ -14,8 +14,6 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.catalog import contexts
-from memcalc.catalog.gpus import Gpu
 from memcalc.children import command, variables
 from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine import driver, environment, simulated_gpu
@@ -25,6 +23,7 @@ from memcalc.engine.environment.search import Environment
 from memcalc.engine.stub import build
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError, took_too_long
+from memcalc.estimation.card import card_of
 from memcalc.estimation.estimate import Traced
 from memcalc.estimation.question import Asked
 from memcalc.files.trace_file import DamagedTraceError, unpack
@@ -35,6 +34,8 @@ from memcalc.script.command import Program
 from memcalc.script.launchers import Launch
 from memcalc.script.protect import settle
 from memcalc.script.records import ANSWER, REQUEST, Answer, Answers, Request
+from memcalc.script.serving import served_by
+from memcalc.script.streams import stderr_or_nothing
 
 _CARRIED = 8 << 20
 """Bytes of the largest copy to the GPU whose values are kept."""
@@ -61,26 +62,6 @@ except FileNotFoundError as error:
 """
 """Without the current folder: a program elsewhere imports nothing from it, and nor does PyTorch."""
 _HOME = str(Path(__file__).resolve().parents[2])
-
-
-class _Card(NamedTuple):
-    """What a process finds of its GPU, in bytes."""
-
-    kept: int
-    """What the driver keeps of the card, which NVML counts and CUDA does not offer."""
-    outside: int
-    """What the process holds outside the allocator."""
-    room: int
-    """What the allocator may take."""
-
-
-def card(gpu: Gpu | None) -> _Card:
-    """A named GPU has the room that its context leaves; without one nothing is ever full."""
-    context = contexts.ranges(gpu).total
-    outside = context.likely if context.likely is not None else context.low
-    if gpu is None:
-        return _Card(0, outside, UNLIMITED)
-    return _Card((gpu.nvml_memory or gpu.memory) - gpu.memory, outside, gpu.memory - outside)
 
 
 class Ran(NamedTuple):
@@ -137,7 +118,10 @@ class Run:
         with command.own_folder() as folder:
             shared = folder / "shared"
             shared.mkdir()
-            request, work = replace(self._request(rank), opposite=opposite), shared / "work"
+            request, work = (
+                replace(self._request(rank, shared / "serving"), opposite=opposite),
+                shared / "work",
+            )
             if self._work:
                 work.write_bytes(self._work)
                 request = replace(request, work=str(work), path=tuple(sys.path))
@@ -171,7 +155,7 @@ class Run:
     def _run(
         self, shared: Path, environment: dict[str, str], *, quiet: bool
     ) -> subprocess.CompletedProcess[str]:
-        out, err = (subprocess.DEVNULL,) * 2 if quiet else (_stderr(), None)
+        out, err = (subprocess.DEVNULL,) * 2 if quiet else (stderr_or_nothing(), None)
         if self._work:
             out = err = subprocess.PIPE
         elif not quiet and sys.stderr is not sys.__stderr__ and sys.stderr.isatty():
@@ -202,7 +186,7 @@ class Run:
         print(done.stderr or "", end="", file=sys.stderr, flush=True)
         return done
 
-    def _request(self, rank: int | str | None) -> Request:
+    def _request(self, rank: int | str | None, serving: Path) -> Request:
         program = self._program
         said = list(self._question.notes)
         if self._launch is not None and self._launch.assumed:
@@ -218,12 +202,13 @@ class Run:
             world=self._launch.world if self._launch is not None else None,
             weights=self._question.plan.weights,
             said=tuple(said),
+            serving=str(serving),
         )
 
     def _environment(self, *, limited: bool) -> dict[str, str]:
         """Variables of the process: the stub driver, the GPU, and caches of the simulation."""
         question, plan = self._question, self._question.plan
-        told = card(question.gpu)
+        told = card_of(question.gpu)
         room = told.room if limited else UNLIMITED
         local = self._launch.local if self._launch is not None else None
         # A process that a launcher starts has a GPU of its own, and sees that alone.
@@ -243,8 +228,7 @@ class Run:
             **loading.environment(driver.cudnn(question.target.capability, [root.parent])),
             **simulated_gpu.settings(question.gpu, question.target, room=room),
             set_aside.LIBRARY: str(prepared.library.with_name(build.FILE_GUARD)),
-            "MEMCALC_STUB_KEPT": str(told.kept),
-            "MEMCALC_STUB_OUTSIDE": str(told.outside),
+            **told.variables(),
             "MEMCALC_STUB_DEVICES": str(devices),
             "MEMCALC_STUB_CARRIED": str(_CARRIED),
             **(self._launch.environment(0) if self._launch is not None else {}),
@@ -282,20 +266,13 @@ class Run:
             traced = _with_assumptions(traced, _ALONE.format(used=len(traces), count=count))
         if traced is not None:
             traced = _with_assumptions(traced, *self._of_files)
-        return Simulated(ending=answer.ending, traced=traced)
+        served = served_by(answer, self._question.plan, self._question.gpu)
+        return Simulated(ending=answer.ending, traced=traced, served=served)
 
 
 def _with_assumptions(traced: Traced, *assumed: str) -> Traced:
     told = (*assumed, *traced.prediction.assumptions)
     return replace(traced, prediction=replace(traced.prediction, assumptions=told))
-
-
-def _stderr() -> int:
-    """Standard output of a command is its answer; what a program prints goes beside it."""
-    try:
-        return sys.stderr.fileno()
-    except (ValueError, OSError, AttributeError):
-        return subprocess.DEVNULL  # Closed, or no file.
 
 
 def _raised(kept: dict[str, str]) -> BaseException:

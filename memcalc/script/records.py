@@ -3,6 +3,7 @@
 import msgspec
 
 from memcalc.engine.scripts.mail import Ties
+from memcalc.records.engines import Started
 from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import Refusal
 from memcalc.script.command import Program
@@ -56,6 +57,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A line whose decisions by numbers that are not computed go the other way."""
     said: tuple[str, ...] = ()
     """What is assumed so far."""
+    serving: str = ""
+    """A folder in which a serving engine writes its figures."""
     work: str = ""
     """A file with a pickled function to call in place of a program."""
     path: tuple[str, ...] = ()
@@ -74,6 +77,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     state: OptimizerState
     traces: dict[int, bytes]
     """Of each GPU that it used, packed."""
+    started: Started | None = None
+    """What a serving engine in the program says of its memory; ``None``: there was none."""
     raised: dict[str, str] = {}
     """What a function raised."""
     ties: Ties | None = None

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import STEPS, make
+from memcalc.estimation.card import card_of
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.question import Asked, asked
 from memcalc.records.plan import Plan
@@ -21,7 +22,7 @@ from memcalc.script.answer import Simulated, as_it_ended, of_ranks
 from memcalc.script.command import Program, launched
 from memcalc.script.imports import check_imports
 from memcalc.script.other_ways import both_ways
-from memcalc.script.process import Run, card
+from memcalc.script.process import Run
 
 
 def simulate(
@@ -52,7 +53,7 @@ def simulate(
     began = time.monotonic()
     ran, room = run.ranks(limited=gpu is not None, quiet=quiet), None
     if gpu is not None:
-        room = card(gpu).room
+        room = card_of(gpu).room
     each = {rank: _ended(run, rank, one, room) for rank, one in ran.found.items()}
     if len(each) == 1:
         ((rank, one),) = each.items()

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,7 @@ from memcalc.script.packages import (
     saved_models,
     torchvision,
     transformers,
+    vllm,
 )
 from memcalc.script.records import Request
 
@@ -75,6 +77,8 @@ def program(request: Request, session: Session) -> Iterable[str]:
     if not request.weights:
         transformers.install(patches)
         diffusers.install(patches)
+    if request.serving:
+        vllm.install(session, Path(request.serving))
     return others
 
 

@@ -230,7 +230,7 @@ def parse_torch(text: str) -> Release:
     Raises:
         SettingError: it is not understood, or is too old.
     """
-    found = _parse(text, "torch", "PyTorch", "2.6 or 2.10.0")
+    found = parse(text, "torch", "PyTorch", "2.6 or 2.10.0")
     if found.build is not None and not _BUILD.fullmatch(found.build):
         wrong = f"exact estimates run PyTorch's CUDA build; leave +{found.build} out."
     elif (found.major, found.minor) < OLDEST_TORCH:
@@ -250,13 +250,18 @@ def parse_transformers(text: str) -> Release:
     Raises:
         SettingError: it is not understood.
     """
-    found = _parse(text, "transformers", "transformers", "4.48 or 4.48.3")
+    found = parse(text, "transformers", "transformers", "4.48 or 4.48.3")
     if found.build is not None:
         raise SettingError("transformers", f"--transformers {text}: leave +{found.build} out.")
     return found
 
 
-def _parse(text: str, setting: str, package: str, example: str) -> Release:
+def parse(text: str, setting: str, package: str, example: str) -> Release:
+    """Read the release of a package that a question names.
+
+    Raises:
+        SettingError: it is not understood.
+    """
     match = _FORM.fullmatch(text.strip())
     if match is None:
         raise SettingError(

@@ -54,9 +54,9 @@ def tool() -> Tool:
     Raises:
         EstimateError: there is none.
     """
-    uv, pip = _uv(), importlib.util.find_spec("pip") is not None
-    if uv and (not pip or any(os.environ.get(name) for name in _UV_INDEX)):
-        return Tool("uv", uv)
+    found, pip = uv(), importlib.util.find_spec("pip") is not None
+    if found and (not pip or any(os.environ.get(name) for name in _UV_INDEX)):
+        return Tool("uv", found)
     if pip:
         return Tool("pip", (sys.executable, "-m", "pip"))
     raise EstimateError(
@@ -64,7 +64,8 @@ def tool() -> Tool:
     )
 
 
-def _uv() -> tuple[str, ...]:
+def uv() -> tuple[str, ...]:
+    """Return the command of uv on this machine; empty: there is none."""
     if (path := shutil.which("uv")) is not None:
         return (path,)
     return (sys.executable, "-m", "uv") if importlib.util.find_spec("uv") else ()

@@ -5,6 +5,8 @@
 
 #include "stub.h"
 
+enum { NO_TABLE = 500 }; /* CUDA_ERROR_NOT_FOUND */
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- the code in a library: the newest of the device's major that is no newer than it.
@@ -179,6 +181,12 @@ EXPORT int cudaGetDriverEntryPointByVersion(const char *name, void **function, u
 }
 EXPORT int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *status) {
   return cudaGetDriverEntryPointByVersion(name, function, 0, flags, status);
+}
+/* Private tables of functions between NVIDIA's own runtime and driver. A runtime that is linked into
+   a package (cuda-bindings) calls entries of a table that it is given, and fails cleanly without. */
+EXPORT int cuGetExportTable(const void **table, const void *which) {
+  *table = NULL;
+  return NO_TABLE;
 }
 EXPORT int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
   *function = function_named(name);
