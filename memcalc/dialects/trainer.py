@@ -10,7 +10,7 @@ from typing import Any
 
 from memcalc import registry
 from memcalc.dialects import accelerate, deepspeed
-from memcalc.dialects.recipe import Keys, Recipe, Schema, mapping, model, optimizer, schema
+from memcalc.dialects.recipe import Keys, Recipe, Schema, by_key, mapping, model, optimizer, schema
 from memcalc.errors import UsageError
 from memcalc.records.names import TRAINER_OPTIM
 from memcalc.records.plan import Plan
@@ -58,17 +58,19 @@ _SCRIPTS = """
     n_best_size return_entity_level_metrics
 """
 """Arguments of transformers' example scripts, which stand in the same file."""
-REFUSED = {
-    "label_smoothing_factor": "a loss that keeps log probabilities",
-    "neftune_noise_alpha": "noise added to embeddings",
-    "torch_empty_cache_steps": "a cache that is emptied",
-    "optim_target_modules": "an optimizer for some layers",
-    "parallelism_config": "a mesh",
-    "full_determinism": "deterministic kernels",
-    "sharded_ddp": "FairScale",
-    "jit_mode_eval": "TorchScript",
-    "torch_compile_backend": "another compiler",
-}
+REFUSED = by_key(
+    """
+    a loss that keeps log probabilities: label_smoothing_factor
+    noise added to embeddings: neftune_noise_alpha
+    a cache that is emptied: torch_empty_cache_steps
+    an optimizer for some layers: optim_target_modules
+    a mesh: parallelism_config
+    deterministic kernels: full_determinism
+    FairScale: sharded_ddp
+    TorchScript: jit_mode_eval
+    another compiler: torch_compile_backend
+    """
+)
 OVER_FP16 = "how autocast over fp16 weights differs from fp16 without it"
 _DDP = ("find_unused_parameters", "bucket_cap_mb", "broadcast_buffers", "static_graph")
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
