@@ -16,7 +16,7 @@ from memcalc.engine.counters import Counters, CpuCounters
 from memcalc.engine.history import Timeline
 from memcalc.engine.patches import Patches
 from memcalc.engine.recorder import Recorder
-from memcalc.engine.values import Values
+from memcalc.engine.values import RULE, Values
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.trace import NO_GRADIENT, UNCOUNTED_FLOPS, Component, Phase, Trace
@@ -118,7 +118,8 @@ class _Followed(Patches):
         if plan.compile is not None:
             Compiling(self.say).install(self)
         if plan.target != "cpu":
-            known = Values(self.say)
+            own_code = ":" in plan.model
+            known = Values(self.say if own_code else self._say_but_rule)
             decisions.install(self, known)
             if values:
                 known.install(self)
@@ -148,6 +149,11 @@ class _Followed(Patches):
     def _key_by_version(self, cache: Any) -> None:
         if hasattr(cache, "triton_key"):
             self.set(cache, "triton_key", lambda: sys.modules["triton"].__version__)
+
+    def _say_but_rule(self, assumed: str) -> None:
+        """Add to what is assumed, but for the rule that reads of the user's own code follow."""
+        if assumed != RULE:
+            self.say(assumed)
 
     def tell_places(self, model: torch.nn.Module, drop: Callable[[str], None]) -> None:
         """Say which module of a model runs, as it begins."""

@@ -213,18 +213,8 @@ class Worker:
             room = 2 * max(room, GIB)
 
     def _forked(self, plan: Plan, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Run in a copy of this process; code that stops is run again with its values followed.
-
-        A callable's are followed at once: its code may decide by them and not stop.
-        """
-        # To follow what it reads from the GPU costs a tenth of a run.
-        self._how["values"] = ":" in plan.model
-        try:
-            return forked(work, NAME, self._breadcrumbs.where)
-        except CodeError as error:
-            if error.kind == _OUT_OF_MEMORY or self._how["values"] or plan.target == "cpu":
-                raise
-        self._how["values"] = True
+        """Run in a copy of this process, with values followed unless a benchmark wants zeros."""
+        self._how["values"] = plan.target != "cpu" and os.environ.get("MEMCALC_READS") != "zeros"
         return forked(work, NAME, self._breadcrumbs.where)
 
     def _prepared(self, question: Asked) -> Program:

@@ -3,6 +3,7 @@
 What that program has no word for is a comment, so that nothing of the plan is dropped unsaid.
 """
 
+import json
 from collections.abc import Callable, Iterator
 
 from memcalc import registry
@@ -93,7 +94,15 @@ def _loading(plan: Plan) -> Iterator[str]:
         yield f"# load the model with {', '.join(said)}"
     if plan.scheme in BITSANDBYTES and plan.kbit_prepare:
         again = plan.checkpointing
-        yield f"# then peft.prepare_model_for_kbit_training(model, {again}), and adapters after it"
+        told = f", {_reentrant(plan)!r}" if _reentrant(plan) else ""
+        yield f"# then peft.prepare_model_for_kbit_training(model, {again}{told}), then adapters"
+    if not plan.autocast_adapter_dtype:
+        yield "# peft.get_peft_model(model, peft_config, autocast_adapter_dtype=False)"
+
+
+def _reentrant(plan: Plan) -> dict[str, bool]:
+    """Return the arguments of ``torch.utils.checkpoint`` that the plan names."""
+    return {} if plan.use_reentrant is None else {"use_reentrant": plan.use_reentrant}
 
 
 def _elsewhere(plan: Plan, *, has_optimizer: bool) -> Iterator[str]:
@@ -134,6 +143,7 @@ def _trainer(plan: Plan) -> Lines:
         f"gradient_accumulation_steps={plan.grad_accum}",
         *([f"{_half(plan)}=True"] if "amp" in plan.precision else []),
         *(["gradient_checkpointing=True"] if plan.checkpointing else []),
+        *([f"gradient_checkpointing_kwargs={told!r}"] if (told := _reentrant(plan)) else []),
         *(["use_liger_kernel=True"] if plan.liger else []),
         *([f'torch_compile=True, torch_compile_mode="{plan.compile}"'] if plan.compile else []),
         *([f'optim="{named}"'] if named else []),
@@ -171,7 +181,7 @@ _TYPES = {"": "'NO'", "ddp": "MULTI_GPU", "fsdp1": "FSDP", "fsdp2": "FSDP"}
 def _accelerate(plan: Plan) -> Lines:
     """The YAML of ``accelerate launch --config_file``; what is of the script is a comment."""
     mixed = _half(plan) if "amp" in plan.precision else "no"
-    layout = _layout(plan)
+    layout, again = _layout(plan), _reentrant(plan) or ""
     kind = "DEEPSPEED" if layout in ZERO_STAGES else _TYPES.get(layout, "MULTI_GPU")
     return [
         "# accelerate launch --config_file this.yaml train.py",
@@ -184,7 +194,7 @@ def _accelerate(plan: Plan) -> Lines:
         "use_cpu: false",
         f"# Accelerator(gradient_accumulation_steps={plan.grad_accum})",
         f"# DataLoader(..., batch_size={plan.batch})",
-        *(["# model.gradient_checkpointing_enable()"] if plan.checkpointing else []),
+        *([f"# model.gradient_checkpointing_enable({again})"] if plan.checkpointing else []),
         *(["# transformers.integrations.liger.apply_liger_kernel(model, None)"] * plan.liger),
         *([f"# model = torch.compile(model, mode={plan.compile!r})"] if plan.compile else []),
         *(f"# {line}" for line in _quantisation(plan) if line),
@@ -243,6 +253,11 @@ def _axolotl(plan: Plan) -> Lines:
         *_FLAGS.get(plan.precision, []),
         *([f"optimizer: {named}"] if named else []),
         *(["gradient_checkpointing: true"] if plan.checkpointing else []),
+        *(
+            [f"gradient_checkpointing_kwargs: {json.dumps(told)}"]
+            if (told := _reentrant(plan))
+            else []
+        ),
         *(_LIGER if plan.liger else []),
         *_adapted(plan),
         *_axolotl_sharded(plan, layout),

@@ -51,6 +51,7 @@ def settings(
     for theirs, ours in _SAME.items():
         if arguments.get(theirs) not in (None, False):
             found[ours] = arguments[theirs]
+    found |= _reentrant(arguments)
     if arguments.get("torch_compile"):
         found["compile"] = arguments.get("torch_compile_mode") or "default"
     model = next((arguments[key] for key in MODEL_KEYS if arguments.get(key)), None)
@@ -70,6 +71,15 @@ def settings(
     if isinstance(arguments.get("optim_args"), str) and arguments["optim_args"]:
         notes = (*notes, "optim_args are not carried over")
     return found, (*unread(arguments), *notes)
+
+
+def _reentrant(arguments: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the variant of checkpointing that arguments name, as a plan has it."""
+    told = arguments.get("gradient_checkpointing_kwargs")
+    named = told.get("use_reentrant") if isinstance(told, Mapping) else None
+    if not isinstance(named, bool) or not arguments.get("gradient_checkpointing"):
+        return {}
+    return {"use_reentrant": named}
 
 
 def unread(arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -185,6 +195,7 @@ def axolotl_settings(
     found["optim"] = data.get("optimizer") or TRAINER_OPTIM
     if data.get("gradient_checkpointing"):
         found["checkpointing"] = True
+    found |= _reentrant(data)
     if data.get("bf16") or data.get("bfloat16"):
         # It loads the model in bf16, and tells the Trainer bf16=True unless it is "full".
         found["precision"] = "bf16" if data.get("bf16") == "full" else "bf16+amp"
