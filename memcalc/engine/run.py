@@ -25,6 +25,7 @@ from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, 
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.job import Program
+from memcalc.workload.optimizers import InBackward
 
 STEPS_ON_CPU = 2
 """There is no cache to settle: the second step is like all that follow."""
@@ -167,6 +168,8 @@ class _Followed(Patches):
         self.also(register_optimizer_step_pre_hook(lambda *_: drop("the optimizer's step")).remove)
 
     def _look_at_gradients(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if isinstance(optimizer, InBackward):
+            return  # Its gradients were used and freed before.
         weights = [p for group in optimizer.param_groups for p in group["params"]]
         missing = sum(p.nbytes for p in weights if p.requires_grad and p.grad is None)
         if missing > _NOTED * sum(p.nbytes for p in weights):

@@ -7,7 +7,7 @@ c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13; the model is ``memcalc.allocato
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -17,7 +17,6 @@ from memcalc.allocator.outside import eager_span, library_span, nccl_span, outsi
 from memcalc.allocator.settings import AllocatorSettings
 from memcalc.catalog.gpus import Gpu
 from memcalc.estimation.question import version_of
-from memcalc.records.model import OptimizerState, Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Growth, Part, Span
 from memcalc.units import format_bytes
@@ -96,16 +95,10 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int
     context: Span
     """Of the process, outside the allocator."""
-    others: int = 0
-    """What the process holds beside, such as managed memory."""
 
     def room(self, context: int) -> int:
         """What is left for the allocator."""
-        return max(self.capacity - context - self.others, 0)
-
-    def holding(self, state: OptimizerState) -> Self:
-        """The same for a process that holds this optimizer's managed memory beside."""
-        return replace(self, others=state.total(Place.MANAGED))
+        return max(self.capacity - context, 0)
 
 
 def device_of(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = None) -> Device:
@@ -199,8 +192,8 @@ def _fit(
 ) -> Fit:
     """What a process with so much reserved needs; ``found`` is ``None`` where it has the room."""
     likely = device.context.likely
-    outside = device.others + (likely if likely is not None else device.context.high)
-    high = reserved + device.others + device.context.high
+    outside = likely if likely is not None else device.context.high
+    high = reserved + device.context.high
     roomy = high <= device.capacity - margin(device.capacity) and not retries
     return Fit(
         gpu=device.name,

@@ -13,7 +13,7 @@ from memcalc.estimation.replays import (
     outcome,
     when_crowded,
 )
-from memcalc.records.model import OptimizerState, Place
+from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Part, PhasePeak, Prediction, Span
 from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace, components, most_of
@@ -32,7 +32,7 @@ UNCOUNTED = (
 def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     """Replay a trace through the allocator and read the answer off."""
     reached = outcome(question, trace)
-    crowded = when_crowded(question, trace, state, reached.peaks)
+    crowded = when_crowded(question, trace, reached.peaks)
     phases = (crowded or reached).phases
     said = tuple(_said_of_cache(question.plan, trace))
     if question.plan.target == "cpu":
@@ -52,7 +52,7 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
         answer = replace(answer, allocator=given_back(reserved, reached.peaks.reserved))
     if question.gpu is None:
         return answer
-    device = device_of(question.gpu, plan=question.plan).holding(state)
+    device = device_of(question.gpu, plan=question.plan)
     if answer.context is not None:
         device = replace(device, context=answer.context)
     return replace(answer, fit=judged(question, trace, device))
@@ -88,7 +88,7 @@ def _on_cuda(answer: Prediction, trace: Trace, gpu: Gpu | None) -> Prediction:
     reserved = max(phase.reserved or 0 for phase in answer.phases)
     used = None
     if context.likely is not None:
-        used = reserved + context.likely + answer.optimizer_state.total(Place.MANAGED)
+        used = reserved + context.likely
     return replace(
         answer,
         peak=replace(

@@ -16,7 +16,6 @@ from memcalc.allocator.levels import Levels
 from memcalc.allocator.replay import Op, Replay, replay
 from memcalc.estimation.fits import Device, device_of, judge
 from memcalc.estimation.question import Asked, asked
-from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, PhasePeak, Prediction
 from memcalc.records.trace import Phase, Reading, Trace, counts
 
@@ -69,17 +68,14 @@ def _phases(readings: Sequence[Reading], trace: Trace) -> tuple[PhasePeak, ...]:
     return tuple(found)
 
 
-def when_crowded(
-    question: Asked, trace: Trace, state: OptimizerState, unlimited: Levels
-) -> Outcome | None:
+def when_crowded(question: Asked, trace: Trace, unlimited: Levels) -> Outcome | None:
     """The run on a GPU that would be full otherwise, where giving cached blocks back helps.
 
     ``None``: all that the allocator would keep has room, or nothing helps.
     """
-    room = room_of(question)
-    if room is None:
+    device = room_of(question)
+    if device is None:
         return None
-    device = room.holding(state)
     if unlimited.reserved <= device.room(device.context.high):
         return None
     for context in (device.context.high, device.context.low):
@@ -93,8 +89,7 @@ def when_crowded(
 
 def on_device(prediction: Prediction, trace: Trace, device: Device) -> Prediction:
     """The same prediction, judged by a device that need not be the plan's GPU."""
-    there = device.holding(prediction.optimizer_state)
-    return replace(prediction, fit=judged(asked(prediction.plan), trace, there))
+    return replace(prediction, fit=judged(asked(prediction.plan), trace, device))
 
 
 def judged(question: Asked, trace: Trace, device: Device) -> Fit:

@@ -253,19 +253,19 @@ def _said_of_room(question: Asked, room: int) -> Iterator[str]:
 
 def _said(question: Asked, traced: Trace, request: dict[str, Any]) -> dict[str, Any]:
     """What was asked of a run: whether it fits some devices, or what it costs."""
-    state = state_for(question, traced)
     if "devices" not in request:
         kept = {"trace": pack(traced)} if request.get("keep") else {}
-        return {"prediction": encode(predict(question, traced, state)), **kept}
-    devices = [decode(Device, one).holding(state) for one in request["devices"]]
-    found = Judged(
+        found = predict(question, traced, state_for(question, traced))
+        return {"prediction": encode(found), **kept}
+    devices = [decode(Device, one) for one in request["devices"]]
+    told = Judged(
         peaks=outcome(question, traced).peaks,
         fits=tuple(judged(question, traced, device) for device in devices),
         seq=traced.seq,
         assumptions=traced.assumptions,
         uncounted=traced.uncounted,
     )
-    return {"judged": encode(found)}
+    return {"judged": encode(told)}
 
 
 def _served_model(program: Program) -> Model:

@@ -60,9 +60,26 @@ def build(
     finally:
         torch.set_default_dtype(default)
     _settle(model)
+    _untie(model, source.config or {})
     if torch.empty(0).is_meta:
         _join(model)
     return model if as_loaded else model.to(dtype)
+
+
+def _untie(model: Any, config: Mapping[str, Any]) -> None:
+    """Give a head weights of its own where the config's file says that it has them.
+
+    T5's class of configs in transformers 5 says otherwise, and ties them until ``from_pretrained``
+    finds both in the checkpoint: then it drops this pair alone from ``all_tied_weights_keys``.
+    """
+    tied = getattr(model, "all_tied_weights_keys", None)
+    if config.get("tie_word_embeddings") is not False or not tied:
+        return
+    head = model.get_output_embeddings()
+    if head is not None and head.weight is model.get_input_embeddings().weight:
+        name = next(name for name, one in model.named_modules() if one is head)
+        del tied[f"{name}.weight"]
+        head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
 
 
 def _in(dtype: torch.dtype, model: torch.nn.Module) -> torch.nn.Module:

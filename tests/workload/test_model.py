@@ -14,6 +14,7 @@ from memcalc.catalog.plan import make
 from memcalc.engine.program import parameters_on_meta
 from memcalc.estimation.estimate import answers
 from memcalc.workload import layerdrop, tasks
+from memcalc.workload.blocks import to_empty
 from memcalc.workload.model import attach, build
 from memcalc.workload.prepare import checkpoint
 
@@ -126,6 +127,18 @@ def test_adapters_of_half_weights_are_in_fp32_unless_they_are_cast(autocast):
     adapted = attach(model, "r=2", autocast=autocast)
     dtypes = {p.dtype for p in adapted.parameters() if p.requires_grad}
     assert dtypes == {torch.float32 if autocast else torch.bfloat16}
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_head_is_tied_unless_the_config_says_that_it_is_not(tmp_path, told):
+    config = {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1}
+    config |= {"vocab_size": 50, "tie_word_embeddings": told, "feed_forward_proj": "gated-gelu"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    source = models.find(str(tmp_path))
+    model = build(source, tasks.choose(source, "seq2seq-lm"))
+    to_empty(model, "cpu", lambda placed: None)
+    assert (model.lm_head.weight is model.shared.weight) == told
+    assert model.encoder.embed_tokens.weight is model.shared.weight
 
 
 class Experts(torch.nn.Module):
