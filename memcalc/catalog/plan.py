@@ -175,6 +175,10 @@ def disagreement(plan: Plan) -> str | None:
         return "kbit_prepare needs a quantized base: add quant, or leave it out."
     if plan.checkpoint_every > 1 and not plan.checkpointing:
         return "checkpoint_every needs checkpointing: add --checkpointing."
+    if plan.use_reentrant is not None and not plan.checkpointing:
+        return "use_reentrant needs checkpointing: add --checkpointing, or leave it out."
+    if plan.adapters is None and not plan.autocast_adapter_dtype:
+        return "autocast_adapter_dtype is of adapters: add lora, or leave it out."
     if plan.liger and plan.loss_chunks > 1:
         return "liger makes the loss in pieces of its own: leave out loss_chunks, or liger."
     if plan.liger and plan.target == "cpu":
@@ -217,6 +221,7 @@ def _without_training(plan: Plan) -> str | None:
         "eval": plan.eval is not None,
         "freeze": bool(plan.freeze),
         "kbit_prepare": not plan.kbit_prepare,
+        "autocast_adapter_dtype": not plan.autocast_adapter_dtype,
         "keep_outputs": plan.keep_outputs is not None,
         "kv_cache": plan.kv_cache is not None,
         "optim_args": bool(plan.optim_args),

@@ -122,8 +122,8 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
         "kbit_prepare": None if quant is None else False,
         "lora": _lora(keys, kind),
     }
-    if keys.flag("use_reentrant_gc") or "use_reentrant_gc" not in data:
-        keys.unread.append("how reentrant checkpointing differs")
+    again = keys.flag("use_reentrant_gc") or "use_reentrant_gc" not in data
+    found["use_reentrant"] = again if found["checkpointing"] else None
     if keys.flag("neat_packing") | keys.flag("packing") or (
         data.get("stage") == "pt" and data.get("packing") is None
     ):

@@ -139,7 +139,9 @@ def arguments(keys: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
     }
     if keys.get("optim_args"):
         found["optim_args"] = _optimizer_arguments(keys, str(found["optim"]))
-    reentrant(keys, "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
+    found["use_reentrant"] = reentrant(
+        keys, "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"
+    )
     _evaluation(keys, found["batch"] or 1)
     more, unread = spread_over(keys, given)
     keys.unread += unread
@@ -172,11 +174,19 @@ def liger(keys: Keys, *names: str) -> bool | None:
     return keys.flag(*(names or ("use_liger_kernel",))) or None
 
 
-def reentrant(keys: Keys, *names: str) -> None:
-    """Note checkpointing that keeps no input of a layer by hooks, but by autograd."""
+def reentrant(keys: Keys, *names: str) -> bool | None:
+    """Read which variant of checkpointing is asked for; None: the library's own."""
     told = keys.get(*names)
-    if isinstance(told, dict) and told.get("use_reentrant"):
-        keys.unread.append("how reentrant checkpointing differs")
+    named = told.get("use_reentrant") if isinstance(told, dict) else None
+    asked = keys.flag("gradient_checkpointing", "activation_checkpointing")
+    return named if isinstance(named, bool) and asked else None
+
+
+def variant(plan: Plan) -> dict[str, Any]:
+    """Write the variant of checkpointing that a plan names, as keyword arguments."""
+    if plan.use_reentrant is None:
+        return {}
+    return {"gradient_checkpointing_kwargs": {"use_reentrant": plan.use_reentrant}}
 
 
 def _compiled(keys: Keys) -> str | None:
@@ -328,6 +338,7 @@ def write(plan: Plan) -> dict[str, Any]:
         "gradient_accumulation_steps": plan.grad_accum,
         **({half(plan): True} if "amp" in plan.precision else {}),
         **({"gradient_checkpointing": True} if plan.checkpointing else {}),
+        **variant(plan),
         **({"use_liger_kernel": True} if plan.liger else {}),
         **({"torch_compile": True, "torch_compile_mode": plan.compile} if plan.compile else {}),
         **({"optim": named} if named else {}),

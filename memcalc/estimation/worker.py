@@ -221,18 +221,8 @@ class Worker:
             room = 2 * max(room, GIB)
 
     def _forked(self, plan: Plan, work: Callable[[Ask], dict[str, Any]]) -> dict[str, Any]:
-        """Run in a copy of this process; code that stops is run again with its values followed.
-
-        A callable's are followed at once: its code may decide by them and not stop.
-        """
-        # To follow what it reads from the GPU costs a tenth of a run.
-        self._how["values"] = ":" in plan.model
-        try:
-            return forked(work, NAME, self._breadcrumbs.where, replay.answer)
-        except CodeError as error:
-            if error.kind == _OUT_OF_MEMORY or self._how["values"] or plan.target == "cpu":
-                raise
-        self._how["values"] = True
+        """Run in a copy of this process, with values followed unless a benchmark wants zeros."""
+        self._how["values"] = plan.target != "cpu" and os.environ.get("MEMCALC_READS") != "zeros"
         return forked(work, NAME, self._breadcrumbs.where, replay.answer)
 
     def _prepared(self, question: Asked) -> Program:
@@ -273,19 +263,19 @@ def _said_of_room(question: Asked, room: int) -> Iterator[str]:
 
 def _said(question: Asked, traced: Trace, request: dict[str, Any], play: Play) -> dict[str, Any]:
     """Answer what was asked of a run: whether it fits some devices, or what it costs."""
-    state = state_for(question, traced)
     if "devices" not in request:
         kept = {"trace": pack(traced)} if request.get("keep") else {}
-        return {"prediction": encode(predict(question, traced, state, play)), **kept}
-    devices = [decode(Device, one).holding(state) for one in request["devices"]]
-    found = Judged(
+        found = predict(question, traced, state_for(question, traced), play)
+        return {"prediction": encode(found), **kept}
+    devices = [decode(Device, one) for one in request["devices"]]
+    told = Judged(
         peaks=outcome(traced).peaks,
         fits=tuple(judged(question, Replays(traced, play), devices)),
         seq=traced.seq,
         assumptions=traced.assumptions,
         uncounted=traced.uncounted,
     )
-    return {"judged": encode(found)}
+    return {"judged": encode(told)}
 
 
 def _served_model(program: Program) -> Model:

@@ -177,6 +177,17 @@ Version = Annotated[
     ),
 ]
 
+Cache = Literal[
+    "dynamic",
+    "static",
+    "sliding",
+    "offloaded",
+    "offloaded-static",
+    "quantized",
+    "quantized-hqq",
+    "quantized-fp8",
+]
+"""How a generation keeps keys and values."""
 Release = Annotated[
     str,
     Meta(

@@ -194,12 +194,12 @@ def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
         note = rows.span_range(prediction.allocator) or "max_memory_reserved()"
         yield "reserved", unit.number(peak.reserved), cached, note
     if peak.process_used is not None and peak.reserved is not None:
-        managed = prediction.optimizer_state.total(Place.MANAGED)
-        if managed:
-            yield "+ managed", unit.number(managed), "", "paged optimizer state"
-        outside = more("context", peak.process_used, peak.reserved, managed)
+        outside = more("context", peak.process_used, peak.reserved)
         needed = rows.would_need(prediction)
         yield "process used", unit.number(peak.process_used), outside, needed
+        managed = prediction.optimizer_state.total(Place.MANAGED)
+        if managed:
+            yield "managed", unit.number(managed), "", "paged optimizer state: GPU or host"
     elif prediction.context is not None and peak.reserved is not None:
         yield "process used", "", "", rows.would_need(prediction)
 
