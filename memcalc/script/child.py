@@ -24,6 +24,7 @@ from memcalc.children import exit_reason
 from memcalc.children.fork import die_with, flush
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.packages import stand_ins
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.files.trace_file import pack
@@ -43,7 +44,7 @@ def main(asked: str, answered: str) -> None:
     overlay.use(str(Path(answered).parent / "kept"))
     world = int(os.environ.get("WORLD_SIZE", "1"))
     session = Session(request.steps, one_of_many=request.launched and world > 1)
-    for said in request.said:
+    for said in (*request.said, *map(stand_ins.install, request.stand_ins)):
         session.say(said)
     ending, leave, own = Ending(code=0), os._exit, os.getpid()
     stack = contextlib.ExitStack()
@@ -136,6 +137,10 @@ def _failed(error: BaseException) -> Ending:
         return Ending(code=_INTERRUPTED)
     if isinstance(error, SystemExit):
         return Ending(code=_code_of(error))
+    lacks = stand_ins.lacking(error)
+    if lacks:
+        # It is run again, and ends like this no more.
+        return Ending(code=1, lacks=lacks)
     _show(error)
     of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(str(error))
     if of_a_number or isinstance(error, ZeroDivisionError | OverflowError):

@@ -26,6 +26,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """The most bytes of a GPU that a process had which the program started."""
     trains: bool = False
     """It computed gradients."""
+    lacks: str = ""
+    """A package that is not installed and has a stand-in, for lack of which it ended."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +43,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Weights are fetched and read."""
     said: tuple[str, ...] = ()
     """What is assumed so far."""
+    stand_ins: tuple[str, ...] = ()
+    """Packages in whose place memcalc has something."""
     work: str = ""
     """A file with a pickled function to call in place of a program."""
     path: tuple[str, ...] = ()

@@ -27,6 +27,7 @@ from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine import driver, environment, simulated_gpu
 from memcalc.engine.cudnn import loading
 from memcalc.engine.environment.search import Environment
+from memcalc.engine.packages.stand_ins import STAND_INS
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError, took_too_long
 from memcalc.estimation.estimate import Traced, keep
@@ -122,10 +123,13 @@ def simulate(
     program, launch = launched(plan, folder)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     python = python or sys.executable
-    check_imports(program, plan.command or "", folder, python, ())
+    check_imports(program, plan.command or "", folder, python, STAND_INS)
     run = _Run(asked(plan), program, launch, folder, weights, python)
     run.timeout = timeout
     found = run.answer(limited=gpu is not None, quiet=quiet)
+    while found.ending.lacks:
+        run.stand_ins += (found.ending.lacks,)
+        found = run.answer(limited=gpu is not None, quiet=quiet)
     refusal = found.ending.refusal
     if found.ending.out_of_memory and refusal is not None:
         whole = run.answer(limited=False, quiet=True)
@@ -169,6 +173,8 @@ class _Run:
         self._work = work
         self.timeout = math.inf
         """Seconds after which a run is ended."""
+        self.stand_ins: tuple[str, ...] = ()
+        """Packages that the program asked for, in whose place memcalc has something."""
         self.raised: BaseException | None = None
         """By the function that ran in place of a program."""
         self._question, self._program, self._launch = question, program, launch
@@ -236,6 +242,7 @@ class _Run:
             launched=self._launch is not None,
             weights=self._weights,
             said=tuple(said),
+            stand_ins=self.stand_ins,
         )
 
     def _environment(self, scratch: Path, *, limited: bool) -> dict[str, str]:
