@@ -15,8 +15,8 @@ from memcalc.engine.compiling import Compiling
 from memcalc.engine.counters import Counters, CpuCounters
 from memcalc.engine.history import Timeline
 from memcalc.engine.patches import Patches
-from memcalc.engine.recorder import Recorder
 from memcalc.engine.reads import RULE, UNKNOWN
+from memcalc.engine.recorder import Recorder
 from memcalc.engine.values import Values
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan

@@ -23,6 +23,7 @@ from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.levels import Levels
 from memcalc.records.model import Inventory
+from memcalc.records.names import FLASH_ATTN
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, Prediction
 from memcalc.records.replay import Play
@@ -59,6 +60,8 @@ class _Runs(NamedTuple):
     """Code of the user's own, which finds the shell's own variables."""
     compiles: bool = False
     """It needs the Triton of its PyTorch."""
+    flash_attn: bool = False
+    """It asks for flash-attn, for which its process may have a stand-in."""
 
     @staticmethod
     def of(plan: Plan) -> "_Runs":
@@ -66,7 +69,8 @@ class _Runs(NamedTuple):
         own = code_in(plan) is not None
         # The installed PyTorch comes with its Triton.
         compiles = plan.torch is not None and (plan.compile is not None or plan.liger)
-        return _Runs(plan.torch, plan.transformers, own, compiles)
+        asks = plan.attention == FLASH_ATTN
+        return _Runs(plan.torch, plan.transformers, own, compiles, asks)
 
 
 ENGINE = "-engine"

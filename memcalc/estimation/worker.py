@@ -23,7 +23,7 @@ from memcalc.engine import torch_internals as internals
 from memcalc.engine.alloc_conf import without_fraction
 from memcalc.engine.cudnn import loading
 from memcalc.engine.cudnn.library import Missing
-from memcalc.engine.packages import bitsandbytes
+from memcalc.engine.packages import bitsandbytes, stand_ins
 from memcalc.errors import UsageError
 from memcalc.estimation.client import Judged
 from memcalc.estimation.described import state_for
@@ -35,6 +35,7 @@ from memcalc.estimation.serving.answer import Engine, Model, predicted
 from memcalc.estimation.serving.probe import generating, read
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack, unpack
+from memcalc.records.names import FLASH_ATTN
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.replay import UNLIMITED, Play
@@ -144,7 +145,12 @@ class Worker:
         self._settle(question, rank, room)
         with in_its_words(plan.model, crumbs.where):
             traced = run.trace(program, **self._how, drop=crumbs.drop)
-        notes = [*question.notes, *traced.assumptions, *_said_of_room(question, room)]
+        notes = [
+            *question.notes,
+            *stand_ins.said(),
+            *traced.assumptions,
+            *_said_of_room(question, room),
+        ]
         missed = traced.uncounted
         if plan.target != "cpu":
             notes += loading.assumptions()
@@ -230,6 +236,8 @@ class Worker:
         plan, key = question.plan, question.plan.program
         known = self._programs.pop(key, None)
         if known is None or known.inputs is None:
+            if plan.attention == FLASH_ATTN and stand_ins.is_missing("flash_attn"):
+                stand_ins.install("flash_attn")
             with simulated_gpu.asked_without_cuda(question.target):
                 bitsandbytes.load(plan)
                 known = programs.build(plan, real_weights=False)

@@ -23,6 +23,7 @@ from memcalc.children import exit_reason
 from memcalc.children.fork import flush
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.packages import stand_ins
 from memcalc.engine.scripts.mail import EndlessWaitError
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
@@ -55,7 +56,7 @@ def run_program(request: Request, answered: Path) -> NoReturn:
     """Run the program in this process, as one rank where others train with it, and end it."""
     world = request.world or 1
     session = Session(request.steps, one_of_many=world > 1)
-    for said in request.said:
+    for said in (*request.said, *map(stand_ins.install, request.stand_ins)):
         session.say(said)
     if world > 1:
         session.say(_ONE_OF_MANY.format(request.rank, world))
@@ -155,6 +156,10 @@ def _failed(error: BaseException) -> Ending:
         return Ending(code=1)
     if isinstance(error, SystemExit):
         return Ending(code=_code_of(error))
+    lacks = stand_ins.lacking(error)
+    if lacks:
+        # It is run again, and ends like this no more.
+        return Ending(code=1, lacks=lacks)
     _show(error)
     of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(str(error))
     if of_a_number or isinstance(error, ZeroDivisionError | OverflowError):

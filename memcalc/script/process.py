@@ -86,6 +86,8 @@ class Run:
         self._work = work
         self.timeout = math.inf
         """Seconds after which a run is ended."""
+        self.stand_ins: tuple[str, ...] = ()
+        """Packages that the program asked for, in whose place memcalc has something."""
         self.raised: BaseException | None = None
         """By the function that ran in place of a program."""
         self._of_files: tuple[str, ...] = ()
@@ -203,6 +205,7 @@ class Run:
             weights=self._question.plan.weights,
             said=tuple(said),
             serving=str(serving),
+            stand_ins=self.stand_ins,
         )
 
     def _environment(self, *, limited: bool) -> dict[str, str]:

@@ -34,6 +34,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """It computed gradients."""
     decides: tuple[str, ...] = ()
     """Lines whose branch or size depends on numbers that were not computed."""
+    lacks: str = ""
+    """A package that is not installed and has a stand-in, for lack of which it ended."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +61,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is assumed so far."""
     serving: str = ""
     """A folder in which a serving engine writes its figures."""
+    stand_ins: tuple[str, ...] = ()
+    """Packages in whose place memcalc has something."""
     work: str = ""
     """A file with a pickled function to call in place of a program."""
     path: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import STEPS, make
+from memcalc.engine.packages.stand_ins import STAND_INS
 from memcalc.estimation.card import card_of
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.question import Asked, asked
@@ -48,10 +49,13 @@ def simulate(
     program, launch = launched(plan, folder)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     run = Run(asked(plan), program, launch, folder)
-    check_imports(program, plan.command or "", folder, plan.python or sys.executable, ())
+    check_imports(program, plan.command or "", folder, plan.python or sys.executable, STAND_INS)
     run.timeout = timeout
     began = time.monotonic()
     ran, room = run.ranks(limited=gpu is not None, quiet=quiet), None
+    while lacks := {one.ending.lacks for one in ran.found.values()} - {""}:
+        run.stand_ins += tuple(sorted(lacks))
+        ran = run.ranks(limited=gpu is not None, quiet=quiet)
     if gpu is not None:
         room = card_of(gpu).room
     each = {rank: _ended(run, rank, one, room) for rank, one in ran.found.items()}
