@@ -25,11 +25,13 @@ from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
+from memcalc.errors import EstimateError
 from memcalc.files.trace_file import pack
 from memcalc.script import surroundings
 from memcalc.script.command import as_main, run
 from memcalc.script.records import ANSWER, REQUEST, Answer, Ending, Request
 
+_LEFT = "The code called os._exit({}), which ends a process at once: leave that call out."
 _INTERRUPTED = 130
 """What a shell says of a program that Ctrl-C ended."""
 
@@ -58,7 +60,7 @@ def main(shared: Path) -> None:
             trains=session.phases.backwards > 0,
         )
         answer = _answer(session, request.program.name, told)
-        (shared / ANSWER).write_bytes(msgspec.json.encode(answer))
+        _write(shared / ANSWER, msgspec.json.encode(answer))
         flush()
         # Threads of PyTorch's would wait for a GPU that never answers.
         leave(ending.code)
@@ -68,6 +70,9 @@ def main(shared: Path) -> None:
         nonlocal ending
         if os.getpid() != own or threading.current_thread() is not threading.main_thread():
             leave(status)
+        if request.work:
+            _raised.update(_described(EstimateError(_LEFT.format(status))))
+            status = status or 1
         ending = msgspec.structs.replace(ending, code=status)
         end()
 
@@ -78,6 +83,16 @@ def main(shared: Path) -> None:
     if ending.code == 1 and _by_zero:
         _explain(session.values.unknown)
     end()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write an answer whole or not at all; where that cannot be, say why."""
+    try:
+        made = path.with_suffix(".new")
+        made.write_bytes(data)
+        made.replace(path)
+    except OSError as error:
+        print(f"memcalc: the answer cannot be written: {error.strerror}.", file=sys.stderr)
 
 
 def _explain(unknown: Iterable[str]) -> None:
@@ -122,7 +137,7 @@ def _ended(request: Request, session: Session) -> Ending:
     except BaseException as error:
         if request.work:
             _raised.update(_described(error))
-            return Ending(code=1)
+            return Ending(code=1, out_of_memory=_lacked(error))
         return _failed(error)
     return Ending(code=0)
 
@@ -140,8 +155,12 @@ def _failed(error: BaseException) -> Ending:
     helps = exit_reason.advice(error)
     if helps:
         print(f"memcalc: {helps}", file=sys.stderr)
-    lacked = str(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
-    return Ending(code=1, out_of_memory=lacked)
+    return Ending(code=1, out_of_memory=_lacked(error))
+
+
+def _lacked(error: BaseException) -> str:
+    """Return what PyTorch said of memory; empty: something else went wrong."""
+    return str(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
 
 
 _raised: dict[str, str] = {}

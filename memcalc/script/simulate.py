@@ -148,7 +148,11 @@ def run_work(question: Asked, work: bytes) -> tuple[Traced | None, BaseException
     """
     program = Program(module=question.plan.name)
     run = _Run(question, program, None, Path.cwd(), False, sys.executable, work)
-    return run.answer(limited=question.gpu is not None).traced, run.raised
+    found = run.answer(limited=question.gpu is not None)
+    traced = found.traced
+    if traced is not None and run.raised is not None:
+        traced = as_it_ended(traced, found.ending, room=None)
+    return traced, run.raised
 
 
 class _Run:
@@ -296,8 +300,12 @@ class _Run:
         return environment.find(plan.torch, plan.transformers)
 
     def _understood(self, data: bytes) -> Simulated:
-        answer = msgspec.json.decode(data, type=Answer)
-        if answer.raised:
+        try:
+            answer = msgspec.json.decode(data, type=Answer)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
+        # A program's own process may put anything there; a function is the caller's own code.
+        if self._work and answer.raised:
             self.raised = _raised(answer.raised)
         try:
             traces = {gpu: unpack(data) for gpu, data in answer.traces.items()}
