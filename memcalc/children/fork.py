@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from memcalc.children.child import Channel
-from memcalc.children.exit_reason import ending, oom_kills, told
+from memcalc.children.exit_reason import GARBLED, ending, oom_kills, told
 from memcalc.errors import EstimateError, UsageError
 
 _PR_SET_PDEATHSIG = 1
@@ -55,6 +55,9 @@ def forked(
     theirs.close()
     try:
         answer = Channel(ours).receive()
+    except ValueError:
+        os.kill(copy, signal.SIGKILL)
+        raise EstimateError(GARBLED.format(name)) from None
     except BaseException:
         os.kill(copy, signal.SIGKILL)
         raise
@@ -65,8 +68,10 @@ def forked(
         raise EstimateError(
             ending(name, os.waitstatus_to_exitcode(status), kills=kills, where=where())
         )
+    if "result" in answer:
+        return dict(answer["result"])
     if "error" not in answer:
-        return answer
+        raise EstimateError(GARBLED.format(name))
     if answer["exit_code"] == UsageError.exit_code:
         raise UsageError(answer["error"])
     if "kind" in answer:
@@ -94,7 +99,7 @@ def _work(
 ) -> NoReturn:
     try:
         try:
-            answer = work()
+            answer = {"result": work()}
         except BaseException as error:
             answer = told(error, name, where())
         flush()
