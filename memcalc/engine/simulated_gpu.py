@@ -3,9 +3,7 @@
 import contextlib
 import os
 import platform
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 from memcalc.catalog import nccl
 from memcalc.catalog.gpus import ARCHITECTURES, Gpu, Target
@@ -163,8 +161,9 @@ def _own_caches(target: Target) -> dict[str, str]:
     major, minor = target.capability
     try:
         kept = cache.folder().absolute()
-    except OSError:
-        kept = Path(tempfile.gettempdir(), f"memcalc-{os.getuid()}")
+    except OSError as error:
+        # Others could foresee a folder among temporary ones, and put code into it.
+        raise EstimateError(f"Nothing can be compiled: {error.strerror}.") from None
     folder = kept / "compiled" / f"sm{major}{minor}"
     with contextlib.suppress(OSError):
         # PyTorch makes no folder that is named to it, and warns (jit_utils.cpp, 2.14).

@@ -28,6 +28,7 @@ from memcalc.engine.scripts.mail import EndlessWaitError
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.engine.serving import start
+from memcalc.errors import EstimateError
 from memcalc.files.trace_file import pack
 from memcalc.script import surroundings
 from memcalc.script.child_deaths import ChildDeathError, end_children
@@ -36,6 +37,7 @@ from memcalc.script.ranks import Ranks
 from memcalc.script.records import ANSWER, REQUEST, Answer, Ending, Request
 
 _ONE_OF_MANY = "this is rank {} of {}; messages of others are assumed to have arrived"
+_LEFT = "The code called os._exit({}), which ends a process at once: leave that call out."
 _INTERRUPTED = 130
 """What a shell says of a program that Ctrl-C ended."""
 
@@ -78,7 +80,7 @@ def run_program(request: Request, answered: Path) -> NoReturn:
             decides=session.values.reads.decisions,
         )
         answer = _answer(session, request, told)
-        answered.write_bytes(msgspec.json.encode(answer))
+        _write(answered, msgspec.json.encode(answer))
         flush()
         # Threads of PyTorch's would wait for a GPU that never answers.
         leave(ending.code)
@@ -88,6 +90,9 @@ def run_program(request: Request, answered: Path) -> NoReturn:
         nonlocal ending
         if os.getpid() != own or threading.current_thread() is not threading.main_thread():
             leave(status)
+        if request.work:
+            _raised.update(_described(EstimateError(_LEFT.format(status))))
+            status = status or 1
         ending = msgspec.structs.replace(ending, code=status)
         end()
 
@@ -98,6 +103,16 @@ def run_program(request: Request, answered: Path) -> NoReturn:
     if ending.code == 1 and _by_number:
         _explain(session.values.reads.lines)
     end()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write an answer whole or not at all; where that cannot be, say why."""
+    try:
+        made = path.with_suffix(".new")
+        made.write_bytes(data)
+        made.replace(path)
+    except OSError as error:
+        print(f"memcalc: the answer cannot be written: {error.strerror}.", file=sys.stderr)
 
 
 def _explain(lines: Iterable[str]) -> None:
@@ -139,7 +154,7 @@ def _ended(request: Request, session: Session) -> Ending:
     except BaseException as error:
         if request.work:
             _raised.update(_described(error))
-            return Ending(code=1)
+            return Ending(code=1, out_of_memory=_lacked(error))
         return _failed(error)
     return Ending(code=0)
 
@@ -169,8 +184,12 @@ def _failed(error: BaseException) -> Ending:
         helps = _OTHER_PYTHON.format(sys.executable)
     if helps:
         print(f"memcalc: {helps}", file=sys.stderr)
-    lacked = str(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
-    return Ending(code=1, out_of_memory=lacked)
+    return Ending(code=1, out_of_memory=_lacked(error))
+
+
+def _lacked(error: BaseException) -> str:
+    """Return what PyTorch said of memory; empty: something else went wrong."""
+    return str(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
 
 
 _OTHER_PYTHON = (

@@ -7,6 +7,7 @@ import runpy
 import shlex
 import shutil
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -214,10 +215,19 @@ def _swift(words: Sequence[str], environment: Mapping[str, str]) -> Program:
 
 
 def run(program: Program) -> dict[str, Any]:
-    """Run it to its end; returns its variables."""
-    if program.path:
-        return runpy.run_path(program.path, run_name="__main__")
-    return runpy.run_module(program.module, run_name="__main__", alter_sys=True)
+    """Run it to its end; returns its variables, or none where it has emptied ``sys.argv``."""
+    try:
+        if program.path:
+            return runpy.run_path(program.path, run_name="__main__")
+        return runpy.run_module(program.module, run_name="__main__", alter_sys=True)
+    except IndexError as error:
+        last = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
+        if sys.argv or last.f_code.co_filename != runpy.run_path.__code__.co_filename:
+            raise
+        # runpy has put its first argument back, where there is none.
+        if error.__context__ is not None:
+            raise error.__context__ from None
+        return {}
 
 
 @contextlib.contextmanager

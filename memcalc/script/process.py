@@ -138,10 +138,14 @@ class Run:
         if not answer:
             name = "process of the program"
             raise EstimateError(ending(name, done.returncode, kills=kills))
-        if request.one_of_many:
-            return self._of_ranks(msgspec.json.decode(answer, type=Answers))
-        one = msgspec.json.decode(answer, type=Answer)
-        if one.raised:
+        try:
+            if request.one_of_many:
+                return self._of_ranks(msgspec.json.decode(answer, type=Answers))
+            one = msgspec.json.decode(answer, type=Answer)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
+        # A program's own process may put anything there; a function is the caller's own code.
+        if self._work and one.raised:
             self.raised = _raised(one.raised)
         return Ran({0: self._understood(one, None)})
 

@@ -48,8 +48,8 @@ def _told(found: namespace.Namespace, carried: Carried) -> Iterator[str]:
         )
     if carried.lost:
         yield f"{_named(carried.lost)} could not be kept"
-    if folders := [place for place in found.read_only if Path(place).is_dir()]:
-        yield f"the script could not write to {_named(folders)}, which no overlay can cover"
+    if places := [place for place in found.read_only if Path(place).parent != Path("/")]:
+        yield f"the script could not write to {_named(places)}, which no overlay can cover"
     if found.in_memory:
         yield "the script's new files are not kept: they lay in main memory"
 

@@ -85,7 +85,11 @@ def run_work(question: Asked, work: bytes) -> tuple[Traced | None, BaseException
     """
     program = Program(module=question.plan.name)
     run = Run(question, program, None, Path.cwd(), work)
-    return run.ranks(limited=question.gpu is not None).found[0].traced, run.raised
+    found = run.ranks(limited=question.gpu is not None).found[0]
+    traced = found.traced
+    if traced is not None and run.raised is not None:
+        traced = as_it_ended(traced, found.ending, room=None)
+    return traced, run.raised
 
 
 def _ended(run: Run, rank: int, found: Simulated, room: int | None) -> Simulated:

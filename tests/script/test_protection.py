@@ -207,6 +207,60 @@ assert "CapEff:\\t0000000000000000" in Path("/proc/self/status").read_text()
 """
 
 
+MOUNTS = """
+for path in ("data", "data/inner", "read"):
+    Path(path).mkdir(exist_ok=True)
+    assert libc.mount(b"none", path.encode(), b"tmpfs", path == "read", None) == 0
+Path("data/old.txt").write_text("old")
+Path("data/inner/old.txt").write_text("old")
+"""
+WRITES = """
+for path in ("old.txt", "data/old.txt", "data/inner/old.txt"):
+    assert Path(path).read_text() == "old"
+    Path(path).write_text("changed")
+    assert Path(path).read_text() == "changed"
+os.rename("old.txt", "renamed.txt")
+try:
+    Path("read/new.txt").write_text("new")
+except OSError as error:
+    print(error.strerror, len(os.listdir("read")))
+"""
+READS = """
+for path in ("old.txt", "data/old.txt", "data/inner/old.txt"):
+    print(Path(path).read_text())
+"""
+
+
+def test_file_systems_that_are_mounted_inside_a_folder_are_covered_too(tmp_path):
+    """The test has mounts of its own, which go with its process."""
+    if os.getuid():
+        pytest.skip("this user can mount nothing")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "old.txt").write_text("old")
+    begins = "import ctypes, os, sys\nfrom pathlib import Path\nlibc = ctypes.CDLL(None)\n"
+    begins += "assert libc.unshare(0x20000) == 0 == libc.mount(b'', b'/', None, 0x44000, None)\n"
+    runs = (
+        "from memcalc.script import namespace\n"
+        "if (pid := os.fork()) == 0:\n"
+        "    shared = Path('../run/shared')\n"
+        "    shared.mkdir(parents=True)\n"
+        "    found = namespace.enter(shared.resolve(), shared.resolve().with_name('layers'))\n"
+        "    assert not found.refused, found.refused\n"
+        + textwrap.indent(WRITES, "    ")
+        + "    os._exit(0)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", begins + MOUNTS + runs + "sys.stdout.flush()" + READS],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path / "work",
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["Read-only file system 0", "old", "old", "old"]
+
+
 def test_where_the_folder_takes_no_layers_they_lie_in_memory(tmp_path):
     """An overlay takes no layers on another overlay, as a container's files are."""
     (tmp_path / "work").mkdir()
@@ -227,10 +281,10 @@ def test_where_the_folder_takes_no_layers_they_lie_in_memory(tmp_path):
 
 
 def test_what_is_not_covered_is_told(tmp_path):
-    found = Namespace(in_memory=True, read_only=("/boot", "/no/folder"))
+    found = Namespace(in_memory=True, read_only=("/boot/efi", "/.file"))
     (tmp_path / "namespace.json").write_bytes(msgspec.json.encode(found))
     assert list(settle(tmp_path, again=False)) == [
-        "the script could not write to /boot, which no overlay can cover",
+        "the script could not write to /boot/efi, which no overlay can cover",
         "the script's new files are not kept: they lay in main memory",
     ]
 
