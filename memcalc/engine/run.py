@@ -120,6 +120,7 @@ class _Followed(Patches):
         if plan.target != "cpu":
             known = Values(self.say)
             decisions.install(self, known)
+            decisions.rows_are_sequences(self)
             if values:
                 known.install(self)
             # Triton's own key of kernels that are kept is a hash over its whole library.
