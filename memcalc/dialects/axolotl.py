@@ -60,12 +60,12 @@ NO_EFFECT = """
     is_falcon_derived_model is_llama_derived_model is_mistral_derived_model
     is_qwen_derived_model default_system_message fix_untrained_tokens sample_packing_*
     multipack_real_batches total_num_tokens total_supervised_tokens curriculum_sampling
-    experimental_skip_move_to_device mean_resizing_embeddings device_map dion_* qgalore_* pose_*
-    image_resize_algorithm rpo_alpha fsdp_final_state_dict_type precompute_ref_log_probs
-    lora_alpha_pattern revision_of_model save_safetensors secrets gpu gpu_count provider volumes
-    branch dockerfile_commands timeout timeout_preprocess memory memory_preprocess node_count
-    project_name test_value full_finetune max_packed_sequence_len streaming
-    streaming_multipack_buffer_size pretrain_multipack_* pretraining_dataset
+    experimental_skip_move_to_device mean_resizing_embeddings device_map random_init dion_*
+    qgalore_* pose_* image_resize_algorithm rpo_alpha fsdp_final_state_dict_type
+    precompute_ref_log_probs lora_alpha_pattern revision_of_model save_safetensors secrets gpu
+    gpu_count provider volumes branch dockerfile_commands timeout timeout_preprocess memory
+    memory_preprocess node_count project_name test_value full_finetune max_packed_sequence_len
+    streaming streaming_multipack_buffer_size pretrain_multipack_* pretraining_dataset
     pretraining_sample_concatenation is_preprocess preprocess_iterable axolotl_config_path
     profiler_steps* trainer_cls center_rewards_coefficient dpo_* rl_beta kto_* simpo_gamma
     cpo_alpha role_boundaries use_ray ray_* resources_per_worker pad_to_multiple_of adamw_*

@@ -16,6 +16,8 @@ from memcalc.files import untrusted_values
 
 _LARGEST = 1 << 20
 """Bytes of a recipe; the longest of the frameworks' own examples has 10 thousand."""
+_DEGREES = ("_size", "_degree", "_dim")
+"""Ends of keys that ask for nothing where they are 1."""
 _LEFT_OUT: tuple[Any, ...] = (None, False, "", [], {}, "none", "no")
 
 
@@ -138,7 +140,8 @@ class Keys:
         for pattern, what in refused.items():
             for key in fnmatch.filter(map(str, self.data), pattern):
                 self._read.add(key)
-                if self.data[key] not in _LEFT_OUT:
+                alone = self.data[key] == 1 and key.endswith(_DEGREES)
+                if self.data[key] not in _LEFT_OUT and not alone:
                     raise self.error(key, f"({what}) has no place in an estimate")
 
     def note(self, noted: Mapping[str, str]) -> None:

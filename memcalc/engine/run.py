@@ -123,6 +123,7 @@ class _Followed(Patches):
             own_code = ":" in plan.model
             known = Values(self.say if own_code else self._say_but_rule)
             decisions.install(self, known)
+            decisions.rows_are_sequences(self)
             if values:
                 known.install(self)
             # Triton's own key of kernels that are kept is a hash over its whole library.
