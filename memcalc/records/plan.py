@@ -76,8 +76,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         about(
             "Training",
             "Type of the weights and of the computation. amp-bf16 keeps fp32 weights under "
-            "autocast, as the Trainer's bf16=True does; bf16+amp keeps bf16 weights under it, as "
-            "axolotl and most recipes load them; bf16 has no autocast.",
+            "autocast, or gathers them in bf16 under FSDP, as the Trainer's bf16=True does; "
+            "bf16+amp keeps bf16 weights under it, as axolotl and most recipes load them; bf16 "
+            "has no autocast.",
         ),
     ] = "fp32"
     batch: Annotated[

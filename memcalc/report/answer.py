@@ -58,7 +58,10 @@ _LEAST = 2
 def _unusual(prediction: Prediction) -> Iterator[Line]:
     """Of a large model whose precision, and optimizer, are those of the defaults."""
     plan = prediction.plan
-    if plan.precision not in ("fp32", "tf32") or plan.command:
+    if plan.command:
+        return
+    yield from _unusual_layout(prediction)
+    if plan.precision not in ("fp32", "tf32"):
         return
     if plan.infers:
         if prediction.components.get(Component.WEIGHTS, 0) > 4 * _LARGE:
@@ -67,6 +70,19 @@ def _unusual(prediction: Prediction) -> Iterator[Line]:
         yield Line("  fp32 with AdamW is unusual at this size: try --preset full, lora or qlora")
     elif plan.adapters and prediction.parameters > _LARGE:
         yield Line("  fp32 with adapters is unusual at this size: try --preset lora or qlora")
+
+
+def _unusual_layout(prediction: Prediction) -> Iterator[Line]:
+    """Shards over one GPU, and autocast over units that are gathered in fp32."""
+    plan = prediction.plan
+    if plan.parallel is not None and plan.devices == 1 and layouts.spread(plan).world == 1:
+        yield Line(f"  {plan.parallel} is over 1 GPU: add --devices 8, or as many as you have")
+    if layouts.autocasts_gathered(plan):
+        copies = prediction.components.get(Component.AUTOCAST_COPIES, 0)
+        words = "autocast copies the gathered weights"
+        if copies:
+            words = f"{format_bytes(copies)} of the peak are autocast's copies of weights"
+        yield Line(f"  {words}: leave out --parallel-arg param_dtype=none")
 
 
 def _height(block: Block) -> int:

@@ -18,7 +18,7 @@ class Style(msgspec.Struct, frozen=True):
     """How one component is named and drawn, also for readers without color vision.
 
     Source: Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/ (eight
-    colors); gray, and five of Tol's muted scheme (sronpersonalpages.nl/~pault), are added.
+    colors); gray, and six of Tol's muted scheme (sronpersonalpages.nl/~pault), are added.
     """
 
     color: str
@@ -47,6 +47,9 @@ STYLES = {
         "#DDCC77", "\\\\\\", "h", "held by script", "lists and copies in variables"
     ),
     Component.TEMPORARIES: Style("#F0E442", "..", "t", "temporaries", "short-lived results"),
+    Component.AUTOCAST_COPIES: Style(
+        "#999933", "xxx", "A", "autocast cache", "autocast's copies of weights"
+    ),
     Component.UNSHARDED: Style(
         "#332288", "oo", "U", "unsharded weights", "layers gathered while used"
     ),

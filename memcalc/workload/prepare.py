@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from memcalc.catalog import models
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
+from memcalc.records.names import AUTOCAST_DTYPES
 from memcalc.records.plan import Plan
 from memcalc.records.trace import EQUAL_LENGTHS
 from memcalc.registry import Choice
@@ -247,6 +248,12 @@ def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[s
     if loop.keep_outputs(plan):
         held = "`outputs` and its KV cache" if cached else "`outputs`"
         yield f"your loop holds {held} in the next forward (else --no-keep-outputs)"
+    if plan.loop == "plain" and layouts.mixes(plan):
+        half = AUTOCAST_DTYPES[plan.precision]
+        yield (
+            f"{plan.precision} gathers and reduces in {half}, as accelerate does (else "
+            "--parallel-arg reduce_dtype=float32, as torchtitan, or param_dtype=none: autocast)"
+        )
     if layouts.of(plan).package == "deepspeed":
         yield "DeepSpeed allocates its flat buffers on the GPU, as it does where there is room"
     if plan.optim_in_backward or choice.row.in_backward:

@@ -163,6 +163,7 @@ LAYOUT = Layout(
         *("min_num_params", "offload", "param_dtype", "reduce_dtype", "sharding_strategy"),
         *("transformer_layer_cls_to_wrap", "use_orig_params"),
     ),
+    mixed=("param_dtype", "reduce_dtype"),
     check=check,
     checked=tied,
     quiet=ddp.quiet,
