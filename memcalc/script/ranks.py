@@ -53,6 +53,8 @@ class Ranks:
         self._ended: dict[int, int | None] = {}
         """Exit codes by rank."""
         self._kills = oom_kills()
+        # Ctrl-C ends the ranks, whose answers are to be taken.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def run(self) -> Answers:
         """Run the ranks that are asked for, and those that they need."""
@@ -138,6 +140,7 @@ class Ranks:
     def _be(self, rank: int, *, helps: bool, scouts: bool) -> NoReturn:
         """Run as one rank in this copy."""
         die_with(os.getppid(), signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.update(self._environment(rank, helps=helps))
         launch, request = self._request.launch, self._request
         if launch is not None:

@@ -36,10 +36,14 @@ WAITS = """
     import torch, torch.distributed as dist
     dist.init_process_group("nccl")
     torch.ones(1024, device="cuda")
-    if dist.get_rank() == 1:
-        size = torch.zeros(1, dtype=torch.long, device="cuda")
-        dist.recv(size, src=0)
-        print(size.item())
+    size = torch.tensor([41], device="cuda")
+    if dist.get_rank() == 0:
+        dist.isend(size, 1).wait()
+        dist.send(size + 1, 1)
+    else:
+        for number in (41, 42, 43):
+            dist.recv(size, src=0)
+            assert size.item() == number
 """
 
 SPAWNS = """
@@ -96,7 +100,7 @@ def test_a_rank_that_would_wait_without_end_ends_with_one_sentence(ranks, capfd)
     found = ranks(WAITS, "last", 2)
     assert found.ending.code == 1
     assert (
-        "rank 1 would wait without end in recv(src=0) at train.py:7: rank 0 ends without"
+        "rank 1 would wait without end in recv(src=0) at train.py:11: rank 0 ends without"
         in capfd.readouterr().err
     )
 

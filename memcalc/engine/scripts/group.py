@@ -17,6 +17,7 @@ from memcalc.engine.packages import fsdp, pipelining, zero_redundancy
 from memcalc.engine.patches import Patches
 from memcalc.engine.ranks import SingleRankStore, name_buckets
 from memcalc.engine.scripts.messages import Messages
+from memcalc.engine.scripts.objects import Objects
 
 PAUSE = 0.25
 """Seconds after which NCCL's watchdog has let go of tensors of collectives that are done: it looks
@@ -47,6 +48,7 @@ class Groups:
                 patches.wrap(distributed_c10d, name, around, also=(dist, device_mesh))
         patches.set(dist.ProcessGroup, "monitored_barrier", lambda *_, **__: None)
         self.messages.install(patches)
+        Objects(self.messages).install(patches)
         pipelining.install(patches)
         fsdp.install(patches)
         zero_redundancy.install(patches)
