@@ -164,7 +164,7 @@ def test_a_refusal_is_in_vllms_words():
 
 def test_a_process_that_dies_is_no_refusal():
     died = Started(refused=Refused(kind="RuntimeError", text="cancelled"))
-    with pytest.raises(EstimateError, match="one of its processes ended. It says: cancelled"):
+    with pytest.raises(EstimateError, match=r"one of its processes ended\. It says: cancelled"):
         prediction_of(PLAN, H100, died)
 
 

@@ -4,8 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 from memcalc.engine.environment import installed, installer, layers, make
-from memcalc.engine.environment.installed import Release
+from memcalc.engine.environment.installed import Package, Release
 from memcalc.engine.environment.layers import Built, Layer
 from memcalc.errors import EstimateError, SettingError
 from memcalc.files.offline import HOW, is_offline
@@ -21,13 +23,11 @@ _LEFT_OUT = (
     *("nvshmem-cu13", "nvtx"),
 )
 _OTHERS_LEFT_OUT = (
-    "cuda-toolkit",
-    "torchcodec",
-    "pynvvideocodec",
-    "fastsafetensors",
-    "instanttensor",
+    *("torch", "torchaudio", "cuda-toolkit"),
+    *("torchcodec", "pynvvideocodec", "fastsafetensors", "instanttensor"),
 )
-"""Readers of media and of checkpoints, which no start with dummy weights needs."""
+"""PyTorch, which is installed alone; readers of media and of checkpoints, which no start with dummy
+weights needs."""
 
 
 def parse(text: str) -> Release:
@@ -77,18 +77,41 @@ def _build(release: Release, target: Path) -> Built:
     tell(Progress(f"vLLM {release}: {_SIZE}, once"))
     layers.require_room(layers.folder(), _ROOM, f"vLLM {release}")
     left_out = target.parent / "left-out.txt"
-    left_out.parent.mkdir(parents=True, exist_ok=True)
     names = [*(f"nvidia-{one}" for one in _LEFT_OUT), *_OTHERS_LEFT_OUT]
     left_out.write_text("\n".join(names) + "\n")
     _run([sys.executable, "-m", "venv", "--without-pip", str(target)], release)
-    install = ["pip", "install", "--no-progress", "--python", _python(target)]
-    chosen = ["--excludes", str(left_out), release.requirement("vllm").replace("===", "==")]
-    _run([*_uv(target.parent), *install, *chosen], release)
+    install = [*_uv(target.parent), "pip", "install", "--no-progress", "--python", _python(target)]
+    named = release.requirement("vllm").replace("===", "==")
+    _run([*install, "--excludes", str(left_out), named], release)
+    # PyTorch asks for NVIDIA's libraries of exact versions, so the others are found without it.
+    of_vllm = _package(target, "vllm")
+    _run([*install, "--no-deps", *_named(of_vllm, "torch")], release)
+    needs = _package(target, "torch").requirements()
+    rest = [str(one) for one in needs if not _is_of_nvidia(one)]
+    _run([*install, *rest, "setuptools"], release)
+    return Built(f"vllm-{of_vllm.version}-{layers.suffix()}")
+
+
+def _package(target: Path, name: str) -> Package:
     sites = [str(path) for path in target.glob("lib/python*/site-packages")]
-    found = installed.packages(sites).get("vllm")
+    found = installed.packages(sites).get(name)
     if found is None:
-        raise EstimateError("The installer left no vLLM behind.")
-    return Built(f"vllm-{found.version}-{layers.suffix()}")
+        raise EstimateError(f"The installer left no {name} behind.")
+    return found
+
+
+def _named(package: Package, name: str) -> list[str]:
+    """What a package asks for of another one, as an installer takes it."""
+    return [
+        f"{one.name}{one.specifier}"
+        for one in package.requirements()
+        if installed.normal(one.name) == name
+    ]
+
+
+def _is_of_nvidia(requirement: Requirement) -> bool:
+    """Whether it is one of NVIDIA's packages; Triton is needed, for vLLM compiles with it."""
+    return installed.normal(requirement.name).startswith(("nvidia-", "cuda-"))
 
 
 def _uv(scratch: Path) -> list[str]:

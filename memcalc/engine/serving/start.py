@@ -88,7 +88,7 @@ def start(
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=out,
-            stderr=subprocess.STDOUT if out == subprocess.DEVNULL else None,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     except OSError as error:
@@ -102,9 +102,17 @@ def start(
     if found.engine is None and found.refused is None:
         raise EstimateError(
             f"{command[0].partition('.')[0]} ended with exit code {process.returncode} before it "
-            "started an engine; what it said stands above."
+            f"started an engine. It said: {_last_line(out)}"
         )
     return found
+
+
+def _last_line(out: int | IO[str]) -> str:
+    """The last line of what was printed, where that is a file; else it stands above."""
+    if isinstance(out, int):
+        return "see above."
+    lines = Path(out.name).read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "nothing.")
 
 
 def _is_settled(found: Started) -> bool:

@@ -143,7 +143,17 @@ MAKES_HANDLE(cuModuleLoadData, const void *image)
 MAKES_HANDLE(cuModuleLoadDataEx, const void *image, unsigned count, void *options, void *values)
 MAKES_HANDLE(cuModuleGetFunction, void *module, const char *name)
 MAKES_HANDLE(cuLibraryLoadData)
+MAKES_HANDLE(cuLibraryLoadFromFile)
 MAKES_HANDLE(cuLibraryGetKernel, void *library, const char *name)
+/* What is compiled as it is needed holds one kernel, and packages check that (DeepGEMM). */
+EXPORT int cuLibraryGetKernelCount(unsigned *count, void *library) {
+  *count = 1;
+  return 0;
+}
+EXPORT int cuLibraryEnumerateKernels(void **kernels, unsigned most, void *library) {
+  for (unsigned index = 0; index < most; index++) kernels[index] = new_handle();
+  return 0;
+}
 MAKES_HANDLE(cuLibraryGetModule, void *library)
 MAKES_HANDLE(cuKernelGetFunction, void *kernel)
 MAKES_HANDLE(cudaLibraryLoadData)
