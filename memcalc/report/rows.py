@@ -162,10 +162,9 @@ def process_ends(prediction: Prediction) -> tuple[int, int] | None:
     context, reserved = prediction.context, prediction.peak.reserved
     if context is None or reserved is None:
         return None
-    managed = prediction.optimizer_state.total(Place.MANAGED)
     held = prediction.allocator
     least, most = (held.low, held.high) if held is not None else (reserved, reserved)
-    return least + managed + context.low, most + managed + context.high
+    return least + context.low, most + context.high
 
 
 def would_need(prediction: Prediction) -> str:
@@ -242,7 +241,9 @@ def verdict(prediction: Prediction) -> str | None:
     if fit is not None and fit.verdict is FitVerdict.LEAKS:
         return f"{fit.verdict.value} on {fit.gpu}: fits at first, but keeps more memory every step"
     if fit is not None:
-        return fit_words(fit)
+        managed = prediction.optimizer_state.total(Place.MANAGED)
+        beside = f"; {format_bytes(managed)} of managed memory may lie on the host" * bool(managed)
+        return fit_words(fit) + beside
     reason = prediction.unknown.get("fit")
     return f"unknown whether it fits {prediction.plan.gpu}: {reason}" if reason else None
 

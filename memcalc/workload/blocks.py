@@ -53,7 +53,8 @@ def to_empty(model: torch.nn.Module, device: Any, fill: Callable[[torch.nn.Modul
     model.to_empty(device=device)
     tie = getattr(model, "tie_weights", None)
     if tie is not None:
-        tie()
+        # transformers 5 keeps what is tied; read anew from the config it may be more.
+        tie(**({"recompute_mapping": False} if hasattr(model, "all_tied_weights_keys") else {}))
     fill(model)
 
 

@@ -253,15 +253,23 @@ def replicas(plan: Plan) -> int:
 
 
 def checked_rank(plan: Plan) -> int:
-    """The process that a plan asks about, the first if it says nothing.
+    """The process that a plan asks about, the first if it asks about none or all.
 
     Raises:
         UsageError: there are not so many.
     """
-    world = spread(plan).world
-    if plan.rank is not None and plan.rank >= world:
-        raise UsageError(f"--rank {plan.rank} of {world} processes: they count from 0.")
-    return plan.rank or 0
+    return chosen_rank(plan.rank, spread(plan).world)
+
+
+def chosen_rank(rank: int | str | None, world: int) -> int:
+    """The number of a rank that is named, of so many; the first where none or all are.
+
+    Raises:
+        UsageError: there are not so many.
+    """
+    if isinstance(rank, int) and rank >= world:
+        raise UsageError(f"--rank {rank} of {world} processes: they count from 0.")
+    return rank if isinstance(rank, int) else world - 1 if rank == "last" else 0
 
 
 def spread(plan: Plan) -> Spread:
