@@ -8,7 +8,8 @@ TransformerEngine (``--transformer-impl local``) and have ``mem-max-allocated-by
 golden values. Each is simulated as CI starts it, by torchrun over 8 GPUs, with two changes. Its
 data are drawn, since CI's are not public: GPT has Megatron's mock data, T5 and BERT documents of
 random words. Compiled modules of apex are replaced: the fused softmax by one that makes the same
-tensors, the layer norm by PyTorch's; Megatron itself takes PyTorch's AdamW for apex's.
+tensors, the fused gradient of weights by nothing, the layer norm by PyTorch's; Megatron itself
+takes PyTorch's AdamW for apex's.
 
 CI logs the memory of the last rank, so that is the one simulated; ``--rank`` names another. Golden
 values of the ``lts`` images are of another PyTorch, and stand beside.
@@ -57,6 +58,12 @@ def backward(grad, y, scale):
 
 def get_batch_per_block(queries, keys, batches, heads):
     return 4
+"""
+_PRODUCTS = """
+def wgrad_gemm_accum_fp32(inputs, gradients, weights):
+    pass  # The product is added to the weights' gradient.
+
+wgrad_gemm_accum_fp16 = wgrad_gemm_accum_fp32
 """
 _WORDS = 28996
 """Of bert-large-cased, which CI's T5 and BERT read."""
@@ -136,6 +143,7 @@ def prepare(checkout: pathlib.Path, scratch: pathlib.Path) -> None:
     """Write what the cases import and read in place of what they have in CI."""
     for name, takes in _SOFTMAX.items():
         (scratch / f"{name}.py").write_text(_STAND_IN.format(takes))
+    (scratch / "fused_weight_gradient_mlp_cuda.py").write_text(_PRODUCTS)
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     names = [*special, *(f"w{number}" for number in range(_WORDS - len(special)))]
     (scratch / "vocab.txt").write_text("\n".join(names))
