@@ -65,7 +65,6 @@ def command(
     verbose: Verbose = False,
 ) -> None:
     """Run your own training script, unchanged, on a simulated GPU."""
-    from memcalc.engine import environment
     from memcalc.script.serving import server_of, simulate_server
     from memcalc.script.simulate import plan_of, simulate
 
@@ -76,14 +75,13 @@ def command(
     if gpu is None:
         _say_where_gpu_belongs(command)
     server = server_of(plan)
+    if server is not None and name in formats("page"):
+        raise UsageError(f"An engine has no timeline for {name}: type --format json.")
+    python = _prepare(python, torch, vllm)
     if server is not None:
-        answer = simulate_server(server, plan, Path.cwd(), python=python, release=vllm)
-        deliver_predictions([answer], name, output, verbose=verbose)
+        served = simulate_server(server, plan, Path.cwd(), python=python)
+        deliver_predictions([served], name, output, verbose=verbose)
         return
-    if torch is not None and python is None:
-        # What the program prints must not meet a line that moves.
-        with progress(f"preparing PyTorch {torch}"):
-            environment.find(torch)
     found = simulate(plan, weights=weights, python=python)
     if found.served is not None:
         deliver_predictions([found.served], name, output, verbose=verbose)
@@ -99,6 +97,23 @@ def command(
     sys.stdout.flush()
     _say_what_became(found.ending)
     raise typer.Exit(found.ending.code)
+
+
+def _prepare(python: str | None, torch: str | None, vllm: str | None) -> str | None:
+    """Make the environments that are named, and return the Python that runs the program.
+
+    What the program prints must not meet a line that moves.
+    """
+    from memcalc.engine import environment
+    from memcalc.estimation.serving.run import require_python
+
+    if python is None and vllm is not None:
+        with progress(f"preparing vLLM {vllm}"):
+            return require_python(None, vllm)
+    if python is None and torch is not None:
+        with progress(f"preparing PyTorch {torch}"):
+            environment.find(torch)
+    return python
 
 
 def _refuse(ending: Ending) -> NoReturn:

@@ -91,6 +91,9 @@ def test_without_gpu_or_vllm_the_user_is_told_what_to_type(
     monkeypatch.setattr(run.importlib.util, "find_spec", lambda name: None)
     assert main(["simulate", *options, "--", "vllm", "serve", "m"]) == 2
     assert said in capsys.readouterr().err
+    page = ["simulate", *options, "--output", "found.html", "--", "vllm", "serve", "m"]
+    assert main(page) == 2
+    assert "no timeline for html" in capsys.readouterr().err
 
 
 def test_the_python_of_the_command_vllm_is_found(monkeypatch, tmp_path):
