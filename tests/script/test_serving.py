@@ -151,6 +151,7 @@ def test_the_driver_part_of_cuda_graphs_and_buffers_of_nccl_are_ranges():
     assert "256.0 MiB when captured" in taken["CUDA graphs"].source
     assert taken["driver's part of graphs"].low == 0 < taken["driver's part of graphs"].high
     assert taken["buffers of NCCL"].low == 0 < taken["buffers of NCCL"].high
+    assert "workspaces of FlashInfer's all-reduce" in found.uncounted
     # The fullest GPU decides.
     assert found.serving.most.bytes == fuller.available
     assert "2 x H100 SXM" in terminal(predictions.blocks([found], verbose=False))
