@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from msgspec.structs import replace
 
 from memcalc.cli.command import AS_TYPED, TEXT, Words, counted, option, say, verb
 from memcalc.cli.options import plan_option
@@ -68,7 +69,6 @@ def command(
     verbose: Verbose = False,
 ) -> None:
     """Run your own training script, unchanged, on a simulated GPU."""
-    from memcalc.engine import environment
     from memcalc.script.serving import server_of, simulate_server
     from memcalc.script.simulate import plan_of, simulate
 
@@ -88,15 +88,14 @@ def command(
     if gpu is None:
         _say_where_gpu_belongs(command)
     server = server_of(plan)
+    if server is not None and name in formats("page"):
+        raise UsageError(f"An engine has no timeline for {name}: type --format json.")
+    python = _prepare(python, torch, vllm)
     if server is not None:
-        answer = simulate_server(server, plan, Path.cwd(), python=python, release=vllm)
-        deliver_predictions([answer], name, output, verbose=verbose)
+        served = simulate_server(server, plan, Path.cwd(), python=python)
+        deliver_predictions([served], name, output, verbose=verbose)
         return
-    if torch is not None and python is None:
-        # What the program prints must not meet a line that moves.
-        with progress(f"preparing PyTorch {torch}"):
-            environment.find(torch, compiles=None)
-    found = simulate(plan)
+    found = simulate(replace(plan, python=python))
     if found.served is not None:
         deliver_predictions([found.served], name, output, verbose=verbose)
         return
@@ -118,6 +117,23 @@ def command(
     sys.stdout.flush()
     _say_what_became(found.ending)
     raise typer.Exit(found.ending.code)
+
+
+def _prepare(python: str | None, torch: str | None, vllm: str | None) -> str | None:
+    """Make the environments that are named, and return the Python that runs the program.
+
+    What the program prints must not meet a line that moves.
+    """
+    from memcalc.engine import environment
+    from memcalc.estimation.serving.run import require_python
+
+    if python is None and vllm is not None:
+        with progress(f"preparing vLLM {vllm}"):
+            return require_python(None, vllm)
+    if python is None and torch is not None:
+        with progress(f"preparing PyTorch {torch}"):
+            environment.find(torch, compiles=None)
+    return python
 
 
 def _refuse(ending: Ending) -> NoReturn:

@@ -83,7 +83,6 @@ def simulate_server(
     folder: Path,
     *,
     python: str | None,
-    release: str | None = None,
     quiet: bool = False,
 ) -> Prediction:
     """Start a server on the plan's GPU until its engine is up, and return its own figures.
@@ -101,7 +100,7 @@ def simulate_server(
     found = start_vllm(
         server.arguments,
         gpu,
-        python=require_python(python, release),
+        python=require_python(python),
         count=plan.devices,
         module=server.module,
         given=dict(server.environment),

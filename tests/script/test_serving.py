@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,6 +92,9 @@ def test_without_gpu_or_vllm_the_user_is_told_what_to_type(
     monkeypatch.setattr(run.importlib.util, "find_spec", lambda name: None)
     assert main(["simulate", *options, "--", "vllm", "serve", "m"]) == 2
     assert said in capsys.readouterr().err
+    page = ["simulate", *options, "--output", "found.html", "--", "vllm", "serve", "m"]
+    assert main(page) == 2
+    assert "no timeline for html" in capsys.readouterr().err
 
 
 def test_the_python_of_the_command_vllm_is_found(monkeypatch, tmp_path):
@@ -148,6 +152,7 @@ def test_the_driver_part_of_cuda_graphs_and_buffers_of_nccl_are_ranges():
     assert "256.0 MiB when captured" in taken["CUDA graphs"].source
     assert taken["driver's part of graphs"].low == 0 < taken["driver's part of graphs"].high
     assert taken["buffers of NCCL"].low == 0 < taken["buffers of NCCL"].high
+    assert "workspaces of FlashInfer's all-reduce" in found.uncounted
     # The fullest GPU decides.
     assert found.serving.most.bytes == fuller.available
     assert "2 x H100 SXM" in terminal(predictions.blocks([found], verbose=False))
@@ -274,7 +279,12 @@ def test_a_server_is_ended_with_all_that_it_started(folder):
     found = start.start(["server"], **how, out=sys.__stderr__.fileno())
     assert found.engine == EngineFigures(version="0.33.0")
     status = Path("/proc", (folder / "child").read_text(), "status")
-    assert not status.exists() or "\nState:\tZ" in status.read_text()
+    for _ in range(100):
+        if not status.exists() or "\nState:\tZ" in status.read_text():
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("a process of the server lives on")
     (folder / "engine-1.json").unlink()
     with pytest.raises(EstimateError, match="ended with exit code 3 before it started an engine"):
         start.start(["server", "quit"], **how, out=sys.__stderr__.fileno())
@@ -342,3 +352,34 @@ def test_a_script_with_an_engine_is_stopped_as_it_asks(llama, capfd, tmp_path):
     said = capfd.readouterr()
     assert code == 0, said.err[-2000:]
     assert "sequences of 8,192 tokens at once" in said.out
+
+
+@pytest.mark.nightly
+@NEEDS_VLLM
+def test_training_beside_an_engine_goes_on_and_both_are_shown(tmp_path, capfd):
+    (tmp_path / "model").mkdir()
+    small = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4}
+    small |= {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1024}
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**LLAMA, **small}))
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "from vllm import LLM, SamplingParams\n"
+        "if __name__ == '__main__':\n"
+        "    model = torch.nn.Linear(4096, 4096).cuda()\n"
+        "    optimizer = torch.optim.AdamW(model.parameters())\n"
+        f"    llm = LLM({str(tmp_path / 'model')!r}, enforce_eager=True,\n"
+        "              skip_tokenizer_init=True, gpu_memory_utilization=0.3)\n"
+        "    for _ in range(2):\n"
+        "        llm.generate({'prompt_token_ids': [3, 4]},\n"
+        "                     SamplingParams(max_tokens=2, detokenize=False))\n"
+        "        model(torch.randn(64, 4096, device='cuda')).sum().backward()\n"
+        "        optimizer.step()\n"
+    )
+    words = ["--gpu", "h100", "--python", python_with_vllm(), "--format", "json"]
+    code = main(["simulate", *words, "--", "python", str(script)])
+    said = capfd.readouterr()
+    assert code == 0, said.err[-2000:]
+    components = json.loads(said.out)["components"]
+    assert components["kv_cache"] > 20 * GIB
+    assert components["optimizer_state"] > 0

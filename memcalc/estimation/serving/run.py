@@ -59,7 +59,7 @@ def python_with_vllm(python: str | None = None, release: str | None = None) -> s
     return vllm_environment.existing()
 
 
-def require_python(python: str | None, release: str | None) -> str:
+def require_python(python: str | None, release: str | None = None) -> str:
     """Return the same, or raise.
 
     Raises:

@@ -68,7 +68,10 @@ def prediction_of(plan: Plan, gpu: Gpu, found: Started) -> Prediction:
         fit=fit_of(serving, gpu),
         serving=serving,
         assumptions=tuple(_assumed(engine, worker)),
-        uncounted=("other processes on the GPU",),
+        uncounted=(
+            *(("workspaces of FlashInfer's all-reduce",) if engine.world > 1 else ()),
+            "other processes on the GPU",
+        ),
         unknown=dict.fromkeys(("allocated", "reserved", "process_used", "flops"), reason),
         versions={"vllm": engine.version},
     )
