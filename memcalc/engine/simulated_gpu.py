@@ -4,7 +4,6 @@ import contextlib
 import os
 import platform
 from collections.abc import Iterator
-from pathlib import Path
 
 from memcalc.catalog.gpus import ARCHITECTURES, Gpu, Target
 from memcalc.engine.stub import load as stub
