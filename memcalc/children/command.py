@@ -21,7 +21,7 @@ _SETTLES = 60.0
 def start(
     command: Sequence[str], folder: Path | None = None, **options: Any
 ) -> subprocess.Popen[Any]:
-    """Start a command of which no process outlives this one; ``terminate`` ends it with all others.
+    """Start a command of which no process outlives this one; ``end`` ends it.
 
     Args:
         command: what to run.
@@ -45,11 +45,22 @@ def start(
             )
         finally:
             os.close(status)
-        failed = reads.read()
+        try:
+            failed = reads.read()
+        except BaseException:
+            end(process)
+            raise
     if failed:
         process.communicate()
         raise OSError(int(failed), os.strerror(int(failed)), command[0])
     return process
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a started command, and wait until all its processes are gone."""
+    process.terminate()
+    # After Ctrl-C a process that is left as a context is not waited for.
+    process.wait()
 
 
 def run(
@@ -64,7 +75,7 @@ def run(
         try:
             out, err = process.communicate(timeout=timeout)
         except BaseException:
-            process.terminate()
+            end(process)
             raise
     return subprocess.CompletedProcess(list(command), process.returncode, out, err)
 

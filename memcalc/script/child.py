@@ -8,6 +8,7 @@ import base64
 import contextlib
 import os
 import pickle
+import posix
 import re
 import sys
 import threading
@@ -96,7 +97,7 @@ def run_program(request: Request, answered: Path) -> NoReturn:
         ending = msgspec.structs.replace(ending, code=status)
         end()
 
-    os._exit = leaves
+    os._exit = posix._exit = leaves
     ending = _ended(request, session)
     if not ending.stopped and not _raised:
         atexit._run_exitfuncs()

@@ -221,3 +221,16 @@ def test_without_a_compiler_a_checkout_says_what_to_install(tmp_path, monkeypatc
     monkeypatch.setattr(build, "BUILT", tmp_path / "built")
     with pytest.raises(EstimateError, match="install gcc or clang"):
         load.prepare(fake_torch(tmp_path, "libcudart.so.13"), "13.0")
+
+
+def test_libraries_are_not_loaded_from_a_folder_that_others_can_write_to(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path))
+    _, root, cuda = needs_cuda_torch()
+    made = load.prepare(root, cuda)
+    for path in (made.folder, made.folder.parent, tmp_path):
+        mode = path.stat().st_mode
+        path.chmod(0o777)
+        with pytest.raises(EstimateError, match=f"Another user can write to {path}"):
+            load.prepare(root, cuda)
+        path.chmod(mode)
+    assert load.prepare(root, cuda) == made

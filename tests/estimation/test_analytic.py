@@ -1,7 +1,10 @@
 """Known answers of the closed forms."""
 
+import json
+
 import pytest
 
+from memcalc.catalog import dimensions
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.activations import Blocks, Setting, saved
@@ -202,3 +205,29 @@ def test_closed_forms_are_named_after_a_failed_trace_where_they_have_an_answer(
 ):
     error = advised(EstimateError("It failed."), make({"model": "gpt2", **settings}), method)
     assert ("--method analytic" in str(error)) == hinted
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({"num_key_value_heads": 3}, "4 attention heads and 3 key-value heads"),
+        ({"num_local_experts": 2, "num_experts_per_tok": 5}, "5 of 2 experts"),
+        ({"text_config": {"num_experts": 2, "num_experts_per_tok": 3}}, "3 of 2 experts"),
+        ({"num_key_value_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 2}, None),
+        ({"num_key_value_heads": None, "num_experts_per_tok": 2}, None),
+    ],
+)
+def test_numbers_that_no_model_has_are_refused(numbers, words):
+    found = dimensions.refusal({"num_attention_heads": 4, **numbers}, "config.json")
+    assert words in found if words else found is None
+
+
+def test_closed_forms_answer_no_config_that_the_real_code_does_not_take(tmp_path):
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 3,
+        "intermediate_size": 64, "vocab_size": 100,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="3 key-value heads"):
+        estimate(str(tmp_path / "config.json"), method="analytic", batch=1, seq=16)

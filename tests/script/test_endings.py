@@ -1,9 +1,16 @@
 """How scripts end: what they asked to be called then, and what they leave running."""
 
+import contextlib
+import os
+import signal
+import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
+from memcalc.errors import EstimateError
 from tests.conftest import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -115,3 +122,137 @@ def test_a_script_that_python_cannot_read_shows_no_frame_but_its_own(run, capfd)
 def test_a_script_that_goes_wrong_leaves_nothing_and_has_its_exit_code(name, capfd, monkeypatch):
     monkeypatch.setenv("MEMCALC_WARM", "")
     assert script_faults.main(name) == 0, capfd.readouterr().out
+
+
+EMPTIES = """
+import sys, torch
+torch.zeros(9, device="cuda")
+sys.argv[:] = []
+{}
+"""
+
+
+@pytest.mark.parametrize(("last", "code"), [("", 0), ("sys.exit(3)", 3), ("[][0]", 1)])
+def test_a_script_may_empty_its_arguments(run, last, code):
+    found = run(EMPTIES.format(last))
+    assert found.ending.code == code
+    assert found.traced.prediction.peak.allocated == 512
+
+
+FORGES = """
+import base64, pickle, torch
+from memcalc.script import child
+class Evil:
+    def __reduce__(self):
+        return exec, ("open('ran', 'w').close()",)
+torch.zeros(9, device="cuda")
+error = base64.b64encode(pickle.dumps(Evil())).decode()
+child._raised.update({"error": error, "kind": "x", "text": "x", "trace": "x"})
+"""
+
+
+def test_nothing_that_a_script_puts_into_its_answer_runs_in_memcalcs_process(run, tmp_path):
+    assert run(FORGES).ending.code == 0
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_answer_that_cannot_be_read_is_one_sentence(run):
+    text = "import torch\ntorch.zeros(9, device='cuda')\nfrom memcalc.script import child\n"
+    for data in ("b'{'", "b'3'", "b'\\xff'"):
+        writes = f"child._write = lambda path, _: path.write_bytes({data})"
+        with pytest.raises(EstimateError, match="answer cannot be read"):
+            run(text + writes)
+
+
+def test_an_answer_that_finds_no_room_is_told(run, capfd):
+    text = "import torch\ntorch.zeros(9, device='cuda')\nfrom memcalc.script import child\n"
+    text += "import errno, os\nfrom pathlib import Path\n"
+    text += "def full(*_): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n"
+    with pytest.raises(EstimateError, match="without an answer"):
+        run(text + "Path.write_bytes = full")
+    assert "answer cannot be written: No space left" in capfd.readouterr().err
+
+
+def test_a_script_whose_name_is_not_in_utf8_is_told_so(memcalc, tmp_path):
+    (tmp_path / "n\udcff.py").write_text("")
+    done = memcalc("simulate", "--", "python", "n\udcff.py")
+    assert done.returncode == 2
+    assert "is not in UTF-8: rename the file" in done.stderr
+
+
+TRAINS_ON = """
+import subprocess, time, torch
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+model = torch.nn.Linear(8, 8).cuda()
+torch.save(model.state_dict(), "old.pt")
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "wait"),
+    [
+        pytest.param("KILL", "import", marks=()),
+        *(
+            pytest.param(name, wait, marks=pytest.mark.nightly)
+            for name in ("KILL", "TERM", "HUP", "INT")
+            for wait in ("start", "import", "ready")
+        ),
+    ],
+)
+@pytest.mark.parametrize("protected", ["", pytest.param("0", marks=pytest.mark.nightly)])
+def test_nothing_is_left_of_a_script_when_memcalc_ends(name, wait, protected, tmp_path):
+    (tmp_path / "train.py").write_text(TRAINS_ON)
+    (tmp_path / "old.pt").write_text("old")
+    (tmp_path / "tmp").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "memcalc", "simulate", "--", "python", "train.py"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "MEMCALC_NAMESPACE": protected,
+            "TMPDIR": str(tmp_path / "tmp"),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: [
+            signal.signal(one, signal.SIG_DFL) for one in (signal.SIGINT, signal.SIGHUP)
+        ],
+    )
+    if wait == "ready":
+        assert process.stderr.readline() == "ready\n"
+    else:
+        until(lambda: of_run(tmp_path))
+        time.sleep(0.3 if wait == "import" else 0)
+    number = signal.Signals[f"SIG{name}"]
+    (os.killpg if name == "INT" else os.kill)(process.pid, number)
+    _, said = process.communicate()
+    assert process.returncode in (-number, 130)
+    assert "Traceback" not in said
+    until(lambda: not of_run(tmp_path))
+    until(lambda: not any((tmp_path / "cache" / "runs").iterdir()))
+    assert not any((tmp_path / "tmp").iterdir())
+    assert (tmp_path / "old.pt").read_text() == "old"
+
+
+def until(holds):
+    """Wait for what comes soon."""
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def of_run(folder):
+    """Return processes, other than memcalc's own, that run in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            own = "memcalc" in process.cmdline()
+            if process.cwd() == str(folder) and not own and process.status() != "zombie":
+                found.append(process)
+    return found

@@ -1,10 +1,14 @@
 """``memcalc.simulate`` and ``memcalc.estimate`` of live objects, sent to the engine's process."""
 
+import os
+import sys
+
 import pytest
 import torch
 
 import memcalc
 from memcalc.errors import EstimateError, UsageError
+from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component
 
 pytest.importorskip("cloudpickle")
@@ -90,3 +94,49 @@ def test_the_module_that_is_asked_about_stays_as_it_is():
 def test_what_cannot_be_asked_of_a_module_is_told(given, error, match):
     with pytest.raises(error, match=match):
         memcalc.estimate(torch.nn.Linear(4, 4), **given)
+
+
+class Leaves(torch.nn.Module):
+    def __init__(self, leave):
+        super().__init__()
+        self.layer, self.leave = torch.nn.Linear(64, 64), leave
+
+    def forward(self, rows):
+        self.leave(0)
+        return self.layer(rows).sum()
+
+
+@pytest.mark.parametrize("leave", [os._exit, sys.exit])
+def test_a_module_that_leaves_the_process_is_an_error(leave):
+    with pytest.raises(EstimateError, match=r"called (os\._exit|sys\.exit)\(0\)"):
+        memcalc.estimate(Leaves(leave), inputs=torch.zeros(8, 64), gpu="t4")
+
+
+def test_a_block_that_leaves_the_process_has_no_verdict():
+    def leave():
+        torch.zeros(100, device="cuda")
+        os._exit(0)
+
+    with pytest.raises(EstimateError, match=r"os\._exit\(0\)"), memcalc.simulate(gpu="t4") as run:
+        leave()
+    assert run.prediction.fit is None
+    assert "until then" in run.prediction.unknown["fit"]
+
+
+def test_a_block_that_runs_out_of_memory_does_not_fit():
+    def fill():
+        return [torch.zeros(1 << power, device="cuda") for power in (20, 33)]
+
+    with pytest.raises(torch.OutOfMemoryError), memcalc.simulate(gpu="t4") as run:
+        fill()
+    assert run.prediction.fit.verdict is FitVerdict.DOES_NOT_FIT
+
+
+def test_the_files_that_a_block_writes_over_stay_as_they_were(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.txt").write_text("old")
+    with memcalc.simulate(gpu="t4") as run:
+        torch.zeros(100, device="cuda")
+        os.remove("old.txt")
+    assert (tmp_path / "old.txt").read_text() == "old"
+    assert any("old.txt" in one for one in run.prediction.assumptions)

@@ -113,8 +113,7 @@ def install(job: Job, tool: Tool, *, plain: bool, watch: Callable[[], None]) -> 
                 time.sleep(_POLL)
         finally:
             if process.poll() is None:
-                process.terminate()
-                process.wait()
+                command.end(process)
     if process.returncode == 0:
         return None
     return _failure(tool, process.returncode, log.read_text(encoding="utf-8", errors="replace"))
