@@ -213,11 +213,11 @@ def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
         outside = more("context", peak.process_used, peak.reserved)
         needed = rows.would_need(prediction)
         yield "process used", unit.number(peak.process_used), outside, needed
-        managed = prediction.optimizer_state.total(Place.MANAGED)
-        if managed:
-            yield "managed", unit.number(managed), "", "paged optimizer state: GPU or host"
     elif prediction.context is not None and peak.reserved is not None:
         yield "process used", "", "", rows.would_need(prediction)
+    managed = prediction.optimizer_state.total(Place.MANAGED)
+    if managed and prediction.fit is None:
+        yield "managed", unit.number(managed), "", "paged optimizer state: GPU or host"
 
 
 def of_each_gpu(prediction: Prediction) -> Iterator[Block]:

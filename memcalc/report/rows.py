@@ -241,11 +241,17 @@ def verdict(prediction: Prediction) -> str | None:
     if fit is not None and fit.verdict is FitVerdict.LEAKS:
         return f"{fit.verdict.value} on {fit.gpu}: fits at first, but keeps more memory every step"
     if fit is not None:
-        managed = prediction.optimizer_state.total(Place.MANAGED)
-        beside = f"; {format_bytes(managed)} of managed memory may lie on the host" * bool(managed)
-        return fit_words(fit) + beside
+        return fit_words(fit) + _managed_words(prediction, max(fit.margin, 0))
     reason = prediction.unknown.get("fit")
     return f"unknown whether it fits {prediction.plan.gpu}: {reason}" if reason else None
+
+
+def _managed_words(prediction: Prediction, room: int) -> str:
+    """Return what follows a verdict where an optimizer keeps state in managed memory."""
+    managed = prediction.optimizer_state.total(Place.MANAGED)
+    if managed > room:
+        return f"; {format_bytes(managed)} of managed memory may lie on the host"
+    return f"; plus {format_bytes(managed)} managed" if managed else ""
 
 
 def outcome_words(prediction: Prediction) -> Iterator[str]:

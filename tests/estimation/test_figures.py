@@ -3,11 +3,13 @@
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from memcalc.catalog.plan import make
 from memcalc.estimation.estimate import Tracer
 from memcalc.records.model import Place
 from memcalc.records.trace import NO_GRADIENT, Component
+from memcalc.report import rows
 
 pytestmark = pytest.mark.usefixtures("same_children")
 
@@ -36,15 +38,16 @@ def test_the_ladder_alone_is_that_of_the_whole_answer_and_is_never_kept_as_one(c
     assert whole.components[Component.WORKSPACES]
 
 
-def test_managed_memory_is_said_beside_the_verdict_and_on_no_rung(small_model, memcalc):
+def test_managed_memory_is_said_beside_the_verdict_and_on_no_rung(small_model):
     plan = make({"model": small_model, "batch": 4, "seq": 64, "gpu": "t4", "optim": "paged_adamw"})
     with Tracer() as tracer:
         found = tracer.trace(plan).prediction
     assert found.optimizer_state.total(Place.MANAGED) > 0
     assert found.peak.process_used == found.peak.reserved + found.context.likely
     assert found.fit.needed == found.peak.process_used
-    verdict = memcalc("estimate", small_model, "--gpu", "t4", "--optim", "paged_adamw").stdout
-    assert "of managed memory may lie on the host" in " ".join(verdict.split())
+    assert rows.verdict(found).endswith(" managed")
+    full = replace(found, fit=replace(found.fit, capacity=found.fit.needed))
+    assert rows.verdict(full).endswith(" of managed memory may lie on the host")
 
 
 def test_nothing_is_said_of_gradients_that_were_freed_in_backward(small_model):
