@@ -414,6 +414,24 @@ TENSORS = """
     loss = lambda rows: rows @ weights[0] @ weights[1]
     optimizer = torch.optim.Adam(weights)
 """
+GROWN = """
+    import torch
+    weights = [torch.nn.Parameter(torch.randn(256, 256, device="cuda"))]
+    optimizer = torch.optim.Adam(weights)
+
+    def loss(rows):
+        found = rows @ weights[0]
+        if len(optimizer.state) and weights[0].shape[1] < 1024:
+            old = weights.pop()
+            state = optimizer.state.pop(old)
+            weights.append(torch.nn.Parameter(torch.cat([old, old], 1).detach()))
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.cat([state[name], state[name]], 1)
+            optimizer.state[weights[0]] = state
+            optimizer.param_groups[0]["params"] = weights
+            found = rows @ weights[0]
+        return found
+"""
 ONE = 256 * 257
 
 
@@ -424,6 +442,7 @@ ONE = 256 * 257
         (COPIES, 2 * ONE, ONE),
         pytest.param(TAUGHT, 2 * ONE, ONE, marks=pytest.mark.nightly),
         (TENSORS, 2 * 256 * 256, 2 * 256 * 256),
+        (GROWN, 4 * 256 * 256, 4 * 256 * 256),
     ],
 )
 def test_each_parameter_of_every_model_on_the_gpu_is_counted_once(run, script, parameters, trained):

@@ -59,7 +59,7 @@ class Models:
         self._counts = Counts(counters.interval)
         self._trained: set[int] = set()
         self._names: dict[str, None] = {}
-        self._entries: dict[int, int] = {}
+        self._entries: dict[int, tuple[int, int]] = {}
         """Of each optimizer's state, when it was looked at last."""
         self._moving = 0
         self._versions = -1
@@ -260,19 +260,12 @@ class Models:
         """An optimizer has made so many steps."""
         if steps == 1:
             self.name_optimizer(type(optimizer).__name__)
-            held = list(held_by(optimizer))
-            known = {id(ref()) for ref in self._parameters}
-            alone = [p for p in held if id(p) not in known]
-            self._alone += [weakref.ref(p) for p in alone]
-            self._counters.name(Component.WEIGHTS, alone)
-            self.sweep()
-            if self._counts.in_fp32:
-                # Else these may be the copies of parameters that are updated for them.
-                self._counts.add_plain(alone, id(optimizer))
-        # Parameters that are added or unfrozen later get their state then.
-        entries = len(state_of(optimizer))
-        grew = self._entries.get(id(optimizer)) != entries
-        if steps <= _SETTLED or grew or isinstance(optimizer, torch.optim.LBFGS):
+        # Parameters that are added, replaced or unfrozen later get their state then.
+        entries = len(state_of(optimizer)), _parameters_of(optimizer)
+        before = self._entries.get(id(optimizer))
+        if before is None or before[1] != entries[1]:
+            self._find_alone(optimizer)
+        if steps <= _SETTLED or before != entries or isinstance(optimizer, torch.optim.LBFGS):
             self._entries[id(optimizer)] = entries
             self._trained.update(id(p) for p in held_by(optimizer) if p.requires_grad)
             kept = getattr(optimizer, "optim", optimizer)
@@ -280,6 +273,19 @@ class Models:
             born = 0 if own else self._births.get(kept, 0)
             self._counts.keep(kept, state_of(kept).values(), born)
             self._counters.name_state(optimizer, self._homes())
+
+    def _find_alone(self, optimizer: Any) -> None:
+        """Name and count the parameters of an optimizer that no module has."""
+        before = {id(ref()) for ref in self._alone}
+        known = {id(ref()) for ref in self._parameters} - before
+        alone = [p for p in held_by(optimizer) if id(p) not in known]
+        new = [weakref.ref(p) for p in alone if id(p) not in before]
+        self._alone = [ref for ref in self._alone if ref() is not None] + new
+        self._counters.name(Component.WEIGHTS, alone)
+        self.sweep()
+        if self._counts.in_fp32:
+            # Else these may be the copies of parameters that are updated for them.
+            self._counts.add_plain(alone, id(optimizer))
 
     def _homes(self) -> dict[int, str]:
         """Which module each parameter is of."""
@@ -299,6 +305,14 @@ class Models:
     def state(self, interval: int) -> OptimizerState:
         """What optimizers keep, of those that were there in an interval."""
         return self._counts.state(interval, ", ".join(self._names) or "no optimizer")
+
+
+def _parameters_of(optimizer: Any) -> int:
+    """Tell whether an optimizer of PyTorch's holds the same parameters as before."""
+    groups = getattr(optimizer, "param_groups", None) or ()
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return 0
+    return hash(tuple(id(p) for group in groups for p in group["params"]))
 
 
 def _is_deepcopy() -> bool:
