@@ -100,6 +100,8 @@ def judge(path: pathlib.Path, chosen: list[int] | None = None) -> Iterator[Verdi
     recording = json.loads(path.read_text(encoding="utf-8"))
     # A number is the version of a cuDNN that had no functions: it was not used.
     os.environ.pop("MEMCALC_NO_CUDNN", None)
+    # Over the stand-in driver all that a program reads from the GPU was zero.
+    os.environ["MEMCALC_READS"] = "zeros"
     if recording["settings"].get("STANDIN_CUDNN", "0").isdigit():
         os.environ["MEMCALC_NO_CUDNN"] = "1"
     for index in range(len(recording["runs"])) if chosen is None else chosen:

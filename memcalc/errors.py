@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Iterable
 
+_NAMED = 200
+"""Signs of a name that is quoted."""
 _LONGEST = 1000
 """Signs of a sentence; what a file holds is quoted in it, and may be of any length."""
 
@@ -106,7 +108,7 @@ def _words(name: str) -> list[str]:
 
 def exit_code(error: BaseException) -> int:
     """The exit code that an error ends the command with."""
-    if _no_folder(error):
+    if _no_folder(error) or isinstance(error, UnicodeEncodeError):
         return UsageError.exit_code
     return error.exit_code if isinstance(error, MemcalcError) else MemcalcError.exit_code
 
@@ -141,6 +143,8 @@ def sentence(error: BaseException) -> str:
             return f"{error.strerror}: set TMPDIR to a folder that takes files."
         what = f"use {error.filename}" if error.filename is not None else "write the answer"
         return f"Cannot {what}: {error.strerror}."
+    if isinstance(error, UnicodeEncodeError):
+        return f"{ascii(error.object)[:_NAMED]} is not in UTF-8: rename the file or folder."
     if isinstance(error, MemoryError):
         return "memcalc ran out of main memory."
     if isinstance(error, RecursionError):

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from memcalc.__main__ import run
 from memcalc.budgets import starter
-from memcalc.budgets.records import Detected
+from memcalc.dialects import Recipe
 from memcalc.files import artifact
 from memcalc.files.results import load, predictions
 from memcalc.measure.doctor import Fact
@@ -90,7 +90,7 @@ def _made(name: str, width: int) -> str:
     path = FOLDER / "fits.json"
     (prediction,) = predictions(artifact.read(path), path)
     note = "warmup_ratio, weight_decay and lr_scheduler_type do not change memory"
-    configured = Detected(file="train.py", kind="TrainingArguments", unread=(note,))
+    configured = Recipe(file="train.py", dialect="TrainingArguments", unread=(note,))
     return starter.text(prediction, "gpt2", Fraction(5), configured)
 
 

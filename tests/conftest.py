@@ -182,8 +182,8 @@ def same_children(_idle, monkeypatch):
         def __exit__(self, *_):
             pass
 
-        def of(self, torch=None, transformers=None, *, users_code=False):
-            parent = engines.of(torch, transformers, users_code=users_code)
+        def of(self, torch=None, transformers=None, *, users_code=False, **how):
+            parent = engines.of(torch, transformers, users_code=users_code, **how)
             plain = (torch, transformers, users_code) == (None, None, False)
 
             def child(*what, **how):

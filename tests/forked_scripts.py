@@ -15,13 +15,16 @@ import sys
 import pytest
 from hypothesis import settings
 
-from memcalc.script import simulate
+from memcalc.children import command
+from memcalc.script import process
 
 _SERVE = """
 import json, multiprocessing.process, os, sys
 home, sys.argv = sys.argv[1], sys.argv[:1]
 sys.path[:] = [*filter(None, sys.path), home]
+from pathlib import Path
 from memcalc.script.child import main
+from memcalc.script.protect import protect
 import torch._dynamo  # by the first optimizer of nearly every script
 for line in iter(sys.stdin.readline, ""):
     asked = json.loads(line)
@@ -33,7 +36,9 @@ for line in iter(sys.stdin.readline, ""):
         multiprocessing.process.ORIGINAL_DIR = asked["folder"]  # as it began elsewhere
         for number, name in enumerate((os.devnull, *asked["files"])):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
-        main(*asked["arguments"])
+        shared = Path(asked["command"][-1])
+        protect(shared, asked["command"])
+        main(shared)
     print(os.waitpid(pid, 0)[1], flush=True)
 """
 _EVERY_RUN = re.compile(
@@ -44,33 +49,34 @@ _EVERY_RUN = re.compile(
 
 
 class _Forks:
-    """Takes the place of ``subprocess`` where a script is started."""
+    """Takes the place of ``command`` where a script is started."""
 
-    DEVNULL, PIPE = subprocess.DEVNULL, subprocess.PIPE
+    own_folder = staticmethod(command.own_folder)
 
     def __init__(self, folder):
         self.folder = folder
         self._before = _others({"MEMCALC_CACHE": "none", **os.environ})
         self._loaded = self._process = None
 
-    def run(self, command, *, cwd, env, stdout, stderr, **how):
+    def run(self, typed, folder, timeout=None, *, cwd, env, stdout, stderr, **how):
         loaded = [env.get(f"LD_{name}") for name in ("PRELOAD", "LIBRARY_PATH")]
         known = self._loaded in (None, loaded) and _others(env) == self._before
-        if command[0] != sys.executable or not known:
-            return subprocess.run(command, cwd=cwd, env=env, stdout=stdout, stderr=stderr, **how)
+        if typed[0] != sys.executable or not known:
+            streams = {"stdout": stdout, "stderr": stderr}
+            return command.run(typed, folder, timeout, cwd=cwd, env=env, **streams, **how)
         self._loaded = loaded
         files = [str(self.folder / name) for name in ("out", "err")]
         for file in files:
             open(file, "wb").close()
-        asked = {"environment": env, "folder": str(cwd), "files": files, "arguments": command[3:]}
+        asked = {"environment": env, "folder": str(cwd), "files": files, "command": typed}
         status = self._answer(json.dumps(asked), env)
         said = [_hand_on(file, to) for file, to in zip(files, (stdout, stderr or 2), strict=True)]
-        return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(status), *said)
+        return subprocess.CompletedProcess(typed, os.waitstatus_to_exitcode(status), *said)
 
     def _answer(self, asked, env):
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, str(simulate._HOME)],
+                [sys.executable, "-c", _SERVE, str(process._HOME)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -112,7 +118,7 @@ def _forks(tmp_path_factory):
     forks.close()
 
 
-_prepare = simulate.stub.prepare
+_prepare = process.stub.prepare
 
 
 @functools.cache
@@ -126,6 +132,6 @@ def _prepared(kept, *asked):
 def forked_scripts(_forks, shared, monkeypatch):
     """By day, scripts that are simulated in this process run in forks."""
     if settings().max_examples < 100:
-        monkeypatch.setattr(simulate, "subprocess", _forks)
+        monkeypatch.setattr(process, "command", _forks)
         kept = str(shared / "stub")
-        monkeypatch.setattr(simulate.stub, "prepare", functools.partial(_prepared, kept))
+        monkeypatch.setattr(process.stub, "prepare", functools.partial(_prepared, kept))

@@ -24,7 +24,7 @@ TOP = ("defaults", "runs", "baseline")
 OWN_KEYS = ("method", "lengths", "limits")
 DEFAULT_BASELINE = "memcalc-baseline.json"
 _LONGEST_NAME = 100
-OF_COMMANDS = ("command", "steps", "gpu", "torch", "alloc_conf", "python", "weights")
+OF_COMMANDS = (*("command", "steps", "gpu", "rank", "torch", "alloc_conf", "python", "weights"),)
 
 
 def read(path: Path) -> BudgetFile:

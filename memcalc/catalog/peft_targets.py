@@ -2,8 +2,8 @@
 
 import ast
 import functools
-import importlib.util
-from pathlib import Path
+
+from memcalc.dialects.recipe import parsed
 
 _TABLE = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"
 
@@ -17,15 +17,8 @@ def of(model_type: str | None) -> tuple[str, ...] | None:
 @functools.cache
 def _table() -> dict[str, list[str]]:
     """Read peft's table without importing peft, which imports PyTorch."""
-    found = importlib.util.find_spec("peft")
-    folders = found.submodule_search_locations if found is not None else None
-    if not folders:
-        return {}
-    try:
-        tree = ast.parse((Path(folders[0]) / "utils" / "constants.py").read_text("utf-8"))
-    except (OSError, ValueError, SyntaxError):
-        return {}
-    for node in tree.body:
+    tree = parsed("peft", "utils/constants.py")
+    for node in tree.body if tree is not None else ():
         names = node.targets if isinstance(node, ast.Assign) else []
         if any(isinstance(one, ast.Name) and one.id == _TABLE for one in names):
             return dict(ast.literal_eval(node.value))  # type: ignore[attr-defined]

@@ -16,6 +16,9 @@ from memcalc.records.names import FLASH_ATTN, TRAINER_OPTIM, ZERO_STAGES
 from memcalc.records.plan import Plan
 from memcalc.records.values import NO_LORA, input_of
 
+_GENERATED = 256
+"""Tokens that an engine generates where nobody says how many."""
+
 
 def make(settings: Mapping[str, Any]) -> Plan:
     """Check settings and make a plan of them; keys are those of ``Plan``, dashes allowed.
@@ -37,6 +40,9 @@ def make(settings: Mapping[str, Any]) -> Plan:
     checked.pop("preset", None)
     if checked.get("loop") == "trainer" and not checked.get("optim_in_backward"):
         checked.setdefault("optim", TRAINER_OPTIM)
+    if checked.get("engine") and not checked.get("inference"):
+        # An engine only serves.
+        checked.setdefault("generate", _GENERATED)
     if checked.get("parallel") in ZERO_STAGES:
         # ``bf16.enabled`` is what is meant where nobody says more.
         checked.setdefault("precision", "amp-bf16")
@@ -137,6 +143,7 @@ def to_simulate(plan: Plan, options: str = "", command: str | None = None) -> st
         "--steps": None if plan.steps in (None, STEPS) else str(plan.steps),
         "--torch": plan.torch,
         "--alloc-conf": plan.alloc_conf,
+        "--rank": None if plan.rank is None else str(plan.rank),
         "--python": plan.python,
     }
     words = [f"{name} {shlex.quote(value)} " for name, value in typed.items() if value]
@@ -145,6 +152,7 @@ def to_simulate(plan: Plan, options: str = "", command: str | None = None) -> st
 
 
 _ARGS_ALONE = "engine_args needs engine: name vllm or sglang."
+_RELEASE_ALONE = "vllm names the release that --engine vllm starts: add --engine vllm."
 
 
 def disagreement(plan: Plan) -> str | None:
@@ -152,10 +160,10 @@ def disagreement(plan: Plan) -> str | None:
     if plan.inputs and (plan.seq is not None or plan.padding is not None):
         name = "seq" if plan.seq is not None else "padding"
         return f"{name} is for batches that memcalc makes, and input describes them: leave one out."
+    if plan.vllm is not None and plan.engine != "vllm":
+        return _RELEASE_ALONE
     if plan.infers:
         return _without_training(plan)
-    if plan.engine is not None:
-        return f"--engine {plan.engine} only serves: add --generate 256."
     if plan.engine_args:
         return _ARGS_ALONE
     if plan.scheme is not None and plan.lora == NO_LORA:
@@ -167,6 +175,10 @@ def disagreement(plan: Plan) -> str | None:
         return "kbit_prepare needs a quantized base: add quant, or leave it out."
     if plan.checkpoint_every > 1 and not plan.checkpointing:
         return "checkpoint_every needs checkpointing: add --checkpointing."
+    if plan.use_reentrant is not None and not plan.checkpointing:
+        return "use_reentrant needs checkpointing: add --checkpointing, or leave it out."
+    if plan.adapters is None and not plan.autocast_adapter_dtype:
+        return "autocast_adapter_dtype is of adapters: add lora, or leave it out."
     if plan.liger and plan.loss_chunks > 1:
         return "liger makes the loss in pieces of its own: leave out loss_chunks, or liger."
     if plan.liger and plan.target == "cpu":
@@ -209,6 +221,7 @@ def _without_training(plan: Plan) -> str | None:
         "eval": plan.eval is not None,
         "freeze": bool(plan.freeze),
         "kbit_prepare": not plan.kbit_prepare,
+        "autocast_adapter_dtype": not plan.autocast_adapter_dtype,
         "keep_outputs": plan.keep_outputs is not None,
         "kv_cache": plan.kv_cache is not None,
         "optim_args": bool(plan.optim_args),

@@ -81,6 +81,10 @@ _OF_TRAINING = """
 """.split()
 
 
+_SEQ = 512
+"""Tokens of a sample where nobody says more."""
+
+
 def with_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe's settings, with those that are given in their place.
 
@@ -119,6 +123,9 @@ def with_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
             f"{recipe.file} names no model: type MODEL --recipe {recipe.file}, or for a launcher's "
             f"file --accelerate-config or --deepspeed.",
         )
+    if recipe.loss_piece is not None and "loss_chunks" not in joined:
+        tokens = FIELDS["batch"].check(joined.get("batch", 8)) * (joined.get("seq") or _SEQ)
+        joined["loss_chunks"] = -(-tokens // recipe.loss_piece)
     joined["assumed"] = (*_assumed(recipe), *joined.get("assumed", ()))
     if said := (*joined.get("unread", ()), *unread, *notes):
         joined["unread"] = said

@@ -5,6 +5,7 @@ import importlib
 import mmap
 import os
 import socket
+import struct
 import sys
 from typing import Any
 
@@ -13,6 +14,8 @@ import msgspec
 from memcalc.children.exit_reason import told
 
 _CHUNK = 1 << 18
+_CREDENTIALS = "3i"
+"""Process, user and group, as the kernel gives them (unix(7))."""
 
 
 class Channel:
@@ -59,6 +62,14 @@ class Channel:
         if not isinstance(message, dict):
             raise ValueError("not a message")
         return message
+
+
+def is_of_this_user(end: socket.socket) -> bool:
+    """Return whether the process at the other end of a Unix socket is one of this user."""
+    size = struct.calcsize(_CREDENTIALS)
+    given = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, user, _ = struct.unpack(_CREDENTIALS, given)
+    return bool(user == os.geteuid())
 
 
 SIZE = 512

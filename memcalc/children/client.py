@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -14,8 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from memcalc.children.child import Channel
-from memcalc.children.exit_reason import ending, noise_of
+from memcalc.children.child import Channel, is_of_this_user
+from memcalc.children.exit_reason import GARBLED, ending, noise_of
 from memcalc.errors import MemcalcError, UsageError, sentence
 
 _PATIENCE = 5.0
@@ -120,6 +121,9 @@ class Parent(contextlib.AbstractContextManager["Parent"]):
             if known:
                 self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 self._control.connect(f"\0{known}{self._kind}")
+                if not is_of_this_user(self._control):
+                    # Names of abstract sockets are anybody's to take.
+                    raise PermissionError(errno.EPERM, f"{WARM} is a process of another user")
                 return
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             # A file, because a pipe that nobody reads would block a process that prints a lot.
@@ -193,7 +197,8 @@ class Child:
         self._asker: int | None = None
         """The thread that waits for an answer."""
         path = [*parent.first, *_path()]
-        self._send({"environment": parent.environment, "folder": folder(), "path": path})
+        given = {name: text for name, text in parent.environment.items() if _is_utf8(name + text)}
+        self._send({"environment": given, "folder": folder(), "path": path})
 
     def ask(
         self,
@@ -287,13 +292,13 @@ class Child:
         answer = message.get("answer")
         if isinstance(answer, dict):
             return answer
-        sentence = str(message.get("error", f"The {self._name} sent an unreadable answer."))
+        sentence = str(message.get("error", GARBLED.format(self._name)))
         if message.get("exit_code") == UsageError.exit_code:
             raise UsageError(sentence)
         raise self._parent.failure(sentence)
 
     def _reason(self, sentence: str) -> str:
-        return f"The {self._name} sent an unreadable message." if self._garbled else sentence
+        return GARBLED.format(self._name) if self._garbled else sentence
 
     def _send(self, message: dict[str, Any]) -> None:
         # If the child is gone, the next message says so.
@@ -304,6 +309,15 @@ class Child:
     def _close(self) -> None:
         self.alive = False
         self._channel.end.close()
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether a text can be sent; a variable such as ``OLDPWD`` may hold any bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _path() -> list[str]:

@@ -91,6 +91,10 @@ def _killed(number: int, kills: int | None) -> str:
     return "killed from outside (SIGKILL)"
 
 
+GARBLED = (
+    "The {} sent an unreadable message: its code may write to descriptors that it has not opened."
+)
+"""What is said of a process, by its name, whose answer is none."""
 _ADVICE = {
     "environment variable RANK expected, but not set": (
         "the script is one process of several: put torchrun --nproc-per-node and its number of "

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from memcalc.children.child import Channel
-from memcalc.children.exit_reason import ending, oom_kills, told
+from memcalc.children.exit_reason import GARBLED, ending, oom_kills, told
 from memcalc.errors import EstimateError, UsageError
 
 _PR_SET_PDEATHSIG = 1
@@ -67,6 +67,9 @@ def forked(
         while serve is not None and answer is not None and "asks" in answer:
             channel.send(_served(serve, answer["asks"], name))
             answer = channel.receive()
+    except ValueError:
+        os.kill(copy, signal.SIGKILL)
+        raise EstimateError(GARBLED.format(name)) from None
     except BaseException:
         os.kill(copy, signal.SIGKILL)
         raise
@@ -77,20 +80,22 @@ def forked(
         raise EstimateError(
             ending(name, os.waitstatus_to_exitcode(status), kills=kills, where=where())
         )
-    return _checked(answer)
+    return _checked(answer, name)
 
 
 def _served(serve: Ask, request: dict[str, Any], name: str) -> dict[str, Any]:
     try:
-        return serve(request)
+        return {"result": serve(request)}
     except Exception as error:
         return told(error, name, "")
 
 
-def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+def _checked(answer: dict[str, Any], name: str) -> dict[str, Any]:
     """Return an answer that is no error; raise one that is."""
+    if "result" in answer:
+        return dict(answer["result"])
     if "error" not in answer:
-        return answer
+        raise EstimateError(GARBLED.format(name))
     if answer["exit_code"] == UsageError.exit_code:
         raise UsageError(answer["error"])
     if "kind" in answer:
@@ -120,11 +125,11 @@ def _work(
 
     def ask(request: dict[str, Any]) -> dict[str, Any]:
         channel.send({"asks": request})
-        return _checked(channel.receive() or {"error": "", "exit_code": 1})
+        return _checked(channel.receive() or {}, name)
 
     try:
         try:
-            answer = work(ask)
+            answer = {"result": work(ask)}
         except BaseException as error:
             answer = told(error, name, where())
         flush()

@@ -90,7 +90,11 @@ class _Family:
             self.leave()
 
     def _admit(self, door: socket.socket) -> None:
-        self.open(door.accept()[0])
+        arrived = door.accept()[0]
+        if child.is_of_this_user(arrived):
+            self.open(arrived)
+        else:
+            arrived.close()
 
     def _hear(self, control: socket.socket) -> None:
         try:

@@ -19,7 +19,7 @@ from memcalc.records.plan import Plan
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _NAMED = {"gpu": "GPU", "optim": "NAME", "alloc_conf": "CONF", "torch": "VERSION"}
-_NAMED |= {"lora": "r=16", "transformers": "VERSION", **dict.fromkeys(FILES, "FILE")}
+_NAMED |= {"lora": "r=16", "rank": "N", "transformers": "VERSION", **dict.fromkeys(FILES, "FILE")}
 
 
 def plan_option(name: str) -> Any:

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -12,6 +13,7 @@ from memcalc.cli.options import plan_option
 from memcalc.cli.output import Output, Verbose, chosen, deliver_predictions, format_option, formats
 from memcalc.cli.progress import progress
 from memcalc.errors import EstimateError, UsageError
+from memcalc.records.fields import FIELDS
 from memcalc.script.command import to_type
 from memcalc.script.records import Ending
 from memcalc.units import format_bytes
@@ -32,28 +34,42 @@ _Python = Annotated[
     option("--python", "The Python that runs it, with PyTorch. Default: this one.", value=TEXT),
 ]
 
+_Vllm = Annotated[
+    str | None,
+    option(
+        "--vllm",
+        "Release of vLLM for vllm serve, such as 0.33; fetched once (5.8 GB on disk).",
+        value=TEXT,
+    ),
+]
+
 
 @verb(
     "memcalc simulate --gpu t4 -- python train.py --epochs 1",
     "memcalc simulate --steps 5 -o sim.json -- python -m my_package.train",
     "memcalc simulate --gpu a100-80gb -- trl sft --config sft.yaml",
+    "memcalc simulate --rank all -- torchrun --nproc-per-node 4 pipeline.py",
+    "memcalc simulate --gpu h100 -- vllm serve Qwen/Qwen2.5-7B --max-model-len 8192",
     context_settings=AS_TYPED,
     fetches=True,
 )
 def command(
     command: Words,
     gpu: Annotated[str | None, plan_option("gpu")] = None,
+    rank: Annotated[str | None, plan_option("rank")] = None,
     steps: _Steps = 3,
     torch: Annotated[str | None, plan_option("torch")] = None,
     alloc_conf: Annotated[str | None, plan_option("alloc_conf")] = None,
     weights: _Weights = False,
     python: _Python = None,
+    vllm: _Vllm = None,
     format: Annotated[str | None, format_option("predictions")] = None,
     output: Output = None,
     verbose: Verbose = False,
 ) -> None:
     """Run your own training script, unchanged, on a simulated GPU."""
     from memcalc.engine import environment
+    from memcalc.script.serving import server_of, simulate_server
     from memcalc.script.simulate import plan_of, simulate
 
     name = chosen("simulation", format, output)
@@ -67,14 +83,23 @@ def command(
         alloc_conf=alloc_conf,
         weights=weights,
         python=python,
+        rank=None if rank is None else FIELDS["rank"].read(rank),
     )
     if gpu is None:
         _say_where_gpu_belongs(command)
+    server = server_of(plan)
+    if server is not None:
+        answer = simulate_server(server, plan, Path.cwd(), python=python, release=vllm)
+        deliver_predictions([answer], name, output, verbose=verbose)
+        return
     if torch is not None and python is None:
         # What the program prints must not meet a line that moves.
         with progress(f"preparing PyTorch {torch}"):
-            environment.find(torch)
+            environment.find(torch, compiles=None)
     found = simulate(plan)
+    if found.served is not None:
+        deliver_predictions([found.served], name, output, verbose=verbose)
+        return
     if found.traced is None:
         _refuse(found.ending)
     if output is not None and name in formats("page"):

@@ -2,15 +2,16 @@
 
 Source: axolotl 0.18.0 (067b021), ``utils/schemas``, ``utils/config/__init__.py``,
 ``loaders/model.py`` and ``loaders/adapter.py``: with ``bf16`` the weights themselves are loaded in
-bfloat16, with ``fp16`` in float16; gradients are clipped at 1.0 by the Trainer.
+bfloat16, with ``fp16`` in float16, and a quantized base is prepared as peft does and cast back;
+gradients are clipped at 1.0 by the Trainer.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from memcalc.dialects import trainer
-from memcalc.dialects.recipe import Keys, Recipe, lora, model, optimizer
-from memcalc.records.names import TRAINER_OPTIM, ZERO_STAGES
+from memcalc.dialects.recipe import Keys, Recipe, by_key, lora, model, optimizer
+from memcalc.records.names import FLASH_ATTN, TRAINER_OPTIM, ZERO_STAGES
 from memcalc.records.plan import Plan
 from memcalc.records.values import adapter
 
@@ -59,110 +60,92 @@ NO_EFFECT = """
     is_falcon_derived_model is_llama_derived_model is_mistral_derived_model
     is_qwen_derived_model default_system_message fix_untrained_tokens sample_packing_*
     multipack_real_batches total_num_tokens total_supervised_tokens curriculum_sampling
-    experimental_skip_move_to_device mean_resizing_embeddings device_map dion_* qgalore_* pose_*
-    image_resize_algorithm rpo_alpha fsdp_final_state_dict_type precompute_ref_log_probs
-    lora_alpha_pattern revision_of_model save_safetensors secrets gpu gpu_count provider volumes
-    branch dockerfile_commands timeout timeout_preprocess memory memory_preprocess node_count
-    project_name test_value full_finetune max_packed_sequence_len streaming
-    streaming_multipack_buffer_size pretrain_multipack_* pretraining_dataset
+    experimental_skip_move_to_device mean_resizing_embeddings device_map random_init dion_*
+    qgalore_* pose_* image_resize_algorithm rpo_alpha fsdp_final_state_dict_type
+    precompute_ref_log_probs lora_alpha_pattern revision_of_model save_safetensors secrets gpu
+    gpu_count provider volumes branch dockerfile_commands timeout timeout_preprocess memory
+    memory_preprocess node_count project_name test_value full_finetune max_packed_sequence_len
+    streaming streaming_multipack_buffer_size pretrain_multipack_* pretraining_dataset
     pretraining_sample_concatenation is_preprocess preprocess_iterable axolotl_config_path
     profiler_steps* trainer_cls center_rewards_coefficient dpo_* rl_beta kto_* simpo_gamma
     cpo_alpha role_boundaries use_ray ray_* resources_per_worker pad_to_multiple_of adamw_*
     bnb_config_kwargs embeddings_skip_upcast max_memory gpu_memory_limit
 """
-REFUSED = {
-    "rl": "training on preferences or rewards",
-    "reward_model": "a reward model",
-    "process_reward_model": "a reward model",
-    "trl": "training on rewards",
-    "ebft": "training on rewards",
-    "vllm": "a serving engine beside the training",
-    "processor_type": "images or audio",
-    "processor_kwargs": "images or audio",
-    "image_size": "images",
-    "cls_model_config": "a part of a model",
-    "model_config": "changes to the model's config",
-    "overrides_of_model_config": "changes to the model's config",
-    "overrides_of_model_kwargs": "changes to how the model is loaded",
-    "rope_scaling": "changes to the model's config",
-    "model_quantization_config*": "another quantization",
-    "quantize_moe_experts": "experts in 4 bit",
-    "qat": "quantization-aware training",
-    "quantization": "quantization after training",
-    "llmcompressor": "sparse weights",
-    "activation_offloading": "activations in host memory",
-    "layer_offloading": "layers in host memory",
-    "dynamic_checkpoint": "checkpoints while it runs",
-    "selective_checkpointing": "checkpointing of some operations",
-    "unfrozen_parameters": "training of some parameters",
-    "freeze_mm_modules": "frozen towers",
-    "lora_modules_to_save": "modules that are trained as a whole",
-    "lora_target_parameters": "adapters of parameters",
-    "lora_rank_pattern": "ranks by layer",
-    "peft": "adapters of another kind",
-    "peft_use_dora": "DoRA",
-    "peft_layers_*": "adapters of some layers",
-    "peft_layer_replication": "repeated layers",
-    "peft_trainable_token_indices": "trained tokens",
-    "peft_init_lora_weights": "adapters of another kind",
-    "peft_ensure_weight_tying": "tied adapters",
-    "peft_autocast_adapter_dtype": "the adapters' type",
-    "qlora_sharded_model_loading": "sharded loading",
-    "relora*": "ReLoRA",
-    "lisa_*": "LISA",
-    "spectrum_*": "Spectrum",
-    "mora": "MoRA",
-    "fused_attn_kernel": "fused kernels",
-    "flash_attn_*": "fused kernels of flash-attn",
-    "flash_optimum": "BetterTransformer",
-    "use_kernels": "kernels of the kernels hub",
-    "use_scattermoe": "kernels for experts",
-    "use_sonicmoe": "kernels for experts",
-    "use_dsv4_kernels": "kernels for experts",
-    "use_glm_dsa_kernels": "kernels for experts",
-    "use_onebitllms": "1-bit weights",
-    "experts_implementation": "kernels for experts",
-    "dsv4_*": "kernels for experts",
-    "gemma4_*": "kernels for one model",
-    "nvfp4_*": "weights in nvfp4",
-    "moe_*": "kernels for experts",
-    "expert_backend": "kernels for experts",
-    "nonexpert_quantization": "another quantization",
-    "large_head_attention": "another attention",
-    "sdpa_varlen": "another attention",
-    "flex_attn_compile_kwargs": "another attention",
-    "llama4_linearized_experts": "experts as linear layers",
-    "tiled_mlp*": "layers in tiles",
-    "fp8*": "products in fp8",
-    "torch_compile_options": "options of the compiler",
-    "deepcompile": "DeepSpeed's compiler",
-    "scaling_softmax*": "another attention",
-    "*parallel_size": "parallelism over sequences, experts or tensors",
-    "sequence_parallel_degree": "parallelism over sequences",
-    "context_parapllel_size": "parallelism over sequences",
-    "heads_k_stride": "parallelism over sequences",
-    "ring_attn_func": "parallelism over sequences",
-    "dp_*_size": "a mesh",
-    "expert_parallel_*": "parallelism over experts",
-    "fp32_norms": "norms in fp32",
-    "fp32_norm_classes": "norms in fp32",
-    "shrink_embeddings": "a smaller vocabulary",
-    "reinit_weights": "weights in fp32",
-    "batch_flattening": "batches without padding",
-    "noisy_embedding_alpha": "noise added to embeddings",
-    "use_pose": "positions that are skipped",
-    "use_eaft": "another loss",
-    "diffusion": "training by diffusion",
-    "kd_*": "distillation",
-    "dense_mixer": "all experts at once",
-    "grokfast_*": "gradients that are kept",
-    "hatchery": "training elsewhere",
-    "nemo_gym_*": "training on rewards",
-    "embedding_lr*": "another optimizer for embeddings",
-    "orpo_alpha": "training on preferences",
-    "lm_eval_*": "evaluation by lm-eval",
-    "eaft_*": "another loss",
-}
+REFUSED = by_key(
+    """
+    training on preferences or rewards: rl
+    a reward model: reward_model process_reward_model
+    training on rewards: trl ebft nemo_gym_*
+    a serving engine beside the training: vllm
+    images or audio: processor_type processor_kwargs
+    images: image_size
+    a part of a model: cls_model_config
+    changes to the model's config: model_config overrides_of_model_config rope_scaling
+    changes to how the model is loaded: overrides_of_model_kwargs
+    another quantization: model_quantization_config* nonexpert_quantization
+    experts in 4 bit: quantize_moe_experts
+    quantization-aware training: qat
+    quantization after training: quantization
+    sparse weights: llmcompressor
+    activations in host memory: activation_offloading
+    layers in host memory: layer_offloading
+    checkpoints while it runs: dynamic_checkpoint
+    checkpointing of some operations: selective_checkpointing
+    training of some parameters: unfrozen_parameters
+    frozen towers: freeze_mm_modules
+    modules that are trained as a whole: lora_modules_to_save
+    adapters of parameters: lora_target_parameters
+    ranks by layer: lora_rank_pattern
+    adapters of another kind: peft peft_init_lora_weights
+    DoRA: peft_use_dora
+    adapters of some layers: peft_layers_*
+    repeated layers: peft_layer_replication
+    trained tokens: peft_trainable_token_indices
+    tied adapters: peft_ensure_weight_tying
+    the adapters' type: peft_autocast_adapter_dtype
+    sharded loading: qlora_sharded_model_loading
+    ReLoRA: relora*
+    LISA: lisa_*
+    Spectrum: spectrum_*
+    MoRA: mora
+    fused kernels: fused_attn_kernel
+    fused kernels of flash-attn: flash_attn_*
+    BetterTransformer: flash_optimum
+    kernels of the kernels hub: use_kernels
+    kernels for experts: use_scattermoe use_sonicmoe use_dsv4_kernels use_glm_dsa_kernels
+        experts_implementation dsv4_* moe_* expert_backend
+    1-bit weights: use_onebitllms
+    kernels for one model: gemma4_*
+    weights in nvfp4: nvfp4_*
+    another attention: large_head_attention sdpa_varlen flex_attn_compile_kwargs
+        scaling_softmax*
+    experts as linear layers: llama4_linearized_experts
+    layers in tiles: tiled_mlp*
+    products in fp8: fp8*
+    options of the compiler: torch_compile_options
+    DeepSpeed's compiler: deepcompile
+    parallelism over sequences, experts or tensors: *parallel_size
+    parallelism over sequences: sequence_parallel_degree context_parapllel_size heads_k_stride
+        ring_attn_func
+    a mesh: dp_*_size
+    parallelism over experts: expert_parallel_*
+    norms in fp32: fp32_norms fp32_norm_classes
+    a smaller vocabulary: shrink_embeddings
+    weights in fp32: reinit_weights
+    batches without padding: batch_flattening
+    noise added to embeddings: noisy_embedding_alpha
+    positions that are skipped: use_pose
+    another loss: use_eaft eaft_*
+    training by diffusion: diffusion
+    distillation: kd_*
+    all experts at once: dense_mixer
+    gradients that are kept: grokfast_*
+    training elsewhere: hatchery
+    another optimizer for embeddings: embedding_lr*
+    training on preferences: orpo_alpha
+    evaluation by lm-eval: lm_eval_*
+    """
+)
 _PLUGINS = {
     "spectrum": "Spectrum",
     "kd": "distillation",
@@ -185,6 +168,7 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     keys = Keys(data, file, NAME, defaults=DEFAULTS, instead=instead)
     keys.refuse(REFUSED)
     found = trainer.arguments(_as_the_trainer(keys), given)
+    quant, attention = _quant(keys), _attention(keys)
     found |= {
         "model": model(keys, "base_model"),
         "task": _task(keys),
@@ -193,14 +177,17 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
         "optim": optimizer(keys, "trainer", "optimizer"),
         "checkpointing": keys.get("gradient_checkpointing") not in (None, False) or None,
         "precision": _precision(keys),
-        "attention": _attention(keys),
+        "attention": attention,
         "liger": _liger(keys),
         "loss_chunks": _chunks(keys),
         "grad_accum": _accumulation(keys),
-        "quant": _quant(keys),
+        "quant": quant,
+        "kbit_prepare": None if quant is None else False,
         "lora": _lora(keys),
     }
     _check_plugins(keys)
+    if found["lora"] is None and found["precision"] == "bf16+amp" and attention != FLASH_ATTN:
+        keys.unread.append("that embeddings and norms are trained in fp32")
     if keys.get("gradient_checkpointing") not in (None, True, False, "true"):
         raise keys.error("gradient_checkpointing", "keeps activations in host memory")
     keys.note(_NOTED)
@@ -293,8 +280,8 @@ def _chunks(keys: Keys) -> int | None:
     plugins = str(keys.data.get("plugins"))
     if keys.data.get("cut_cross_entropy", "CutCrossEntropy" in plugins) is True:
         keys.unread.append("how Cut Cross-Entropy differs from a loss in pieces of 256 tokens")
-        tokens = (keys.count("micro_batch_size") or 1) * (keys.count("sequence_len") or 1)
-        return -(-tokens // _PIECE)
+        keys.loss_piece = _PIECE
+        return None
     if not keys.flag("chunked_cross_entropy"):
         keys.get("chunked_cross_entropy_num_chunks")
         return None

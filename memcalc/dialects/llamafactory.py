@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.dialects import trainer
-from memcalc.dialects.recipe import Keys, Recipe, lora, model, schema
+from memcalc.dialects.recipe import Keys, Recipe, by_key, lora, model, schema
 from memcalc.errors import UsageError
 from memcalc.records.names import TRAINER_OPTIM, ZERO_STAGES
 from memcalc.records.plan import Plan
@@ -53,51 +53,40 @@ NO_EFFECT = """
     fp8_* use_v1_kernels image_min_pixels image_do_pan_and_scan crop_to_patches
     video_min_pixels use_audio_in_video audio_sampling_rate video_maxlen
 """
-REFUSED = {
-    "use_dora": "DoRA",
-    "pissa_init": "PiSSA, which decomposes the weights at the start",
-    "additional_target": "modules that are trained as a whole",
-    "use_llama_pro": "LLaMA Pro",
-    "use_galore": "GaLore",
-    "use_apollo": "APOLLO",
-    "use_badam": "BAdam",
-    "use_adam_mini": "Adam-mini",
-    "use_muon": "its own Muon",
-    "use_mca": "Megatron",
-    "use_megatron_bridge": "Megatron",
-    "use_hyper_parallel": "HyperParallel",
-    "megatron_bridge_args": "Megatron",
-    "hyper_parallel_*": "HyperParallel",
-    "use_kt": "KTransformers",
-    "kt_*": "KTransformers",
-    "use_unsloth": "Unsloth",
-    "use_unsloth_gc": "activations in host memory",
-    "use_dft_loss": "another loss",
-    "use_asft_loss": "another loss",
-    "use_eaft_loss": "another loss",
-    "ref_model*": "a second model",
-    "reward_model*": "a second model",
-    "shift_attn": "shifted attention",
-    "mixture_of_depths": "mixture of depths",
-    "resize_vocab": "a larger vocabulary",
-    "add_tokens": "a larger vocabulary",
-    "add_special_tokens": "a larger vocabulary",
-    "new_special_tokens_config": "a larger vocabulary",
-    "upcast_layernorm": "norms in fp32",
-    "upcast_lmhead_output": "logits in fp32",
-    "rope_scaling": "changes to the model's config",
-    "block_diag_attn": "a mask by blocks",
-    "image_max_pixels": "images",
-    "video_max_pixels": "videos",
-    "fp8": "products in fp8",
-    "device_map": "a model in several places",
-    "compute_dtype": "another type",
-    "tensor_model_parallel_size": "Megatron",
-    "pipeline_model_parallel_size": "Megatron",
-    "expert_model_parallel_size": "Megatron",
-    "context_parallel_size": "Megatron",
-    "sequence_parallel*": "parallelism over sequences",
-}
+REFUSED = by_key(
+    """
+    DoRA: use_dora
+    PiSSA, which decomposes the weights at the start: pissa_init
+    modules that are trained as a whole: additional_target
+    LLaMA Pro: use_llama_pro
+    GaLore: use_galore
+    APOLLO: use_apollo
+    BAdam: use_badam
+    Adam-mini: use_adam_mini
+    its own Muon: use_muon
+    Megatron: use_mca use_megatron_bridge megatron_bridge_args tensor_model_parallel_size
+        pipeline_model_parallel_size expert_model_parallel_size context_parallel_size
+    HyperParallel: use_hyper_parallel hyper_parallel_*
+    KTransformers: use_kt kt_*
+    Unsloth: use_unsloth
+    activations in host memory: use_unsloth_gc
+    another loss: use_dft_loss use_asft_loss use_eaft_loss
+    a second model: ref_model* reward_model*
+    shifted attention: shift_attn
+    mixture of depths: mixture_of_depths
+    a larger vocabulary: resize_vocab add_tokens add_special_tokens new_special_tokens_config
+    norms in fp32: upcast_layernorm
+    logits in fp32: upcast_lmhead_output
+    changes to the model's config: rope_scaling
+    a mask by blocks: block_diag_attn
+    images: image_max_pixels
+    videos: video_max_pixels
+    products in fp8: fp8
+    a model in several places: device_map
+    another type: compute_dtype
+    parallelism over sequences: sequence_parallel*
+    """
+)
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
@@ -133,8 +122,8 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
         "kbit_prepare": None if quant is None else False,
         "lora": _lora(keys, kind),
     }
-    if keys.flag("use_reentrant_gc") or "use_reentrant_gc" not in data:
-        keys.unread.append("how reentrant checkpointing differs")
+    again = keys.flag("use_reentrant_gc") or "use_reentrant_gc" not in data
+    found["use_reentrant"] = again if found["checkpointing"] else None
     if keys.flag("neat_packing") | keys.flag("packing") or (
         data.get("stage") == "pt" and data.get("packing") is None
     ):

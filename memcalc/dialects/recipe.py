@@ -16,6 +16,8 @@ from memcalc.files import untrusted_values
 
 _LARGEST = 1 << 20
 """Bytes of a recipe; the longest of the frameworks' own examples has 10 thousand."""
+_DEGREES = ("_size", "_degree", "_dim")
+"""Ends of keys that ask for nothing where they are 1."""
 _LEFT_OUT: tuple[Any, ...] = (None, False, "", [], {}, "none", "no")
 
 
@@ -32,6 +34,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """What changes memory and is not counted; one clause each."""
     defaults: tuple[str, ...] = ()
     """Keys that the file leaves to its framework, with the framework's values."""
+    loss_piece: int | None = None
+    """Tokens that the loss is computed of at once; None: all, or the settings say it."""
     spelled: dict[str, str] = msgspec.field(default_factory=dict)
     """Other names that the file uses for keys."""
 
@@ -63,6 +67,7 @@ class Keys:
         self._taken: dict[str, Any] = {}
         self._spelled: dict[str, str] = {}
         self.unread: list[str] = []
+        self.loss_piece: int | None = None
 
     def over(self, data: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> "Keys":
         """Read other values, or with further defaults, and count what is read as read here."""
@@ -135,7 +140,8 @@ class Keys:
         for pattern, what in refused.items():
             for key in fnmatch.filter(map(str, self.data), pattern):
                 self._read.add(key)
-                if self.data[key] not in _LEFT_OUT:
+                alone = self.data[key] == 1 and key.endswith(_DEGREES)
+                if self.data[key] not in _LEFT_OUT and not alone:
                     raise self.error(key, f"({what}) has no place in an estimate")
 
     def note(self, noted: Mapping[str, str]) -> None:
@@ -175,6 +181,7 @@ class Keys:
             settings={key: one for key, one in settings.items() if one is not None},
             unread=tuple(self.unread),
             defaults=tuple(f"{key} {_shown(value)}" for key, value in self._taken.items()),
+            loss_piece=self.loss_piece,
             spelled=self._spelled,
         )
 
@@ -196,11 +203,8 @@ def schema(package: str, file: str, *classes: str) -> Schema | None:
     Returns:
         The fields, or None where the package or the file is not there.
     """
-    try:
-        found = importlib.util.find_spec(package)
-        folders = list(found.submodule_search_locations or ()) if found is not None else []
-        tree = ast.parse((Path(folders[0]) / file).read_text("utf-8"))
-    except (ImportError, OSError, IndexError, ValueError, SyntaxError):
+    tree = parsed(package, file)
+    if tree is None:
         return None
     fields: dict[str, Any] = {}
     for node in tree.body:
@@ -209,6 +213,28 @@ def schema(package: str, file: str, *classes: str) -> Schema | None:
             fields |= {one.target.id: _default(one.value) for one in lines
                        if isinstance(one.target, ast.Name)}  # fmt: skip
     return Schema(fields)
+
+
+def parsed(package: str, file: str) -> ast.Module | None:
+    """Parse a file of an installed package, which is not imported; None: there is none."""
+    folder = _folder_of(package)
+    try:
+        return ast.parse((folder / file).read_text("utf-8")) if folder is not None else None
+    except (OSError, ValueError, SyntaxError):
+        return None
+
+
+def holds(package: str, file: str) -> bool:
+    """Tell whether an installed package has a file."""
+    folder = _folder_of(package)
+    return folder is not None and (folder / file).is_file()
+
+
+def _folder_of(package: str) -> Path | None:
+    """Return where a package is installed, which is not imported."""
+    found = importlib.util.find_spec(package)
+    folders = list(found.submodule_search_locations or ()) if found is not None else []
+    return Path(folders[0]) if folders else None
 
 
 def _default(node: ast.expr | None) -> Any:
@@ -302,6 +328,17 @@ def table(data: Mapping[str, Any], key: str, file: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError(f"{file}: {key} = {str(found)[:40]!r} is no table of settings.")
     return {str(name): value for name, value in found.items()}
+
+
+def by_key(reasons: str) -> dict[str, str]:
+    """Return the reason of each key from lines of a reason, a colon and its keys."""
+    found: dict[str, str] = {}
+    what = ""
+    for line in reasons.splitlines():
+        before, colon, keys = line.rpartition(": ")
+        what = before.strip() if colon else what
+        found |= dict.fromkeys(keys.split(), what)
+    return found
 
 
 def model(keys: Keys, *names: str) -> str | None:

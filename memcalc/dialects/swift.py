@@ -10,7 +10,7 @@ from typing import Any
 
 from memcalc.dialects import trainer
 from memcalc.dialects.llamafactory import of_4_bit
-from memcalc.dialects.recipe import Keys, Recipe, lora, model, schema
+from memcalc.dialects.recipe import Keys, Recipe, by_key, lora, model, schema
 from memcalc.errors import UsageError
 from memcalc.records.names import TRAINER_OPTIM, ZERO_STAGES
 from memcalc.records.plan import Plan
@@ -72,43 +72,37 @@ NO_EFFECT = """
     HF_* DISABLE_* SPEAKER_NAME ASCEND_RT_VISIBLE_DEVICES HCCL_* PYTORCH_NPU_ALLOC_CONF
     TASK_QUEUE_ENABLE CPU_AFFINITY_CONF
 """
-REFUSED = {
-    "rlhf_type": "training on preferences or rewards",
-    "use_dora": "DoRA",
-    "modules_to_save": "modules that are trained as a whole",
-    "target_regex": "adapters by a pattern",
-    "target_parameters": "adapters of parameters",
-    "lora_bias": "trained biases",
-    "lora_dtype": "adapters of another type",
-    "use_swift_lora": "its own adapters",
-    "freeze_parameters*": "frozen parameters",
-    "trainable_parameters*": "training of some parameters",
-    "use_galore": "GaLore",
-    "lisa_activated_layers": "LISA",
-    "optimizer": "its own optimizers",
-    "enable_dft_loss": "another loss",
-    "loss_type": "another loss",
-    "num_labels": "another head",
-    "problem_type": "another head",
-    "sequence_parallel_size": "parallelism over sequences",
-    "deepspeed_autotp_size": "DeepSpeed's tensor parallelism",
-    "device_map": "a model in several places",
-    "max_memory": "a model in several places",
-    "rope_scaling": "changes to the model's config",
-    "new_special_tokens": "a larger vocabulary",
-    "max_pixels": "images",
-    "MAX_PIXELS": "images",
-    "IMAGE_*": "images",
-    "VIDEO_*": "videos",
-    "FPS*": "videos",
-    "ENABLE_AUDIO_OUTPUT": "audio",
-    "experts_impl": "kernels for experts",
-    "CELOSS_PARALLEL_SIZE": "parallelism over sequences",
-    "use_ray": "Ray",
-    "quant_n_samples": "quantization after training",
-    "bnb_4bit_quant_storage": "another storage",
-    "mrl_dims": "another loss",
-}
+REFUSED = by_key(
+    """
+    training on preferences or rewards: rlhf_type
+    DoRA: use_dora
+    modules that are trained as a whole: modules_to_save
+    adapters by a pattern: target_regex
+    adapters of parameters: target_parameters
+    trained biases: lora_bias
+    adapters of another type: lora_dtype
+    its own adapters: use_swift_lora
+    frozen parameters: freeze_parameters*
+    training of some parameters: trainable_parameters*
+    GaLore: use_galore
+    LISA: lisa_activated_layers
+    its own optimizers: optimizer
+    another loss: enable_dft_loss loss_type mrl_dims
+    another head: num_labels problem_type
+    parallelism over sequences: sequence_parallel_size CELOSS_PARALLEL_SIZE
+    DeepSpeed's tensor parallelism: deepspeed_autotp_size
+    a model in several places: device_map max_memory
+    changes to the model's config: rope_scaling
+    a larger vocabulary: new_special_tokens
+    images: max_pixels MAX_PIXELS IMAGE_*
+    videos: VIDEO_* FPS*
+    audio: ENABLE_AUDIO_OUTPUT
+    kernels for experts: experts_impl
+    Ray: use_ray
+    quantization after training: quant_n_samples
+    another storage: bnb_4bit_quant_storage
+    """
+)
 
 
 def is_one(data: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.dialects.recipe import Keys, Recipe, lora, optimizer
+from memcalc.dialects.recipe import Keys, Recipe, by_key, lora, optimizer
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.values import adapter
@@ -56,30 +56,24 @@ NO_EFFECT = """
     low_cpu_ram device name base_model_path use_distributed_state_dict enable_async_checkpointing
     cudnn_deterministic_mode fsdp_reshard_after_forward
 """
-REFUSED = {
-    "enable_activation_offloading": "activations in host memory",
-    "ac_mode": "checkpointing of some operations",
-    "ac_option": "checkpointing of some operations",
-    "quantizer": "quantization-aware training",
-    "teacher_model": "distillation",
-    "policy_model": "training on rewards",
-    "reward_*": "training on rewards",
-    "ref_*": "a second model",
-    "orchestration": "training on rewards",
-    "grpo_samples": "training on rewards",
-    "early_exit_loss": "another loss",
-    "layer_dropout": "dropped layers",
-    "fsdp_cpu_offload": "shards in host memory",
-    "fsdp": "torchtune's developing recipes",
-    "data_parallel_*": "torchtune's developing recipes",
-    "dataloader": "torchtune's developing recipes",
-    "datasets": "torchtune's developing recipes",
-    "use_flex": "another attention",
-    "context_parallel_dim": "parallelism over sequences",
-    "expert_parallel_dim": "parallelism over experts",
-    "enable_fp8_training": "products in fp8",
-    "fp8_recipe_name": "products in fp8",
-}
+REFUSED = by_key(
+    """
+    activations in host memory: enable_activation_offloading
+    checkpointing of some operations: ac_mode ac_option
+    quantization-aware training: quantizer
+    distillation: teacher_model
+    training on rewards: policy_model reward_* orchestration grpo_samples
+    a second model: ref_*
+    another loss: early_exit_loss
+    dropped layers: layer_dropout
+    shards in host memory: fsdp_cpu_offload
+    torchtune's developing recipes: fsdp data_parallel_* dataloader datasets
+    another attention: use_flex
+    parallelism over sequences: context_parallel_dim
+    parallelism over experts: expert_parallel_dim
+    products in fp8: enable_fp8_training fp8_recipe_name
+    """
+)
 _SERVES = ("prompt", "tasks", "temperature", "max_new_tokens", "inference")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from memcalc import registry
 from memcalc.dialects import accelerate, deepspeed
-from memcalc.dialects.recipe import Keys, Recipe, Schema, mapping, model, optimizer, schema
+from memcalc.dialects.recipe import Keys, Recipe, Schema, by_key, mapping, model, optimizer, schema
 from memcalc.errors import UsageError
 from memcalc.records.names import TRAINER_OPTIM
 from memcalc.records.plan import Plan
@@ -58,17 +58,19 @@ _SCRIPTS = """
     n_best_size return_entity_level_metrics
 """
 """Arguments of transformers' example scripts, which stand in the same file."""
-REFUSED = {
-    "label_smoothing_factor": "a loss that keeps log probabilities",
-    "neftune_noise_alpha": "noise added to embeddings",
-    "torch_empty_cache_steps": "a cache that is emptied",
-    "optim_target_modules": "an optimizer for some layers",
-    "parallelism_config": "a mesh",
-    "full_determinism": "deterministic kernels",
-    "sharded_ddp": "FairScale",
-    "jit_mode_eval": "TorchScript",
-    "torch_compile_backend": "another compiler",
-}
+REFUSED = by_key(
+    """
+    a loss that keeps log probabilities: label_smoothing_factor
+    noise added to embeddings: neftune_noise_alpha
+    a cache that is emptied: torch_empty_cache_steps
+    an optimizer for some layers: optim_target_modules
+    a mesh: parallelism_config
+    deterministic kernels: full_determinism
+    FairScale: sharded_ddp
+    TorchScript: jit_mode_eval
+    another compiler: torch_compile_backend
+    """
+)
 OVER_FP16 = "how autocast over fp16 weights differs from fp16 without it"
 _DDP = ("find_unused_parameters", "bucket_cap_mb", "broadcast_buffers", "static_graph")
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
@@ -137,7 +139,9 @@ def arguments(keys: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
     }
     if keys.get("optim_args"):
         found["optim_args"] = _optimizer_arguments(keys, str(found["optim"]))
-    reentrant(keys, "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
+    found["use_reentrant"] = reentrant(
+        keys, "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"
+    )
     _evaluation(keys, found["batch"] or 1)
     more, unread = spread_over(keys, given)
     keys.unread += unread
@@ -170,11 +174,19 @@ def liger(keys: Keys, *names: str) -> bool | None:
     return keys.flag(*(names or ("use_liger_kernel",))) or None
 
 
-def reentrant(keys: Keys, *names: str) -> None:
-    """Note checkpointing that keeps no input of a layer by hooks, but by autograd."""
+def reentrant(keys: Keys, *names: str) -> bool | None:
+    """Read which variant of checkpointing is asked for; None: the library's own."""
     told = keys.get(*names)
-    if isinstance(told, dict) and told.get("use_reentrant"):
-        keys.unread.append("how reentrant checkpointing differs")
+    named = told.get("use_reentrant") if isinstance(told, dict) else None
+    asked = keys.flag("gradient_checkpointing", "activation_checkpointing")
+    return named if isinstance(named, bool) and asked else None
+
+
+def variant(plan: Plan) -> dict[str, Any]:
+    """Write the variant of checkpointing that a plan names, as keyword arguments."""
+    if plan.use_reentrant is None:
+        return {}
+    return {"gradient_checkpointing_kwargs": {"use_reentrant": plan.use_reentrant}}
 
 
 def _compiled(keys: Keys) -> str | None:
@@ -326,6 +338,7 @@ def write(plan: Plan) -> dict[str, Any]:
         "gradient_accumulation_steps": plan.grad_accum,
         **({half(plan): True} if "amp" in plan.precision else {}),
         **({"gradient_checkpointing": True} if plan.checkpointing else {}),
+        **variant(plan),
         **({"use_liger_kernel": True} if plan.liger else {}),
         **({"torch_compile": True, "torch_compile_mode": plan.compile} if plan.compile else {}),
         **({"optim": named} if named else {}),

@@ -9,7 +9,7 @@ from typing import Any
 
 from memcalc.dialects import trainer
 from memcalc.dialects.llamafactory import of_4_bit
-from memcalc.dialects.recipe import Keys, Recipe, lora, model, schema
+from memcalc.dialects.recipe import Keys, Recipe, by_key, holds, lora, model, schema
 from memcalc.records.names import TRAINER_OPTIM
 from memcalc.records.plan import Plan
 from memcalc.records.values import adapter
@@ -23,6 +23,8 @@ DEFAULTS = {
     "dtype": "float32",
     "optim": TRAINER_OPTIM,
 }
+_PIECE = 256
+"""Tokens that 1.10 computes the loss of at once (``_CHUNKED_LM_HEAD_CHUNK_SIZE``)."""
 _OF_LORA = {"lora_r": 16, "lora_dropout": 0.05, "lora_target_modules": "default"}
 _CLASSES = {
     "trainer/base_config.py": "_BaseConfig",
@@ -44,26 +46,21 @@ NO_EFFECT = """
     eval_packing completion_only_loss assistant_only_loss packing_strategy lora_alpha
     lora_task_type use_rslora router_aux_loss_coef env pad_to_multiple_of
 """
-REFUSED = {
-    "use_dora": "DoRA",
-    "lora_target_parameters": "adapters of parameters",
-    "lora_modules_to_save": "modules that are trained as a whole",
-    "bnb_4bit_quant_storage": "another storage",
-    "activation_offloading": "activations in host memory",
-    "model_init_kwargs": "changes to how the model is loaded",
-    "num_generations": "training on rewards",
-    "max_completion_length": "training on rewards",
-    "max_prompt_length": "training on preferences",
-    "reward_*": "training on rewards",
-    "use_vllm": "a serving engine beside the training",
-    "vllm_*": "a serving engine beside the training",
-    "beta": "training on preferences",
-    "precompute_ref_log_probs": "training on preferences",
-    "ref_model*": "a second model",
-    "sync_ref_model": "a second model",
-    "teacher_model*": "a second model",
-    "num_labels": "another head",
-}
+REFUSED = by_key(
+    """
+    DoRA: use_dora
+    adapters of parameters: lora_target_parameters
+    modules that are trained as a whole: lora_modules_to_save
+    another storage: bnb_4bit_quant_storage
+    activations in host memory: activation_offloading
+    changes to how the model is loaded: model_init_kwargs
+    training on rewards: num_generations max_completion_length reward_*
+    training on preferences: max_prompt_length beta precompute_ref_log_probs
+    a serving engine beside the training: use_vllm vllm_*
+    a second model: ref_model* sync_ref_model teacher_model*
+    another head: num_labels
+    """
+)
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
@@ -90,17 +87,21 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     if keys.flag("fp16"):
         keys = keys.over({"bf16": False, **data})
     found = trainer.arguments(keys, given)
+    quant = _quant(keys)
+    if quant is not None:
+        keys.unread.append("that adapters are in bf16, half of what is counted of them")
     found |= {
         "model": model(keys, "model_name_or_path"),
         "task": "causal-lm",
         "seq": keys.count("max_length", "max_seq_length"),
         "precision": _precision(keys),
         "attention": _attention(keys),
-        "loss_chunks": _chunks(keys),
-        "quant": _quant(keys),
+        "quant": quant,
+        "kbit_prepare": None if quant is None else False,
         "lora": _lora(keys),
         "padding": False if keys.flag("packing") | keys.flag("padding_free") else None,
     }
+    _check_loss(keys)
     return trainer.finish(keys, NAME, found, NO_EFFECT, known)
 
 
@@ -131,11 +132,20 @@ def _attention(keys: Keys) -> str | None:
     return named
 
 
-def _chunks(keys: Keys) -> int | None:
+def _check_loss(keys: Keys) -> None:
     kind = keys.text("loss_type")
     if kind not in (None, "nll", "chunked_nll"):
         raise keys.error("loss_type", "is another loss")
-    return None
+    if not keys.flag("use_liger_kernel") and _in_pieces(kind):
+        keys.loss_piece = _PIECE
+        keys.unread.append("how TRL's own loss differs from one in pieces of 256 tokens")
+
+
+def _in_pieces(kind: str | None) -> bool:
+    """Tell whether the installed release, or else the newest, never holds all logits."""
+    declared = schema("trl", "trainer/sft_config.py", "SFTConfig")
+    old = declared is not None and declared.fields.get("loss_type") == "nll"
+    return kind == "chunked_nll" or not old or holds("trl", "kernels/chunked_logprob.py")
 
 
 def _quant(keys: Keys) -> str | None:

@@ -5,5 +5,5 @@ stub driver, which does nothing (then it is an estimate). Everything on the host
 own code in both cases. ``counters.py`` reads the allocator phase by phase. A plan's loop tells its
 phases (``recorder.py``); those of a script are found in what it calls (``scripts/``). ``notes.py``
 keeps what either says of blocks, and ``history.py`` turns the allocator's own history into a
-``Trace``.
+``Trace``. ``replay.py`` runs its calls again on another card, or under other settings.
 """

@@ -13,9 +13,9 @@ import torch
 from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.notes import Gap, Interval, Notebook, Notes
-from memcalc.engine.patches import Patches
+from memcalc.engine.patches import Around, Patches
 from memcalc.records.prediction import ALLOCATOR_RUNGS
-from memcalc.records.trace import Phase
+from memcalc.records.trace import Component, Phase
 
 _C: Any = torch._C
 _POOLS = ("all", "small_pool", "large_pool")
@@ -42,7 +42,9 @@ class Counters(Notebook):
         """
         patches.set(_C, "_cuda_memoryStats", self._asked)
         patches.set(_C, "_cuda_resetPeakMemoryStats", self._forgotten)
-        patches.wrap(_C, "_cuda_clearCublasWorkspaces", self._cleared)
+        patches.wrap(_C, "_cuda_clearCublasWorkspaces", self._releases(Component.WORKSPACES))
+        # Autocast calls it as its outermost context ends (torch/amp/autocast_mode.py).
+        patches.wrap(torch, "clear_autocast_cache", self._releases(Component.AUTOCAST_COPIES))
         memory: Any = torch.cuda.memory
         patches.set(memory, "_record_memory_history", lambda *_, **__: None)
         torch.cuda._lazy_call(lambda: self._begin(with_lines))
@@ -177,12 +179,17 @@ class Counters(Notebook):
             self._unread[device].clear()
         self._reset(device)
 
-    def _cleared(self, original: Any) -> None:
-        """What cuBLAS lets go of are its workspaces, also where the program asks for it."""
-        begins = self.moments()
-        original()
-        for notes, begin in zip(self.notes, begins, strict=True):
-            notes.cublas.append((begin, notes.now()))
+    def _releases(self, component: Component) -> Around:
+        """Wrap a function of PyTorch: the blocks that it frees are of this component."""
+
+        def around(original: Any) -> None:
+            begins = self.moments()
+            original()
+            for notes, begin in zip(self.notes, begins, strict=True):
+                if (end := notes.now()) != begin:
+                    notes.released.append((component, begin, end))
+
+        return around
 
 
 class CpuCounters(Counters):

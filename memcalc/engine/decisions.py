@@ -63,6 +63,19 @@ def _is_computed(values: Values, tensor: Any) -> bool:
     )
 
 
+def rows_are_sequences(patches: Patches) -> None:
+    """Answer that no row of a batch holds several sequences, which positions would tell.
+
+    For batches that memcalc makes; a model of transformers asks where it has neither a mask nor a
+    cache, and would else make a mask over all pairs of tokens.
+    """
+
+    def none(original: Any, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    patches.wrap_later("transformers.masking_utils", "find_packed_sequence_indices", none)
+
+
 def _endless(values: Values, say: Callable[[str], None]) -> Around:
     """A step of LBFGS that goes on: everything is zero here, which would be a minimum."""
 

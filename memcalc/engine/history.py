@@ -77,10 +77,10 @@ class Timeline:
                 following = entries[at + 1] if at + 1 < len(entries) else {}
                 self._dies(entry, following)
         self._tell(_NEVER)
-        for begin, end in notes.cublas:
+        for component, begin, end in notes.released:
             for event in self.events[begin:end]:
                 if event < 0:
-                    self.blocks[~event].component = Component.WORKSPACES
+                    self.blocks[~event].component = component
         if notes.profiler is not None:
             self._name_operators()
         self._settle_guesses()

@@ -99,8 +99,8 @@ class Notes:
         """From this moment on, this module is at work."""
         self.profiled: tuple[int, int] = (0, 0)
         """Between which moments the profiler ran."""
-        self.cublas: list[tuple[int, int]] = []
-        """Between each two of these moments nothing but workspaces of cuBLAS died."""
+        self.released: list[tuple[Component, int, int]] = []
+        """Between each two of these moments nothing but blocks of this component died."""
         self.profiler: Any = None
         self.wrapped = False
         """The model is inside a wrapper over several GPUs, which allocates by itself."""
@@ -124,7 +124,7 @@ class Notes:
             for m, kind, what in self.told
         ]
         self.profiled = moved(self.profiled[0]), moved(self.profiled[1])
-        self.cublas = [(moved(begin), moved(end)) for begin, end in self.cublas]
+        self.released = [(one, moved(begin), moved(end)) for one, begin, end in self.released]
 
 
 class Notebook:

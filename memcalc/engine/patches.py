@@ -91,13 +91,13 @@ class Patches:
     def wrap_later(self, module: str, place: str, around: Around) -> None:
         """Wrap a function such as ``Class.name`` of a module once that has been imported.
 
-        Other releases of a package may have no such class, and are left as they are.
+        Other releases of a package may have no such class or function, and are left as they are.
         """
         owner, _, name = place.rpartition(".")
 
         def put(imported: Any) -> None:
             found = getattr(imported, owner, None) if owner else imported
-            if found is not None:
+            if hasattr(found, name):
                 self.wrap(found, name, around)
 
         self.when_imported(module, put)

@@ -108,7 +108,7 @@ def asked(program: Program) -> tuple[int, ...]:
         UsageError: there is no such rank.
     """
     plan, spread, layout = program.plan, layouts.spread(program.plan), layouts.of(program.plan)
-    if plan.rank is not None:
+    if plan.rank not in (None, "all"):
         return (layouts.checked_rank(plan),)
     even = layout.even is None or layout.even(program.model, spread.sizes)
     return (0,) if even else (0, spread.world - 1)

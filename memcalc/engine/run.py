@@ -15,6 +15,7 @@ from memcalc.engine.compiling import Compiling
 from memcalc.engine.counters import Counters, CpuCounters
 from memcalc.engine.history import Timeline
 from memcalc.engine.patches import Patches
+from memcalc.engine.reads import RULE, UNKNOWN
 from memcalc.engine.recorder import Recorder
 from memcalc.engine.values import Values
 from memcalc.errors import UsageError
@@ -25,6 +26,7 @@ from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, 
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.job import Program
+from memcalc.workload.optimizers import InBackward
 
 STEPS_ON_CPU = 2
 """There is no cache to settle: the second step is like all that follow."""
@@ -118,8 +120,10 @@ class _Followed(Patches):
         if plan.compile is not None:
             Compiling(self.say).install(self)
         if plan.target != "cpu":
-            known = Values(self.say)
+            own_code = ":" in plan.model
+            known = Values(self.say if own_code else self._say_but_rule)
             decisions.install(self, known)
+            decisions.rows_are_sequences(self)
             if values:
                 known.install(self)
             # Triton's own key of kernels that are kept is a hash over its whole library.
@@ -149,6 +153,11 @@ class _Followed(Patches):
         if hasattr(cache, "triton_key"):
             self.set(cache, "triton_key", lambda: sys.modules["triton"].__version__)
 
+    def _say_but_rule(self, assumed: str) -> None:
+        """Add to what is assumed, but for the rule that reads of the user's own code follow."""
+        if assumed != RULE and not assumed.startswith(UNKNOWN.partition("{")[0]):
+            self.say(assumed)
+
     def tell_places(self, model: torch.nn.Module, drop: Callable[[str], None]) -> None:
         """Say which module of a model runs, as it begins."""
         paths = {id(module): path for path, module in model.named_modules()}
@@ -161,6 +170,8 @@ class _Followed(Patches):
         self.also(register_optimizer_step_pre_hook(lambda *_: drop("the optimizer's step")).remove)
 
     def _look_at_gradients(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if isinstance(optimizer, InBackward):
+            return  # Its gradients were used and freed before.
         weights = [p for group in optimizer.param_groups for p in group["params"]]
         missing = sum(p.nbytes for p in weights if p.requires_grad and p.grad is None)
         if missing > _NOTED * sum(p.nbytes for p in weights):

@@ -3,9 +3,7 @@
 import contextlib
 import os
 import platform
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 from memcalc.catalog import nccl
 from memcalc.catalog.gpus import ARCHITECTURES, Gpu, Target
@@ -69,19 +67,42 @@ def check(target: Target) -> None:
     """See that PyTorch works with the card that was inserted.
 
     Raises:
-        EstimateError: CUDA had begun before, or PyTorch has no kernels for the card.
+        EstimateError: PyTorch has no kernels for the card.
+        AnotherGpuError: CUDA had begun with another card.
     """
-    import torch
-
     if (refusal := without_kernels()) is not None:
         raise EstimateError(refusal)
-    found = torch.cuda.get_device_properties(0)
-    seen = (found.major, found.minor), found.multi_processor_count
-    if seen != (target.capability, target.multiprocessors):
-        raise EstimateError(
+    check_imports(target, begins=True)
+
+
+class AnotherGpuError(EstimateError):
+    """What was imported in this process began CUDA with another card than the plan's."""
+
+    def __init__(self) -> None:
+        """Say so; whoever can start another process does not hand this on."""
+        super().__init__(
             "A module that this model imports initialized CUDA before its GPU was known: ask about "
             "it in a fresh Python."
         )
+
+
+def check_imports(target: Target, *, begins: bool = False) -> None:
+    """See that no import has begun CUDA with another card; ``begins``: begin it if none has.
+
+    PyTorch keeps a card's properties for the life of a process and of its forks; torchao 0.18 has
+    them read as it is imported.
+
+    Raises:
+        AnotherGpuError: one has.
+    """
+    import torch
+
+    if not begins and not torch.cuda.is_initialized():
+        return
+    found = torch.cuda.get_device_properties(0)
+    seen = (found.major, found.minor), found.multi_processor_count
+    if seen != (target.capability, target.multiprocessors):
+        raise AnotherGpuError
 
 
 def without_kernels() -> str | None:
@@ -140,8 +161,9 @@ def _own_caches(target: Target) -> dict[str, str]:
     major, minor = target.capability
     try:
         kept = cache.folder().absolute()
-    except OSError:
-        kept = Path(tempfile.gettempdir(), f"memcalc-{os.getuid()}")
+    except OSError as error:
+        # Others could foresee a folder among temporary ones, and put code into it.
+        raise EstimateError(f"Nothing can be compiled: {error.strerror}.") from None
     folder = kept / "compiled" / f"sm{major}{minor}"
     with contextlib.suppress(OSError):
         # PyTorch makes no folder that is named to it, and warns (jit_utils.cpp, 2.14).

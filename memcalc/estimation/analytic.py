@@ -7,6 +7,7 @@ import msgspec
 from msgspec.structs import astuple, replace
 
 from memcalc import registry
+from memcalc.catalog import dimensions
 from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.models import ModelSource
 from memcalc.catalog.positions import lengths
@@ -69,7 +70,13 @@ def estimate(
     choice: Choice,
     gpu: Gpu | None = None,
 ) -> Prediction:
-    """Predict without running any code, for tensors in the plan's precision."""
+    """Predict without running any code, for tensors in the plan's precision.
+
+    Raises:
+        UsageError: no model has the numbers of the config.
+    """
+    if source.config is not None and (why := dimensions.refusal(source.config, source.name)):
+        raise UsageError(why)
     # Updated inside backward, no two parameters' gradients are held together.
     in_backward = plan.optim_in_backward or choice.row.in_backward
     together = [max(inventory.trainable, key=lambda p: p.numel)] if in_backward else None

@@ -21,6 +21,7 @@ from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.analytic import estimate as by_closed_forms
 from memcalc.estimation.question import canonical, code_in, shell_notes
+from memcalc.estimation.serving import exact
 from memcalc.estimation.validate import Checked, check
 from memcalc.files import cache
 from memcalc.records.model import Inventory
@@ -194,6 +195,11 @@ class Tracer(contextlib.ExitStack):
         return map(self._as_spelled, plans, self._each(plans, self._answered, self._ask))
 
     def _ask(self, client: Client, plan: Plan) -> Answer:
+        checked = self._check(plan)
+        if plan.engine is not None and isinstance(checked, Checked):
+            found = exact.answer(plan, checked.source)
+            if found is not None:
+                return found
         return client.ask(plan, counted=self._counted, figures=self._figures)
 
     def _as_spelled(self, plan: Plan, answer: Answer) -> Answer:
@@ -293,7 +299,7 @@ class Tracer(contextlib.ExitStack):
         config = checked.source.config
         if config is None or code_in(plan) is not None:
             return None
-        return cache.key(canonical(plan), config, kind)
+        return cache.key(canonical(plan), config, kind + exact.method_of(plan))
 
     def pool(self) -> Pool:
         """Children of this tracer, also for what it does not ask itself."""

@@ -7,7 +7,6 @@ c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13, which runs the replay.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Self
 
 import msgspec
 from msgspec.structs import replace
@@ -18,7 +17,6 @@ from memcalc.catalog.nccl import nccl_span
 from memcalc.engine.alloc_conf import AllocatorSettings
 from memcalc.estimation.question import version_of
 from memcalc.records.levels import Levels
-from memcalc.records.model import OptimizerState, Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Growth, Part, Span
 from memcalc.records.replay import Card, Replay
@@ -99,12 +97,10 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int
     context: Span
     """Of the process, outside the allocator."""
-    others: int = 0
-    """What the process holds beside, such as managed memory."""
 
     def room(self, context: int) -> int:
         """What is left for the allocator."""
-        return max(self.capacity - context - self.others, 0)
+        return max(self.capacity - context, 0)
 
     def cards(self, conf: str) -> tuple[Card, Card]:
         """Return the card as the allocator finds it beside the largest context, and the smallest.
@@ -116,10 +112,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
             for context in (self.context.high, self.context.low)
         )
         return high, low
-
-    def holding(self, state: OptimizerState) -> Self:
-        """The same for a process that holds this optimizer's managed memory beside."""
-        return replace(self, others=state.total(Place.MANAGED))
 
 
 def device_of(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = None) -> Device:
@@ -220,8 +212,8 @@ def _fit(
 ) -> Fit:
     """What a process with so much reserved needs; ``found`` is ``None`` where it has the room."""
     likely = device.context.likely
-    outside = device.others + (likely if likely is not None else device.context.high)
-    high = reserved + device.others + device.context.high
+    outside = likely if likely is not None else device.context.high
+    high = reserved + device.context.high
     roomy = high <= device.capacity - margin(device.capacity) and not retries
     return Fit(
         gpu=device.name,

@@ -16,7 +16,7 @@ from memcalc.estimation.replays import (
     requested_phases,
     when_crowded,
 )
-from memcalc.records.model import OptimizerState, Place
+from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Part, PhasePeak, Prediction, Span
 from memcalc.records.replay import Play
@@ -50,7 +50,7 @@ def predict(question: Asked, trace: Trace, state: OptimizerState, play: Play) ->
     reached = outcome(trace)
     crowded, unplayed = None, ""
     try:
-        crowded = when_crowded(question, run, state, reached.peaks)
+        crowded = when_crowded(question, run, reached.peaks)
     except EstimateError as error:
         unplayed = str(error)
     phases = (crowded or reached).phases
@@ -60,7 +60,7 @@ def predict(question: Asked, trace: Trace, state: OptimizerState, play: Play) ->
         answer = replace(answer, allocator=given_back(reserved, reached.peaks.reserved))
     if question.gpu is None:
         return answer
-    device = device_of(question.gpu, plan=question.plan).holding(state)
+    device = device_of(question.gpu, plan=question.plan)
     if answer.context is not None:
         device = replace(device, context=answer.context)
     try:
@@ -102,7 +102,7 @@ def _on_cuda(answer: Prediction, trace: Trace, gpu: Gpu | None) -> Prediction:
     reserved = max(phase.reserved or 0 for phase in answer.phases)
     used = None
     if context.likely is not None:
-        used = reserved + context.likely + answer.optimizer_state.total(Place.MANAGED)
+        used = reserved + context.likely
     return replace(
         answer,
         peak=replace(

@@ -15,7 +15,6 @@ from memcalc.engine.simulated_gpu import MEMORY
 from memcalc.estimation.fits import Device, cards_to_try, device_of, judge
 from memcalc.estimation.question import Asked, asked
 from memcalc.records.levels import Levels
-from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, PhasePeak, Prediction
 from memcalc.records.replay import Call, Card, Play, Replay, Wanted
 from memcalc.records.trace import Phase, Reading, Trace, components, counts
@@ -105,19 +104,16 @@ def roomy_card(question: Asked) -> Card:
     return Card(conf=without_fraction(question.plan.alloc_conf), capacity=memory)
 
 
-def when_crowded(
-    question: Asked, run: Replays, state: OptimizerState, unlimited: Levels
-) -> Outcome | None:
+def when_crowded(question: Asked, run: Replays, unlimited: Levels) -> Outcome | None:
     """Replay the run on a GPU that would be full otherwise, and return what it reaches there.
 
     Returns:
         ``None``: all that the allocator would keep has room, or giving cached blocks back does not
         help.
     """
-    room = room_of(question)
-    if room is None:
+    device = room_of(question)
+    if device is None:
         return None
-    device = room.holding(state)
     if unlimited.reserved <= device.room(device.context.high):
         return None
     for card in device.cards(question.plan.alloc_conf):
@@ -130,8 +126,7 @@ def when_crowded(
 
 def on_device(prediction: Prediction, trace: Trace, device: Device, play: Play) -> Prediction:
     """Judge the same prediction by a device that need not be the plan's GPU."""
-    there = device.holding(prediction.optimizer_state)
-    (fit,) = judged(asked(prediction.plan), Replays(trace, play), [there])
+    (fit,) = judged(asked(prediction.plan), Replays(trace, play), [device])
     return replace(prediction, fit=fit)
 
 

@@ -14,7 +14,7 @@ from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.question import ASSUMED, version_of
 from memcalc.files import compiler, extras
 from memcalc.records.model import Inventory
-from memcalc.records.names import FLASH_ATTN, PLAIN_TENSORS
+from memcalc.records.names import AUTOCAST_DTYPES, FLASH_ATTN, PLAIN_TENSORS
 from memcalc.records.plan import Plan
 from memcalc.records.values import adapter
 from memcalc.registry import Choice
@@ -175,16 +175,16 @@ def _check_wrapped(plan: Plan, layout: layouts.Layout) -> None:
         "has: HYBRID_SHARD works in the plain loop only, so leave --loop out.",
         "no_sync": f"Under --loop {plan.loop} accelerate decides when gradients are exchanged: "
         "no_sync works in the plain loop only, so leave one of them out.",
+        "autocast": f"Under --loop {plan.loop} accelerate decides whether autocast runs: leave "
+        "autocast out.",
     }
     if plan.loop == "trainer":
         view = "gradient_as_bucket_view"
         refused[view] = f"The Trainer hands no {view} on: leave it out."
     if told := next((told for name, told in refused.items() if name in given), None):
         raise SettingError("parallel_args", told)
-    half = {"amp-bf16": "bfloat16", "bf16+amp": "bfloat16", "amp-fp16": "float16"}.get(
-        plan.precision
-    )
-    for name in ("param_dtype", "reduce_dtype"):
+    half = AUTOCAST_DTYPES.get(plan.precision)
+    for name in layout.mixed:
         if given.get(name, half) != half:
             raise SettingError(
                 "parallel_args",

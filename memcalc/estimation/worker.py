@@ -23,7 +23,7 @@ from memcalc.engine import torch_internals as internals
 from memcalc.engine.alloc_conf import without_fraction
 from memcalc.engine.cudnn import loading
 from memcalc.engine.cudnn.library import Missing
-from memcalc.engine.packages import bitsandbytes
+from memcalc.engine.packages import bitsandbytes, stand_ins
 from memcalc.errors import UsageError
 from memcalc.estimation.client import Judged
 from memcalc.estimation.described import state_for
@@ -35,6 +35,7 @@ from memcalc.estimation.serving.answer import Engine, Model, predicted
 from memcalc.estimation.serving.probe import generating, read
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack, unpack
+from memcalc.records.names import FLASH_ATTN
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.replay import UNLIMITED, Play
@@ -72,18 +73,25 @@ class Worker:
 
     def __init__(self, breadcrumbs: Breadcrumbs) -> None:
         internals.prepare_to_fork()
+        # Code that asks for the GPU as it is imported finds the one that this process started with.
+        internals.allow_cuda_after_fork()
         self._breadcrumbs = breadcrumbs
         self._how: dict[str, Any] = {}
         """How programs are run, as ``run.trace`` is told."""
         self._programs: dict[Plan, Program] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one request.
+        """The answer to one request; ``another_gpu``: ask a process that starts with the plan's.
 
         Raises:
             MemcalcError: it cannot be answered.
         """
-        plan = decode(Plan, request["plan"])
+        try:
+            return self._answer(decode(Plan, request["plan"]), request)
+        except simulated_gpu.AnotherGpuError:
+            return {"another_gpu": True}
+
+    def _answer(self, plan: Plan, request: dict[str, Any]) -> dict[str, Any]:
         keep = bool(request.get("keep"))
         self._how = {
             "detailed": keep,
@@ -137,7 +145,12 @@ class Worker:
         self._settle(question, rank, room)
         with in_its_words(plan.model, crumbs.where):
             traced = run.trace(program, **self._how, drop=crumbs.drop)
-        notes = [*question.notes, *traced.assumptions, *_said_of_room(question, room)]
+        notes = [
+            *question.notes,
+            *stand_ins.said(),
+            *traced.assumptions,
+            *_said_of_room(question, room),
+        ]
         missed = traced.uncounted
         if plan.target != "cpu":
             notes += loading.assumptions()
@@ -159,7 +172,6 @@ class Worker:
         os.environ.update(loading.environment(self._cudnn))
         if isinstance(self._cudnn, Missing):
             loading.switch_off()
-        internals.allow_cuda_after_fork()
         own = without_fraction(plan.alloc_conf)
         if own:
             internals.set_allocator(own)
@@ -215,18 +227,8 @@ class Worker:
             room = 2 * max(room, GIB)
 
     def _forked(self, plan: Plan, work: Callable[[Ask], dict[str, Any]]) -> dict[str, Any]:
-        """Run in a copy of this process; code that stops is run again with its values followed.
-
-        A callable's are followed at once: its code may decide by them and not stop.
-        """
-        # To follow what it reads from the GPU costs a tenth of a run.
-        self._how["values"] = ":" in plan.model
-        try:
-            return forked(work, NAME, self._breadcrumbs.where, replay.answer)
-        except CodeError as error:
-            if error.kind == _OUT_OF_MEMORY or self._how["values"] or plan.target == "cpu":
-                raise
-        self._how["values"] = True
+        """Run in a copy of this process, with values followed unless a benchmark wants zeros."""
+        self._how["values"] = plan.target != "cpu" and os.environ.get("MEMCALC_READS") != "zeros"
         return forked(work, NAME, self._breadcrumbs.where, replay.answer)
 
     def _prepared(self, question: Asked) -> Program:
@@ -234,9 +236,13 @@ class Worker:
         plan, key = question.plan, question.plan.program
         known = self._programs.pop(key, None)
         if known is None or known.inputs is None:
+            if plan.attention == FLASH_ATTN and stand_ins.is_missing("flash_attn"):
+                stand_ins.install("flash_attn")
             with simulated_gpu.asked_without_cuda(question.target):
                 bitsandbytes.load(plan)
                 known = programs.build(plan, real_weights=False)
+        if plan.target != "cpu":
+            simulated_gpu.check_imports(question.target)
         # The last ones asked about: the models of two ways to train are asked about in turns.
         self._programs = {**dict(list(self._programs.items())[1 - _PROGRAMS :]), key: known}
         if known.inputs is None:
@@ -265,19 +271,19 @@ def _said_of_room(question: Asked, room: int) -> Iterator[str]:
 
 def _said(question: Asked, traced: Trace, request: dict[str, Any], play: Play) -> dict[str, Any]:
     """Answer what was asked of a run: whether it fits some devices, or what it costs."""
-    state = state_for(question, traced)
     if "devices" not in request:
         kept = {"trace": pack(traced)} if request.get("keep") else {}
-        return {"prediction": encode(predict(question, traced, state, play)), **kept}
-    devices = [decode(Device, one).holding(state) for one in request["devices"]]
-    found = Judged(
+        found = predict(question, traced, state_for(question, traced), play)
+        return {"prediction": encode(found), **kept}
+    devices = [decode(Device, one) for one in request["devices"]]
+    told = Judged(
         peaks=outcome(traced).peaks,
         fits=tuple(judged(question, Replays(traced, play), devices)),
         seq=traced.seq,
         assumptions=traced.assumptions,
         uncounted=traced.uncounted,
     )
-    return {"judged": encode(found)}
+    return {"judged": encode(told)}
 
 
 def _served_model(program: Program) -> Model:
@@ -289,9 +295,13 @@ def _served_model(program: Program) -> Model:
             "well, which is not supported yet. Leave --engine out, or write its text_config to a "
             "config.json of its own for the language model alone."
         )
+    config: Any = program.model.config
+    text = config.get_text_config()
     return Model(
         name=type(program.model).__name__,
         positions=inputs.lengths.named if inputs is not None else None,
         windows=cache_layers.windows(program.model),
+        vocabulary=text.vocab_size,
+        width=text.hidden_size,
         latent=cache_layers.latent(program.model),
     )

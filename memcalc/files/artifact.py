@@ -62,7 +62,9 @@ def read(path: Path) -> dict[str, Any]:
     data = untrusted_values.json(path, hint="give a file that memcalc wrote")
     if not isinstance(data, dict) or "schema" not in data:
         raise UsageError(f"{path} is not a result of memcalc: give a file that memcalc wrote.")
-    if not isinstance(data["schema"], int) or data["schema"] > SCHEMA:
+    if type(data["schema"]) is not int or data["schema"] < 1:
+        raise UsageError(f"{path} has no schema that memcalc wrote: give a file that it wrote.")
+    if data["schema"] > SCHEMA:
         raise UsageError(f"{path} was written by a later memcalc: update memcalc to read it.")
     return data
 

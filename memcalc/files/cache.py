@@ -35,6 +35,11 @@ _OURS = re.compile(r"(?P<name>[0-9a-f]{32}(-\d+)?)\.(json|trace)|\.memcalc-[0-9a
 to delete in a folder that somebody has named."""
 _PUT_BY = 3600.0
 """Seconds after which a half-written file is abandoned."""
+_WHERE_USED = (
+    *("deepspeed", "flash-attn", "triton", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
+    *("numpy", "schedulefree", "optimum-quanto", "hqq"),
+)
+"""Packages whose code the answers to some questions depend on, beside ``PACKAGES``."""
 _SEAL = hashlib.sha256().digest_size
 T = TypeVar("T")
 
@@ -72,7 +77,7 @@ def key(plan: Plan, config: dict[str, Any], kind: str) -> str:
         "plan": encode(plan),
         "config": config,
         "memcalc": [__version__, SCHEMA, _own_code()],
-        "packages": {name: installed(name) for name in PACKAGES},
+        "packages": {name: installed(name) for name in (*PACKAGES, *_WHERE_USED)},
     }
     text = json.dumps(question, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -157,7 +157,7 @@ def _field(name: str, annotation: Any, default: Any) -> Field:
 def _written(kind: Any) -> Any:
     """From the type that a plan holds to the one that settings are checked against."""
     if get_origin(kind) in (Union, UnionType):
-        (kind,) = (part for part in get_args(kind) if part is not NoneType)
+        kind = Union[tuple(part for part in get_args(kind) if part is not NoneType)]  # noqa: UP007
     item = get_args(kind)[0] if get_origin(kind) is tuple else None
     if get_origin(item) is tuple:
         return dict[_ARGUMENT, get_args(item)[1]]  # type: ignore[misc]

@@ -1,7 +1,5 @@
 """The levels of PyTorch's caching allocator: bytes on each rung of the memory ladder."""
 
-from typing import Self
-
 import msgspec
 
 
@@ -15,11 +13,6 @@ class Levels(msgspec.Struct, frozen=True, kw_only=True):
     """Allocated, and freed blocks that another stream may still use."""
     reserved: int
     """Memory that the allocator holds of the device."""
-
-    @classmethod
-    def none(cls) -> Self:
-        """Return the levels of an allocator that holds nothing."""
-        return cls(requested=0, allocated=0, active=0, reserved=0)
 
 
 def highest(*levels: Levels) -> Levels:

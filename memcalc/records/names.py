@@ -14,3 +14,7 @@ WITH_ACCELERATE = ("ddp", "deepspeed_zero1", "fsdp1", "fsdp2", "zero2", "zero3")
 """Layouts that accelerate and the Trainer wrap a model by."""
 FLASH_ATTN = "flash_attention_2"
 """What transformers calls attention by the package flash-attn, of version 2."""
+AUTOCAST_DTYPES = {"amp-bf16": "bfloat16", "bf16+amp": "bfloat16", "amp-fp16": "float16"}
+"""Dtype of autocast by the precisions that have one."""
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""PyTorch's names of dtypes by the short ones."""

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from memcalc.records.values import (
     NO_LORA,
     USUAL_LORA,
+    Cache,
     Input,
     Lora,
     Release,
@@ -75,8 +76,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         about(
             "Training",
             "Type of the weights and of the computation. amp-bf16 keeps fp32 weights under "
-            "autocast, as the Trainer's bf16=True does; bf16+amp keeps bf16 weights under it, as "
-            "axolotl and most recipes load them; bf16 has no autocast.",
+            "autocast, or gathers them in bf16 under FSDP, as the Trainer's bf16=True does; "
+            "bf16+amp keeps bf16 weights under it, as axolotl and most recipes load them; bf16 "
+            "has no autocast.",
         ),
     ] = "fp32"
     batch: Annotated[
@@ -91,6 +93,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: Annotated[
         Count, about("Training", "With checkpointing: recompute every n-th layer only.")
     ] = 1
+    use_reentrant: Annotated[
+        bool | None,
+        about(
+            "Training",
+            "With checkpointing: its older variant, as gradient_checkpointing_kwargs say.",
+            otherwise="yes after peft's prepare_model_for_kbit_training, except under the Trainer",
+        ),
+    ] = None
     loss_chunks: Annotated[
         Count,
         about(
@@ -165,6 +175,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             otherwise="none; r=16,target=all-linear when --quant is used for training",
         ),
     ] = None
+    autocast_adapter_dtype: Annotated[
+        bool,
+        about(
+            "Model",
+            "With lora: adapters of 16-bit weights are in fp32, the default of get_peft_model.",
+        ),
+    ] = True
     loop: Annotated[
         Literal["plain", "accelerate", "trainer"],
         about(
@@ -220,19 +237,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "Generate this many tokens after a prompt of --seq tokens; nothing is trained.",
         ),
     ] = None
-    cache: Annotated[
-        Literal[
-            "dynamic",
-            "static",
-            "sliding",
-            "offloaded",
-            "offloaded-static",
-            "quantized",
-            "quantized-hqq",
-            "quantized-fp8",
-        ],
-        about("Inference", "With generate: how keys and values are kept."),
-    ] = "dynamic"
+    cache: Annotated[Cache, about("Inference", "With generate: how keys and values are kept.")] = (
+        "dynamic"
+    )
     beams: Annotated[Count, about("Inference", "With generate: beams per sample.")] = 1
     engine: Annotated[
         Literal["vllm", "sglang"] | None,
@@ -252,6 +259,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             typed="Written as key=value.",
         ),
     ] = ()
+    vllm: Annotated[
+        Release | None,
+        about(
+            "Inference",
+            "With engine vllm: release that starts on the simulated GPU, such as 0.33; fetched "
+            "once (5.8 GB on disk).",
+            otherwise="the installed one, or the rules of 0.33.0",
+        ),
+    ] = None
     inputs: Annotated[
         tuple[Input, ...],
         about("Loop", "Input of a callable's model, name=dtype[shape].", option="input"),
@@ -278,11 +294,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     rank: Annotated[
-        Annotated[int, Meta(ge=0, le=(1 << 16) - 1)] | None,
+        Annotated[int, Meta(ge=0, le=(1 << 16) - 1)] | Literal["first", "last", "all"] | None,
         about(
             "Several GPUs",
-            "Rank whose memory is shown.",
-            otherwise="the first or the last, whichever needs more",
+            "Rank whose memory is shown: its number, first, last, or all.",
+            otherwise="the first or the last, whichever needs more; of a command the first",
         ),
     ] = None
     recipe: Annotated[
@@ -328,11 +344,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     transformers: Annotated[
         Release | None,
-        about(
-            "GPU",
-            "transformers version that will run.",
-            otherwise="the installed one",
-        ),
+        about("GPU", "transformers version that will run.", otherwise="the installed one"),
     ] = None
     alloc_conf: Annotated[str, about("GPU", "PYTORCH_ALLOC_CONF of the run.")] = ""
     module_loading: Annotated[

@@ -61,7 +61,9 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: str
     version: str
-    """Whose source the rules were read in; nothing of it was run."""
+    """Of the engine that was started, or whose source the rules were read in."""
+    ran: bool = False
+    """The engine itself started and said these figures; else its rules were applied."""
     share: float
     """Of the GPU, that weights and cache may take."""
     setting: str
@@ -72,6 +74,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """The share in bytes."""
     taken: tuple[Taken, ...]
     """Of the budget, before the cache."""
+    gpus: int = 1
+    """GPUs that a copy of the model is divided over; figures are for one of them."""
     kinds: tuple[Layers, ...]
     block: int
     """Tokens of a block."""
@@ -277,6 +281,23 @@ class OnGpu(msgspec.Struct, frozen=True, kw_only=True):
     fit: Fit | None = None
 
 
+class OnRank(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of the processes takes that train together."""
+
+    rank: int
+    alike: tuple[int, ...] = ()
+    """Other ranks, which do the same and were not run."""
+    stage: int | None = None
+    """Its place among ranks that pass messages on, from 0; ``None``: they pass none on."""
+    peak: Peak
+    dominant: Component
+    """What takes most at the peak, and its bytes."""
+    bytes: int
+    fit: Fit | None = None
+    code: int = 0
+    """Exit code of its process; not 0: the figures are those until then."""
+
+
 class Way(msgspec.Struct, frozen=True, kw_only=True):
     """One way to train on the same samples."""
 
@@ -325,7 +346,8 @@ class Prediction(Answer, msgspec.Struct, frozen=True, kw_only=True):
     optimizer_state: OptimizerState
     rules_of_thumb: tuple[RuleOfThumb, ...]
     method: str
-    """``trace`` (the real code ran on a simulated GPU) or ``analytic`` (closed form)."""
+    """``trace`` (the real code ran on a simulated GPU), ``engine`` (a serving engine started there)
+    or ``analytic`` (closed form)."""
     gradients: int | None = None
     """Bytes of all gradients together, as the optimizer finds them."""
     flops: int | None = None
@@ -344,6 +366,11 @@ class Prediction(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """The number of the GPU that this is the answer of: of several the fullest."""
     gpus: tuple[OnGpu, ...] = ()
     """All of them, where one process uses several."""
+    rank: int | None = None
+    """The process that this is the answer of, of a script that several train with; of those that
+    were run the one that needs most. ``None``: it trains alone."""
+    ranks: tuple[OnRank, ...] = ()
+    """Those that were run, where all were asked for."""
     refusal: Refusal | None = None
     """Of a script: the request that ended it for want of memory; the figures are those of a run
     without a limit."""

@@ -27,6 +27,8 @@ class Component(StrEnum):
     """Dies inside the phase that made it and is not needed by backward."""
     INPUTS = "inputs"
     BUFFERS = "buffers"
+    AUTOCAST_COPIES = "autocast_copies"
+    """Weights cast to 16 bits, which autocast keeps until its context ends."""
     UNSHARDED = "unsharded_weights"
     """Whole parameters, gathered from the shards of all GPUs for as long as they are used."""
     COMMUNICATION = "communication"

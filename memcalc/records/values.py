@@ -4,7 +4,7 @@ Patterns are searched for by Python and by readers of JSON Schema (ECMA 262) ali
 """
 
 import re
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -89,7 +89,13 @@ def typed(name: str, kind: Any, text: str) -> Any:
     Raises:
         SettingError: it is not understood.
     """
-    return checked(name, kind, scalar(text) if plain(kind) in (int, float) else text)
+    numbers = any(plain(part) in (int, float) for part in _parts(kind))
+    return checked(name, kind, scalar(text) if numbers else text)
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    """The types that a value may have."""
+    return get_args(kind) if get_origin(kind) is Union else (kind,)
 
 
 def checked(name: str, kind: Any, value: Any) -> Any:
@@ -128,6 +134,10 @@ def refused(name: str, kind: Any, value: Any) -> SettingError:
 
 def _wanted(kind: Any) -> str:
     """What is wanted, in words that follow ``is not``."""
+    if get_origin(kind) is Union:
+        return ", or ".join(map(_wanted, get_args(kind)))
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
     if get_origin(kind) is dict:
         return "a table of names, each with a number, a text, true or false"
     if get_origin(kind) is tuple:
@@ -167,6 +177,17 @@ Version = Annotated[
     ),
 ]
 
+Cache = Literal[
+    "dynamic",
+    "static",
+    "sliding",
+    "offloaded",
+    "offloaded-static",
+    "quantized",
+    "quantized-hqq",
+    "quantized-fp8",
+]
+"""How a generation keeps keys and values."""
 Release = Annotated[
     str,
     Meta(

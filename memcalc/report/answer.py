@@ -1,12 +1,12 @@
 """One prediction for a person at a terminal: the answer, why, and what to type next."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from memcalc.catalog.models import TAKEN
 from memcalc.catalog.plan import to_simulate
 from memcalc.records.fields import options
 from memcalc.records.model import Place
-from memcalc.records.prediction import LONGER, RUNGS, OnGpu, Prediction, Varied
+from memcalc.records.prediction import LONGER, RUNGS, OnGpu, OnRank, Prediction, Varied
 from memcalc.records.trace import NO_GRADIENT, Component
 from memcalc.report import rows, serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
@@ -39,6 +39,7 @@ def blocks(prediction: Prediction) -> list[Block]:
         Line(heading if len(heading) <= most else f"{heading[: most - 4]} ...", Kind.TEXT),
         *(Line(f"  {words}", Kind.TEXT) for words in rows.outcome_words(prediction)),
         Line(""),
+        *of_each_rank(prediction),
     ]
     below = [*_sentences(prediction), *notes(prediction, brief=True), *_next(prediction)]
     varied = [] if prediction.varied is None else list(of_lengths(prediction.varied))
@@ -57,7 +58,10 @@ _LEAST = 2
 def _unusual(prediction: Prediction) -> Iterator[Line]:
     """Of a large model whose precision, and optimizer, are those of the defaults."""
     plan = prediction.plan
-    if plan.precision not in ("fp32", "tf32") or plan.command:
+    if plan.command:
+        return
+    yield from _unusual_layout(prediction)
+    if plan.precision not in ("fp32", "tf32"):
         return
     if plan.infers:
         if prediction.components.get(Component.WEIGHTS, 0) > 4 * _LARGE:
@@ -66,6 +70,19 @@ def _unusual(prediction: Prediction) -> Iterator[Line]:
         yield Line("  fp32 with AdamW is unusual at this size: try --preset full, lora or qlora")
     elif plan.adapters and prediction.parameters > _LARGE:
         yield Line("  fp32 with adapters is unusual at this size: try --preset lora or qlora")
+
+
+def _unusual_layout(prediction: Prediction) -> Iterator[Line]:
+    """Shards over one GPU, and autocast over units that are gathered in fp32."""
+    plan = prediction.plan
+    if plan.parallel is not None and plan.devices == 1 and layouts.spread(plan).world == 1:
+        yield Line(f"  {plan.parallel} is over 1 GPU: add --devices 8, or as many as you have")
+    if layouts.autocasts_gathered(plan):
+        copies = prediction.components.get(Component.AUTOCAST_COPIES, 0)
+        words = "autocast copies the gathered weights"
+        if copies:
+            words = f"{format_bytes(copies)} of the peak are autocast's copies of weights"
+        yield Line(f"  {words}: leave out --parallel-arg param_dtype=none")
 
 
 def _height(block: Block) -> int:
@@ -193,12 +210,12 @@ def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
         note = rows.span_range(prediction.allocator) or "max_memory_reserved()"
         yield "reserved", unit.number(peak.reserved), cached, note
     if peak.process_used is not None and peak.reserved is not None:
-        managed = prediction.optimizer_state.total(Place.MANAGED)
-        if managed:
-            yield "+ managed", unit.number(managed), "", "paged optimizer state"
-        outside = more("context", peak.process_used, peak.reserved, managed)
+        outside = more("context", peak.process_used, peak.reserved)
         needed = rows.would_need(prediction)
         yield "process used", unit.number(peak.process_used), outside, needed
+        managed = prediction.optimizer_state.total(Place.MANAGED)
+        if managed:
+            yield "managed", unit.number(managed), "", "paged optimizer state: GPU or host"
     elif prediction.context is not None and peak.reserved is not None:
         yield "process used", "", "", rows.would_need(prediction)
 
@@ -228,6 +245,54 @@ def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
         ),
     )
     yield Line("")
+
+
+def of_each_rank(prediction: Prediction) -> Iterator[Block]:
+    """What each process takes that was run; the answer is of the one that needs most."""
+    if not prediction.ranks:
+        return
+    rungs = [one.peak.allocated or one.peak.requested for one in prediction.ranks]
+    unit, judged = unit_for(max(rungs)), prediction.fit is not None
+    staged = any(one.stage is not None for one in prediction.ranks)
+    yield Line(f"rank {prediction.rank} is shown, which needs most:")
+    yield Table(
+        head=(
+            "rank",
+            *(["stage"] if staged else []),
+            f"peak, {unit.name}",
+            "in",
+            "most of it",
+            *([""] if judged else []),
+        ),
+        rows=[
+            (
+                _numbers((one.rank, *one.alike)),
+                *(["" if one.stage is None else str(one.stage)] if staged else []),
+                Size(size, unit),
+                one.peak.phase.value,
+                f"{STYLES[one.dominant].words} {unit.number(one.bytes)}",
+                *([_ended(one) or rows.fit_word(one.fit)] if judged else []),
+            )
+            for one, size in zip(prediction.ranks, rungs, strict=True)
+        ],
+        strong=tuple(at for at, one in enumerate(prediction.ranks) if one.rank == prediction.rank),
+    )
+    yield Line("")
+
+
+_NAMED_RANKS = 4
+"""Ranks of a row that are named; of more the first, and how many there are."""
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    """The ranks of a row, the one that was run first."""
+    if len(ranks) > _NAMED_RANKS:
+        return f"{ranks[0]} (as {len(ranks) - 1} others)"
+    return ", ".join(map(str, ranks))
+
+
+def _ended(one: OnRank) -> str:
+    return f"exit code {one.code}" if one.code else ""
 
 
 def _rung(one: OnGpu, rung: str) -> int | None:

@@ -28,6 +28,7 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
         Line(f"  peak in {explanation.peak.phase.value}: {', '.join(rungs)}"),
         Line(""),
         *answer.of_each_gpu(prediction),
+        *answer.of_each_rank(prediction),
         Line("Alive at the peak", Kind.SECTION),
         contents(explanation.peak, top),
         Line("Peaks of the other phases, requested", Kind.SECTION),

@@ -20,9 +20,7 @@ from memcalc.advice.explain.explain import Chapter
 from memcalc.advice.explain.records import Explanation
 from memcalc.files.results import Run
 from memcalc.records.fields import options
-from memcalc.records.model import Place
 from memcalc.records.prediction import FitVerdict, Prediction
-from memcalc.records.trace import Component
 from memcalc.report import answer, drawing, explained, measured, plots, predictions, rows, saved
 from memcalc.report.blocks import Block, Kind, Line, Picture
 from memcalc.report.drawing import Drawing
@@ -128,15 +126,12 @@ def _components(prediction: Prediction, whole: int) -> Iterator[Part]:
 
 def _parts(prediction: Prediction) -> tuple[Part, ...]:
     peak = prediction.peak
-    managed = prediction.optimizer_state.total(Place.MANAGED)
     reserved = peak.requested if peak.reserved is None else peak.reserved
-    paged = reserved + managed if peak.process_used is not None else reserved
-    used = paged if peak.process_used is None else peak.process_used
+    used = reserved if peak.process_used is None else peak.process_used
     top = max(used, prediction.fit.limit) if prediction.fit is not None else used
     held = (
         ("kept by the allocator", reserved - peak.requested, _CACHED),
-        ("paged optimizer state", paged - reserved, STYLES[Component.OPTIMIZER_STATE].color),
-        ("CUDA context and libraries", used - paged, _OUTSIDE),
+        ("CUDA context and libraries", used - reserved, _OUTSIDE),
         ("free", top - used, _FREE),
     )
     more = (
@@ -247,6 +242,7 @@ def _chapter(chapter: Chapter) -> Iterator[PagePart]:
         yield drawing.close_up(chapter.line, limit, gpu)
     yield from (Line(note, Kind.NOTE) for note in chapter.notes)
     yield from answer.of_each_gpu(prediction)
+    yield from answer.of_each_rank(prediction)
     yield predictions.phases(prediction)
     yield predictions.components(prediction)
     yield from predictions.sent(prediction)

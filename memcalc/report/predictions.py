@@ -42,6 +42,7 @@ def _single(prediction: Prediction) -> Iterator[Block]:
     yield components(prediction)
     yield phases(prediction)
     yield from answer.of_each_gpu(prediction)
+    yield from answer.of_each_rank(prediction)
     rungs = [f"{name} {value}" for name, value in rows.ladder_words(prediction)]
     if prediction.context is not None:
         yield Line("  ".join(rungs[:-1]))
@@ -198,7 +199,8 @@ def _body(prediction: Prediction) -> dict[str, Any]:
             }
             for phase in prediction.phases
         },
-        **told("peak", "context", "allocated", "allocator", "fit", "device", "gpus", "serving"),
+        **told("peak", "context", "allocated", "allocator", "fit", "device", "gpus"),
+        **told("rank", "ranks", "serving"),
         **told("sent"),
         "lengths": encode(prediction.varied),
         **told("rules_of_thumb", "method", "assumptions", "uncounted", "unknown", "versions"),

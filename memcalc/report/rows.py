@@ -18,7 +18,7 @@ class Style(msgspec.Struct, frozen=True):
     """How one component is named and drawn, also for readers without color vision.
 
     Source: Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/ (eight
-    colors); gray, and five of Tol's muted scheme (sronpersonalpages.nl/~pault), are added.
+    colors); gray, and six of Tol's muted scheme (sronpersonalpages.nl/~pault), are added.
     """
 
     color: str
@@ -47,6 +47,9 @@ STYLES = {
         "#DDCC77", "\\\\\\", "h", "held by script", "lists and copies in variables"
     ),
     Component.TEMPORARIES: Style("#F0E442", "..", "t", "temporaries", "short-lived results"),
+    Component.AUTOCAST_COPIES: Style(
+        "#999933", "xxx", "A", "autocast cache", "autocast's copies of weights"
+    ),
     Component.UNSHARDED: Style(
         "#332288", "oo", "U", "unsharded weights", "layers gathered while used"
     ),
@@ -159,10 +162,9 @@ def process_ends(prediction: Prediction) -> tuple[int, int] | None:
     context, reserved = prediction.context, prediction.peak.reserved
     if context is None or reserved is None:
         return None
-    managed = prediction.optimizer_state.total(Place.MANAGED)
     held = prediction.allocator
     least, most = (held.low, held.high) if held is not None else (reserved, reserved)
-    return least + managed + context.low, most + managed + context.high
+    return least + context.low, most + context.high
 
 
 def would_need(prediction: Prediction) -> str:
@@ -239,7 +241,9 @@ def verdict(prediction: Prediction) -> str | None:
     if fit is not None and fit.verdict is FitVerdict.LEAKS:
         return f"{fit.verdict.value} on {fit.gpu}: fits at first, but keeps more memory every step"
     if fit is not None:
-        return fit_words(fit)
+        managed = prediction.optimizer_state.total(Place.MANAGED)
+        beside = f"; {format_bytes(managed)} of managed memory may lie on the host" * bool(managed)
+        return fit_words(fit) + beside
     reason = prediction.unknown.get("fit")
     return f"unknown whether it fits {prediction.plan.gpu}: {reason}" if reason else None
 

@@ -11,10 +11,13 @@ def blocks(prediction: Prediction, serving: Serving) -> Iterator[Block]:
     """How many sequences fit, and the figures that lead there."""
     yield headline(prediction, serving)
     plan, engine = prediction.plan, f"{TITLES[serving.engine]} {serving.version}"
-    head = f"  {plan.model} ({prediction.head}): {plan.precision}"
-    yield Line(f"{head}, by the rules of {engine}, which was not run")
+    if serving.ran:
+        yield Line(f"  {plan.name} ({prediction.head}): {engine} itself started here")
+    else:
+        head = f"  {plan.model} ({prediction.head}): {plan.precision}"
+        yield Line(f"{head}, by the rules of {engine}, which was not run")
     yield Line("")
-    yield _budget(serving, plan.devices)
+    yield _budget(serving)
     yield Line("")
     yield _cache(serving)
     yield Line("")
@@ -24,20 +27,20 @@ def headline(prediction: Prediction, serving: Serving) -> Line:
     """The answer in a sentence; its sign is that of the fit."""
     fit = prediction.fit
     word = fit.verdict.value if fit is not None else ""
-    count = prediction.plan.devices
+    count = serving.gpus
     several = f"{count} x " if count > 1 else ""
     gpu = f"{several}{fit.gpu}" if fit is not None else ""
     found = _range(serving, "running")
     plural = "sequence" if found == "1" else "sequences"
     words = f"{found} {plural} of {serving.length:,} tokens at once"
-    return Line(f"{word}: {TITLES[serving.engine]} on {gpu}, {words}", Kind.VERDICT)
+    return Line(f"{word}: {TITLES[serving.engine]} on {gpu} serves {words}", Kind.VERDICT)
 
 
-def _budget(serving: Serving, devices: int) -> Table:
+def _budget(serving: Serving) -> Table:
     """From the share of the GPU to what is left for the cache."""
     body: list[tuple[Cell, ...]] = [
         (
-            "share of each GPU" if devices > 1 else "share of the GPU",
+            "share of each GPU" if serving.gpus > 1 else "share of the GPU",
             f"{serving.budget / GIB:.2f}",
             f"{serving.share:g} x {format_bytes(serving.memory)} ({serving.setting})",
         )

@@ -1,7 +1,9 @@
 """The answer for a program: of each GPU that it used, by how it ended, and by how it grows."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from memcalc.estimation.client import player
@@ -9,10 +11,21 @@ from memcalc.estimation.estimate import Traced
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked
 from memcalc.records.model import OptimizerState
-from memcalc.records.prediction import LONGER, FitVerdict, OnGpu, Prediction
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import LONGER, FitVerdict, OnGpu, OnRank, Prediction
 from memcalc.records.trace import Trace
 from memcalc.script.growth import find_growth
-from memcalc.script.records import Ending
+from memcalc.script.records import Answers, Ending
+
+
+class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+    """How a program ended, and what it took of the GPU."""
+
+    ending: Ending
+    traced: Traced | None
+    """``None``: it never used the GPU."""
+    served: Prediction | None = None
+    """What a serving engine says that the program starts; ``None``: it starts none, or trains."""
 
 
 def as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
@@ -70,3 +83,73 @@ def _need(one: Traced) -> tuple[int, int, int]:
     fit, peak = one.prediction.fit, one.prediction.peak
     worst = _WORST.index(fit.verdict) if fit is not None else 0
     return worst, peak.reserved or 0, peak.allocated or 0
+
+
+def of_ranks(found: Mapping[int, Simulated], answers: Answers, plan: Plan) -> Simulated:
+    """The answer of the rank that needs most, beside the figures of all that were run.
+
+    One that failed ends all, whatever it needs.
+    """
+    known = {rank: one.traced for rank, one in found.items() if one.traced is not None}
+    code = next((one.ending.code for one in found.values() if one.ending.code), 0)
+    if not known:
+        return next(iter(found.values()))
+    most = max(known, key=lambda rank: (_need(known[rank]), -rank))
+    prediction = known[most].prediction
+    prediction = replace(prediction, plan=plan, rank=most if answers.world > 1 else None)
+    if plan.rank == "all":
+        rows = tuple(
+            _on_rank(rank, one.prediction, found[rank].ending.code, answers)
+            for rank, one in sorted(known.items())
+        )
+        told = tuple(_said_of_others(answers, found))
+        prediction = replace(prediction, ranks=rows, assumptions=(*told, *prediction.assumptions))
+    ending = replace(found[most].ending, code=code)
+    return Simulated(ending=ending, traced=replace(known[most], prediction=prediction))
+
+
+def _on_rank(rank: int, prediction: Prediction, code: int, answers: Answers) -> OnRank:
+    dominant = max(prediction.components, key=lambda name: prediction.components[name])
+    return OnRank(
+        rank=rank,
+        alike=answers.alike.get(rank, ()),
+        stage=next((at for at, ranks in enumerate(answers.stages) if rank in ranks), None),
+        peak=prediction.peak,
+        dominant=dominant,
+        bytes=prediction.components[dominant],
+        fit=prediction.fit,
+        code=code,
+    )
+
+
+def _said_of_others(answers: Answers, found: Mapping[int, Simulated]) -> Iterator[str]:
+    """Which ranks were not run, and why; and which have nothing on the GPU."""
+    for rank, others in answers.alike.items():
+        are = "are" if len(others) > 1 else "is"
+        if not answers.stages:
+            yield f"{numbered(others)} {are} not run: the first and the last take the same"
+        else:
+            yield (
+                f"{numbered(others)} {'do' if len(others) > 1 else 'does'} what rank {rank} does "
+                "on a share of the same size, by the groups that the script makes, and "
+                f"{are} not run"
+            )
+    empty = [rank for rank, one in found.items() if one.traced is None]
+    if empty:
+        yield f"{numbered(empty)} put nothing on a GPU"
+    covered = {*found, *itertools.chain.from_iterable(answers.alike.values())}
+    left = [rank for rank in range(answers.world) if rank not in covered]
+    if left:
+        yield f"{numbered(left)} {'are' if len(left) > 1 else 'is'} not run"
+
+
+def numbered(ranks: Sequence[int]) -> str:
+    """Name ranks: those that follow one another by the first and the last."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"

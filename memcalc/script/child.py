@@ -1,6 +1,6 @@
 """The process that runs a user's program over the stub driver and follows it.
 
-Usage: child.py REQUEST ANSWER, both files; the stub driver is loaded before this begins.
+The stub driver is loaded before this begins.
 """
 
 import atexit
@@ -9,7 +9,6 @@ import contextlib
 import os
 import pickle
 import re
-import signal
 import sys
 import threading
 import traceback
@@ -21,31 +20,48 @@ import msgspec
 import torch
 
 from memcalc.children import exit_reason
-from memcalc.children.fork import die_with, flush
+from memcalc.children.fork import flush
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.packages import stand_ins
+from memcalc.engine.scripts.mail import EndlessWaitError
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
+from memcalc.engine.serving import start
+from memcalc.errors import EstimateError
 from memcalc.files.trace_file import pack
-from memcalc.script import overlay, surroundings
+from memcalc.script import surroundings
 from memcalc.script.child_deaths import ChildDeathError, end_children
 from memcalc.script.command import as_main, run
-from memcalc.script.records import Answer, Ending, Request
+from memcalc.script.ranks import Ranks
+from memcalc.script.records import ANSWER, REQUEST, Answer, Ending, Request
 
+_ONE_OF_MANY = "this is rank {} of {}; messages of others are assumed to have arrived"
+_LEFT = "The code called os._exit({}), which ends a process at once: leave that call out."
 _INTERRUPTED = 130
 """What a shell says of a program that Ctrl-C ended."""
 
 
-def main(asked: str, answered: str) -> None:
+def main(shared: Path) -> None:
     """Run the program of a request, write what it took, and end this process."""
-    die_with(os.getppid(), signal.SIGKILL)
     driver.hide_here()
-    request = msgspec.json.decode(Path(asked).read_bytes(), type=Request)
-    overlay.use(str(Path(answered).parent / "kept"))
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    session = Session(request.steps, one_of_many=request.launched and world > 1)
-    for said in request.said:
+    request = msgspec.json.decode((shared / REQUEST).read_bytes(), type=Request)
+    if not request.one_of_many:
+        run_program(request, shared / ANSWER)
+    answers = Ranks(request, shared / ANSWER, run_program).run()
+    (shared / ANSWER).write_bytes(msgspec.json.encode(answers))
+    flush()
+    os._exit(0)
+
+
+def run_program(request: Request, answered: Path) -> NoReturn:
+    """Run the program in this process, as one rank where others train with it, and end it."""
+    world = request.world or 1
+    session = Session(request.steps, one_of_many=world > 1)
+    for said in (*request.said, *map(stand_ins.install, request.stand_ins)):
         session.say(said)
+    if world > 1:
+        session.say(_ONE_OF_MANY.format(request.rank, world))
     ending, leave, own = Ending(code=0), os._exit, os.getpid()
     stack = contextlib.ExitStack()
     session.values.reads.opposite = request.opposite
@@ -63,8 +79,8 @@ def main(asked: str, answered: str) -> None:
             trains=session.phases.backwards > 0,
             decides=session.values.reads.decisions,
         )
-        answer = _answer(session, request.program.name, told)
-        Path(answered).write_bytes(msgspec.json.encode(answer))
+        answer = _answer(session, request, told)
+        _write(answered, msgspec.json.encode(answer))
         flush()
         # Threads of PyTorch's would wait for a GPU that never answers.
         leave(ending.code)
@@ -74,6 +90,9 @@ def main(asked: str, answered: str) -> None:
         nonlocal ending
         if os.getpid() != own or threading.current_thread() is not threading.main_thread():
             leave(status)
+        if request.work:
+            _raised.update(_described(EstimateError(_LEFT.format(status))))
+            status = status or 1
         ending = msgspec.structs.replace(ending, code=status)
         end()
 
@@ -84,6 +103,16 @@ def main(asked: str, answered: str) -> None:
     if ending.code == 1 and _by_number:
         _explain(session.values.reads.lines)
     end()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write an answer whole or not at all; where that cannot be, say why."""
+    try:
+        made = path.with_suffix(".new")
+        made.write_bytes(data)
+        made.replace(path)
+    except OSError as error:
+        print(f"memcalc: the answer cannot be written: {error.strerror}.", file=sys.stderr)
 
 
 def _explain(lines: Iterable[str]) -> None:
@@ -125,7 +154,7 @@ def _ended(request: Request, session: Session) -> Ending:
     except BaseException as error:
         if request.work:
             _raised.update(_described(error))
-            return Ending(code=1)
+            return Ending(code=1, out_of_memory=_lacked(error))
         return _failed(error)
     return Ending(code=0)
 
@@ -137,19 +166,36 @@ def _failed(error: BaseException) -> Ending:
     if isinstance(error, ChildDeathError):
         end_children()
         return Ending(code=1)
+    if isinstance(error, EndlessWaitError):
+        print(f"memcalc: {error}", file=sys.stderr)
+        return Ending(code=1)
     if isinstance(error, SystemExit):
         return Ending(code=_code_of(error))
+    lacks = stand_ins.lacking(error)
+    if lacks:
+        # It is run again, and ends like this no more.
+        return Ending(code=1, lacks=lacks)
     _show(error)
     of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(str(error))
     if of_a_number or isinstance(error, ZeroDivisionError | OverflowError):
         _by_number.append(str(error))
     helps = exit_reason.advice(error)
+    if not helps and isinstance(error, ModuleNotFoundError):
+        helps = _OTHER_PYTHON.format(sys.executable)
     if helps:
         print(f"memcalc: {helps}", file=sys.stderr)
-    lacked = str(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
-    return Ending(code=1, out_of_memory=lacked)
+    return Ending(code=1, out_of_memory=_lacked(error))
 
 
+def _lacked(error: BaseException) -> str:
+    """Return what PyTorch said of memory; empty: something else went wrong."""
+    return str(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
+
+
+_OTHER_PYTHON = (
+    "{} runs the script: install what it lacks there, or name the Python that has it, as in "
+    "memcalc simulate --python $(which python) -- python train.py."
+)
 _raised: dict[str, str] = {}
 """What a function raised, for whoever sent it."""
 
@@ -162,15 +208,17 @@ def _described(error: BaseException) -> dict[str, str]:
     return found
 
 
-def _answer(session: Session, name: str, ending: Ending) -> Answer:
-    traces, refusal = session.recorded(name)
+def _answer(session: Session, request: Request, ending: Ending) -> Answer:
+    traces, refusal = session.recorded(request.program.name)
     if ending.out_of_memory:
         ending = msgspec.structs.replace(ending, refusal=refusal)
     return Answer(
         ending=ending,
         state=session.state(),
         traces={device: pack(trace) for device, trace in traces.items()},
+        started=start.read(Path(request.serving)) if os.path.isdir(request.serving) else None,
         raised=_raised,
+        ties=session.groups.messages.ties,
     )
 
 

@@ -7,6 +7,7 @@ import runpy
 import shlex
 import shutil
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,11 @@ def _program(command: list[str], folder: Path | None, environment: Mapping[str, 
     said = refusal(command, folder or Path())
     if said:
         raise UsageError(said)
-    found = shutil.which(first)
-    if found is None or not _is_python(Path(found)):
-        raise UsageError(refusal_of_starter(command) or _no_program(first, found))
+    # An environment that is not activated has its programs beside its Python.
+    places = (shutil.which(first), shutil.which(first, path=str(Path(sys.executable).parent)))
+    found = next((one for one in places if one is not None and _is_python(Path(one))), None)
+    if found is None:
+        raise UsageError(refusal_of_starter(command) or _no_program(first, places[0]))
     if name == "swift" and _SWIFT in Path(found).read_text(errors="replace"):
         return _swift(rest, environment)
     return Program(path=found, arguments=tuple(rest))
@@ -136,12 +139,17 @@ def script(path: str, rest: Sequence[str], folder: Path | None = None) -> Progra
     if not os.path.isfile((folder or Path()).joinpath(path)):
         raise UsageError(f"There is no script {path}.")
     if path.endswith(_NOTEBOOK):
-        made = Path(path).with_suffix(".py").name
         raise UsageError(
-            f"{path} is a notebook, not a script: type jupyter nbconvert --to script {path}, then "
-            f"memcalc simulate -- python {made}. In a cell, use memcalc.simulate()."
+            f"{path} is a notebook, not a script: type {_converted(path)}. In a cell, use "
+            "memcalc.simulate()."
         )
     return Program(path=path, arguments=tuple(rest))
+
+
+def _converted(notebook: str) -> str:
+    """What to type for a notebook."""
+    made = Path(notebook).with_suffix(".py").name
+    return f"jupyter nbconvert --to script {notebook}, then memcalc simulate -- python {made}"
 
 
 def launched(plan: Plan, folder: Path | None = None) -> tuple[Program, launchers.Launch | None]:
@@ -156,9 +164,9 @@ def launched(plan: Plan, folder: Path | None = None) -> tuple[Program, launchers
     gpus = plan.devices if plan.gpu is not None else None
     launch = launchers.parse(program.launcher, program.arguments, gpus)
     started = (
-        Program(module=launch.script, arguments=launch.arguments)
+        Program(module=launch.script, arguments=launch.words(0))
         if launch.is_module
-        else script(launch.script, launch.arguments, folder)
+        else script(launch.script, launch.words(0), folder)
     )
     return msgspec.structs.replace(started, environment=program.environment), launch
 
@@ -207,10 +215,19 @@ def _swift(words: Sequence[str], environment: Mapping[str, str]) -> Program:
 
 
 def run(program: Program) -> dict[str, Any]:
-    """Run it to its end; returns its variables."""
-    if program.path:
-        return runpy.run_path(program.path, run_name="__main__")
-    return runpy.run_module(program.module, run_name="__main__", alter_sys=True)
+    """Run it to its end; returns its variables, or none where it has emptied ``sys.argv``."""
+    try:
+        if program.path:
+            return runpy.run_path(program.path, run_name="__main__")
+        return runpy.run_module(program.module, run_name="__main__", alter_sys=True)
+    except IndexError as error:
+        last = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
+        if sys.argv or last.f_code.co_filename != runpy.run_path.__code__.co_filename:
+            raise
+        # runpy has put its first argument back, where there is none.
+        if error.__context__ is not None:
+            raise error.__context__ from None
+        return {}
 
 
 @contextlib.contextmanager
@@ -230,6 +247,10 @@ PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ENVIRONMENTS = ("uv", "poetry", "pipenv", "pdm", "hatch", "rye", "pixi", "conda", "mamba")
 """Tools that start a program in an environment of their own, after ``run``."""
+_TEST_RUNNERS = ("pytest", "py.test")
+"""Programs that call the functions of a file, which alone calls none."""
+_KERNEL = "ipykernel"
+"""In the command that runs a notebook's cells, which waits for them and does not end."""
 _SHELLS = ("sh", "bash", "zsh", "dash", "ksh")
 _GIVEN_ON = ('"$@"', "$@", '"$*"', "$*")
 """What hands the arguments of a shell's script on."""
@@ -284,6 +305,11 @@ def refusal_of_starter(words: Sequence[str]) -> str:
     at = _start(words)
     if at is None:
         return ""
+    if Path(words[0]).name in _TEST_RUNNERS:
+        return (
+            f"{words[0]} is not beside {sys.executable}: install it there, and memcalc in the "
+            "environment that has it."
+        )
     return (
         f"{Path(words[0]).name} starts another program: leave it out, as in "
         f"memcalc simulate -- {shlex.join(words[at:])}."
@@ -311,6 +337,8 @@ def _of_shell(name: str, rest: Sequence[str], folder: Path) -> str:
 
 def to_type(commands: Sequence[str]) -> str:
     """How each of the first ones is simulated, and how many more there are."""
+    if any(_KERNEL in one for one in commands):
+        return _converted(f"NOTEBOOK{_NOTEBOOK}")
     more = f" (and {len(commands) - _SHOWN} more)" if len(commands) > _SHOWN else ""
     return " or ".join(f"memcalc simulate -- {one}" for one in commands[:_SHOWN]) + more
 

@@ -48,11 +48,18 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What the launcher itself sets in the environment beside ranks."""
     assumed: str = ""
     """What is not said of it, and how that is taken."""
+    names_rank: bool = False
+    """Each process is told its number on the machine by its first argument, too."""
 
     @property
     def world(self) -> int:
         """Processes on all machines."""
         return self.local * self.nodes
+
+    def words(self, rank: int) -> tuple[str, ...]:
+        """Arguments of the process of this rank."""
+        named = (f"--local-rank={rank % self.local}",) if self.names_rank else ()
+        return (*named, *self.arguments)
 
     def environment(self, rank: int) -> dict[str, str]:
         """What the process of this rank finds."""
@@ -99,11 +106,11 @@ def _torchrun(words: list[str], gpus: int | None, *, older: bool = False) -> Lau
     given = _parsed("torch.distributed.launch" if older else "torchrun", parser, words)
     if given.no_python:
         raise UsageError("torchrun --no-python starts a program that is not Python.")
-    told = ["--local-rank=0"] if older and not given.use_env else []
     return Launch(
         script=given.training_script,
-        arguments=(*told, *given.training_script_args),
-        is_module=given.module,
+        arguments=tuple(given.training_script_args),
+        names_rank=older and not given.use_env,
+        is_module=bool(given.module),
         local=_processes(given.nproc_per_node, gpus),
         nodes=_nodes(str(given.nnodes)),
     )
@@ -152,7 +159,7 @@ def _accelerate(words: list[str], gpus: int | None) -> Launch:
     return Launch(
         script=given.training_script,
         arguments=tuple(given.training_script_args),
-        is_module=given.module,
+        is_module=bool(given.module),
         local=max(1, total // nodes),
         nodes=nodes,
         own={name: value for name, value in own.items() if before.get(name) != value},
@@ -202,7 +209,7 @@ def _deepspeed(words: list[str], gpus: int | None) -> Launch:
     return Launch(
         script=given.user_script,
         arguments=tuple(given.user_args),
-        is_module=given.module,
+        is_module=bool(given.module),
         local=local,
         nodes=max(1, given.num_nodes),
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from memcalc.children import exit_reason
 from memcalc.engine import source_lines
 from memcalc.errors import EstimateError, UsageError, unknown
 from memcalc.estimation.estimate import Traced, keep
@@ -123,6 +124,8 @@ def estimate_module(
         found = run_apart(work, {**settings, "steps": 0}, type(module).__name__)
     except (EstimateError, UsageError):
         raise
+    except SystemExit as error:
+        raise EstimateError(exit_reason.told(error, "run of the module", "")["error"]) from None
     except Exception as error:
         raise EstimateError(f"{type(error).__name__}: {error}") from error
     if found is None:

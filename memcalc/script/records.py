@@ -2,9 +2,15 @@
 
 import msgspec
 
+from memcalc.engine.scripts.mail import Ties
+from memcalc.records.engines import Started
 from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import Refusal
 from memcalc.script.command import Program
+from memcalc.script.launchers import Launch
+
+REQUEST, ANSWER = "request.json", "answer.json"
+"""Files in the folder that a program's process shares with memcalc's own."""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +34,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """It computed gradients."""
     decides: tuple[str, ...] = ()
     """Lines whose branch or size depends on numbers that were not computed."""
+    lacks: str = ""
+    """A package that is not installed and has a stand-in, for lack of which it ended."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,18 +45,33 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     gpus: int = 1
     """Of the machine, as far as the user named them."""
-    launched: bool = False
-    """By a launcher, as one process of several."""
+    launch: Launch | None = None
+    """What its launcher was told; ``None``: it is started alone."""
+    rank: int | str | None = None
+    """Which of its processes to run, as plans say it; ``None``: the first alone."""
+    world: int | None = None
+    """Processes that train together; ``None``: the program says so itself."""
+    scouts: bool = False
+    """It runs until it starts such processes, to find out how many."""
     weights: bool = False
     """Weights are fetched and read."""
     opposite: str = ""
     """A line whose decisions by numbers that are not computed go the other way."""
     said: tuple[str, ...] = ()
     """What is assumed so far."""
+    serving: str = ""
+    """A folder in which a serving engine writes its figures."""
+    stand_ins: tuple[str, ...] = ()
+    """Packages in whose place memcalc has something."""
     work: str = ""
     """A file with a pickled function to call in place of a program."""
     path: tuple[str, ...] = ()
     """Where modules are found that the function names."""
+
+    @property
+    def one_of_many(self) -> bool:
+        """Its processes are run by rank, or looked for."""
+        return self.rank is not None or (self.world or 1) > 1
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,5 +81,26 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     state: OptimizerState
     traces: dict[int, bytes]
     """Of each GPU that it used, packed."""
+    started: Started | None = None
+    """What a serving engine in the program says of its memory; ``None``: there was none."""
     raised: dict[str, str] = {}
     """What a function raised."""
+    ties: Ties | None = None
+    """How its process is tied to others; ``None``: it trains alone."""
+
+
+class Answers(msgspec.Struct, frozen=True, kw_only=True):
+    """What processes of a program took that train together."""
+
+    world: int
+    answers: dict[int, Answer]
+    """By rank, of those that were run."""
+    stages: tuple[tuple[int, ...], ...] = ()
+    """Ranks that pass messages on, in the order of their group, each with those that do the same in
+    another group; empty: none do."""
+    alike: dict[int, tuple[int, ...]] = {}
+    """Ranks that were not run, by the one that was and does the same."""
+    refusal: str = ""
+    """Why there is no answer."""
+    refused: bool = False
+    """For what was asked; else a process died."""

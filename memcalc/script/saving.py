@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import os
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,109 +16,113 @@ import torch
 from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
 from memcalc.engine.torch_internals import storage_key
-from memcalc.script import file_functions
-from memcalc.script.overlay import Overlay, full
+from memcalc.script import checkpoint_marks as marks
 
-_MARK = b"saved in a simulated run, number %08d"
-_open = open
-_LONG = len(_MARK % 0)
 NOT_WRITTEN = "checkpoints are not written"
 """What an answer says of all that is saved."""
+_open, _rename = open, os.rename
 
 
 class UnwrittenFiles:
-    """What a script has saved, by the mark that it finds in place of it."""
+    """Keeps what a script saves in memory, and a file with a mark in the place of it."""
 
     def __init__(self) -> None:
-        self.overlay = Overlay()
         self._kept: dict[int, Any] = {}
         self._next = 0
-        self._named: set[int] = set()
-        """What was saved under a name, and is forgotten when no file has its mark any more."""
+        self._places: dict[int, list[tuple[int, os.stat_result]]] = {}
+        """Descriptors of files with a mark, which tell when none has it any more."""
+        self._lock = threading.RLock()
+        """Checkpoints may be saved by threads."""
 
     def install(self, patches: Patches) -> None:
-        """Let the script find its files by the functions of ``os`` and ``shutil``."""
-        patches.also(lambda: self.overlay.close(lambda path: _number(path) is not None))
-        file_functions.install(patches, self.overlay)
+        """Copy marks without the room behind them, and move files as on one file system."""
+        patches.also(self._close)
         patches.wrap(shutil, "copyfile", self._copy)
+        for name in ("rename", "replace"):
+            patches.wrap(os, name, _move)
 
     def put(self, file: Any, content: Any, size: int = 0) -> None:
         """Keep what was saved in a path, or something open, and would have so many bytes."""
-        with self.overlay.lock:
-            self._put(file, content, size)
-
-    def _put(self, file: Any, content: Any, size: int) -> None:
-        number, self._next = self._next, self._next + 1
-        self._kept[number] = content
-        path, overlay = full(file), self.overlay
-        if path is not None:
-            self._forget_what_is_gone()
-            self._mark(path, number, size)
-            self._named.add(number)
-            return
-        beside = full(getattr(file, "name", None))
-        if beside is not None and overlay.where(beside) == beside:
-            if overlay.was_there(beside):
-                # Opened to be changed in place, and too large to have been copied.
-                return
-            overlay.of_checkpoints.add(os.path.dirname(beside))
-            overlay.made.add(beside)
-        file.write(_MARK % number)
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            self._kept[number] = content
+            if isinstance(file, str | bytes | os.PathLike):
+                self._forget_what_is_gone()
+                self._mark(file, number, size)
+            else:
+                file.write(marks.mark(number))
 
     def get(self, file: Any, missing: Any = None) -> Any:
-        """What was saved there; ``missing`` if nothing was."""
-        path = full(file)
-        at = self.overlay.where(path) if path is not None else None
-        number = _marked(file) if path is None else _number(at) if at is not None else None
+        """Return what was saved there; ``missing`` if nothing was."""
+        is_path = isinstance(file, str | os.PathLike)
+        number = (marks.number_of if is_path else marks.number_in)(file)
         return missing if number is None else self._kept.get(number, missing)
 
-    def _mark(self, path: str, number: int, size: int) -> None:
-        if not self.overlay.is_own(path):
-            self.overlay.of_checkpoints.add(os.path.dirname(path))
-        with _open(self.overlay.covering(self.overlay.resolved(path)), "wb") as opened:
-            opened.write(_MARK % number)
+    def _mark(self, path: Any, number: int, size: int) -> None:
+        with _open(path, "w+b") as opened:
+            opened.write(marks.mark(number))
             # It takes no room: nothing is written after the mark.
             with contextlib.suppress(OSError):
-                opened.truncate(max(size, _LONG))
+                opened.truncate(max(size, marks.LENGTH))
+            opened.flush()
+            held = os.dup(opened.fileno())
+        self._places.setdefault(number, []).append((held, os.fstat(held)))
 
     def _copy(self, original: Any, source: Any, target: Any, **kwargs: Any) -> Any:
-        here, there = full(source), full(target)
-        at = self.overlay.where(here) if here is not None else None
-        number = _number(at) if at is not None and there is not None else None
-        if number is None or there is None or at is None:
+        number = marks.number_of(source)
+        if number is None or os.path.isdir(target):
             return original(source, target, **kwargs)
-        with self.overlay.lock:
-            self._mark(there, number, os.stat(at).st_size)
+        with self._lock:
+            self._mark(target, number, os.stat(source).st_size)
         return target
 
     def _forget_what_is_gone(self) -> None:
-        mirrored = os.walk(self.overlay.mirror)
-        found = {_number(os.path.join(at, name)) for at, _, names in mirrored for name in names}
-        gone = self._named - found
-        self._named -= gone
-        for number in gone:
-            del self._kept[number]
+        for number, places in list(self._places.items()):
+            if all(_is_gone(number, *place) for place in places):
+                self._close_places(number)
+                del self._kept[number]
+
+    def _close(self) -> None:
+        for number in list(self._places):
+            self._close_places(number)
+
+    def _close_places(self, number: int) -> None:
+        for descriptor, before in self._places.pop(number):
+            if _is_same(descriptor, before):
+                os.close(descriptor)
 
 
-def _marked(file: Any) -> int | None:
-    """The number of the mark that comes next in an open file."""
+def _is_same(descriptor: int, before: os.stat_result) -> bool:
+    """A script may close descriptors that it has not opened, and get their numbers itself."""
     try:
-        at = file.tell()
-        head = file.read(_LONG)
-        file.seek(at)
-    except (AttributeError, OSError, ValueError):
-        return None
-    before, _, number = bytes(head).rpartition(b" ") if isinstance(head, bytes) else (b"", b"", b"")
-    return int(number) if before and before == _MARK.rpartition(b" ")[0] else None
-
-
-def _number(path: str) -> int | None:
-    """The number of the mark that a file begins with."""
-    try:
-        with _open(path, "rb") as opened:
-            return _marked(opened)
+        return os.path.samestat(os.fstat(descriptor), before)
     except OSError:
-        return None
+        return False
+
+
+def _is_gone(number: int, descriptor: int, before: os.stat_result) -> bool:
+    """Return whether a file was deleted, or other things were written to it."""
+    if not _is_same(descriptor, before):
+        return False
+    is_deleted = not os.fstat(descriptor).st_nlink
+    return is_deleted or os.pread(descriptor, marks.LENGTH, 0) != marks.mark(number)
+
+
+def _move(original: Any, source: Any, target: Any, **kwargs: Any) -> None:
+    """As ``os.rename``: also between overlays, and of a folder that was there before."""
+    try:
+        (original if kwargs else _rename)(source, target, **kwargs)
+    except OSError as error:
+        if error.errno != errno.EXDEV or kwargs or os.path.isdir(target):
+            raise
+        if os.path.isdir(source) and not os.path.islink(source):
+            shutil.copytree(source, target, symlinks=True)
+            shutil.rmtree(source)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(target)
+            shutil.copy2(source, target, follow_symlinks=False)
+            os.unlink(source)
 
 
 _NOTHING = object()
@@ -194,7 +200,7 @@ class _Checkpoints:
         self._patches.set_everywhere(module, "save_file", save_file)
 
     def opened(self, module: Any) -> None:
-        """Act on a module whose ``safe_open`` opens files."""
+        """Act on a module whose functions open files, and write them."""
         real = module.safe_open
 
         def safe_open(
@@ -202,11 +208,17 @@ class _Checkpoints:
         ) -> Any:
             if (kept := self._files.get(filename)) is not None:
                 return kept.on(device)
-            path = full(filename)
-            at = self._files.overlay.where(path) if path is not None else None
-            return real(at or filename, framework, device, **more)
+            return real(filename, framework, device, **more)
 
+        def serialize_file(tensors: Any, filename: Any, *more: Any, **options: Any) -> Any:
+            # It replaces a file by a system call of its own, which no library sees.
+            with contextlib.suppress(OSError):
+                os.truncate(filename, 0)
+            return serialize(tensors, filename, *more, **options)
+
+        serialize = module.serialize_file
         self._patches.set_everywhere(module, "safe_open", safe_open)
+        self._patches.set_everywhere(module, "serialize_file", serialize_file)
 
 
 class _Tensors(contextlib.AbstractContextManager["_Tensors"]):

@@ -2,100 +2,28 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import math
-import os
-import pickle
 import shlex
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
-from memcalc.catalog import contexts, gpus
-from memcalc.catalog.gpus import Gpu
+from memcalc.catalog import gpus
 from memcalc.catalog.plan import STEPS, make
-from memcalc.children import variables
-from memcalc.children.exit_reason import ending, oom_kills
-from memcalc.engine import driver, environment, simulated_gpu
-from memcalc.engine.alloc_conf import VARIABLES, check_environment
-from memcalc.engine.cudnn import loading
-from memcalc.engine.environment.search import Environment
-from memcalc.engine.source_lines import listed
-from memcalc.engine.stub import load as stub
-from memcalc.errors import EstimateError, UsageError, took_too_long
+from memcalc.engine.packages.stand_ins import STAND_INS
+from memcalc.estimation.card import card_of
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.question import Asked, asked
-from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import FitVerdict
-from memcalc.records.replay import UNLIMITED
-from memcalc.script.answer import answered, as_it_ended
+from memcalc.script.answer import Simulated, as_it_ended, of_ranks
 from memcalc.script.command import Program, launched
-from memcalc.script.launchers import Launch
-from memcalc.script.records import Answer, Ending, Request
-from memcalc.units import format_bytes
-
-_CARRIED = 8 << 20
-"""Bytes of the largest copy to the GPU whose values are kept."""
-_FULL = "runs out of memory"
-_MOST_WAYS = 3
-"""Lines whose decisions are tried the other way: each takes one more run."""
-_MOST_SECONDS = 120.0
-"""Seconds for all these runs."""
-_ALONE = (
-    "the script uses {used} of {count} GPUs; to use all, put torchrun --nproc-per-node {count} "
-    "before it in place of python"
-)
-_BEGINS = """
-import os, sys
-sys.path[:] = [*filter(None, sys.path), {home!r}]
-try:
-    from memcalc.script.child import main
-    main(*sys.argv[1:])
-except FileNotFoundError as error:
-    if error.filename is None:
-        sys.exit(1)
-    raise
-"""
-"""Without the current folder: a program elsewhere imports nothing from it, and nor does PyTorch."""
-_HOME = str(Path(__file__).resolve().parents[2])
-
-
-class _Card(NamedTuple):
-    """What a process finds of its GPU, in bytes."""
-
-    kept: int
-    """What the driver keeps of the card, which NVML counts and CUDA does not offer."""
-    outside: int
-    """What the process holds outside the allocator."""
-    room: int
-    """What the allocator may take."""
-
-
-def _card(gpu: Gpu | None) -> _Card:
-    """A named GPU has the room that its context leaves; without one nothing is ever full."""
-    context = contexts.ranges(gpu).total
-    outside = context.likely if context.likely is not None else context.low
-    if gpu is None:
-        return _Card(0, outside, UNLIMITED)
-    return _Card((gpu.nvml_memory or gpu.memory) - gpu.memory, outside, gpu.memory - outside)
-
-
-class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program ended, and what it took of the GPU."""
-
-    ending: Ending
-    traced: Traced | None
-    """``None``: it never used the GPU."""
+from memcalc.script.imports import check_imports
+from memcalc.script.other_ways import both_ways
+from memcalc.script.process import Run
 
 
 def simulate(
@@ -114,103 +42,39 @@ def simulate(
 
     Raises:
         UsageError: the command cannot be understood.
-        EstimateError: the process died, or its time was up, or there is no PyTorch with CUDA.
+        EstimateError: the process died, or its time was up, or there is no PyTorch with CUDA, or
+            a package that the script imports.
     """
     folder = Path.cwd() if folder is None else folder
     program, launch = launched(plan, folder)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
-    run = _Run(asked(plan), program, launch, folder)
+    run = Run(asked(plan), program, launch, folder)
+    check_imports(program, plan.command or "", folder, plan.python or sys.executable, STAND_INS)
     run.timeout = timeout
     began = time.monotonic()
-    found = run.answer(limited=gpu is not None, quiet=quiet)
-    if found.ending.decides:
-        found = _both_ways(run, found, gpu is not None, time.monotonic() - began)
-    refusal = found.ending.refusal
-    if found.ending.out_of_memory and refusal is not None:
-        whole = run.answer(limited=False, quiet=True)
-        if whole.traced is not None and not whole.ending.code:
-            found = replace(found, traced=whole.traced)
-        else:
-            last = replace(refusal, last=True)
-            found = replace(found, ending=replace(found.ending, refusal=last))
+    ran, room = run.ranks(limited=gpu is not None, quiet=quiet), None
+    while lacks := {one.ending.lacks for one in ran.found.values()} - {""}:
+        run.stand_ins += tuple(sorted(lacks))
+        ran = run.ranks(limited=gpu is not None, quiet=quiet)
+    if gpu is not None:
+        room = card_of(gpu).room
+    each = {rank: _ended(run, rank, one, room) for rank, one in ran.found.items()}
+    if len(each) == 1:
+        ((rank, one),) = each.items()
+        each[rank] = both_ways(
+            one,
+            lambda line: run.ranks(
+                limited=gpu is not None,
+                again=True,
+                opposite=line,
+                rank=None if ran.answers is None else rank,
+            ).found[rank],
+            time.monotonic() - began,
+        )
+    found = each[0] if ran.answers is None else of_ranks(each, ran.answers, plan)
     if found.traced is not None:
-        room = _card(gpu).room if gpu is not None else None
-        traced = as_it_ended(found.traced, found.ending, room)
-        keep(traced)
-        found = replace(found, traced=traced)
+        keep(found.traced)
     return found
-
-
-def _both_ways(run: _Run, found: Simulated, limited: bool, seconds: float) -> Simulated:
-    """Run again with the decisions of one line after another taken the other way.
-
-    Returns:
-        The answer of the run that made most optimizer steps, which is the first unless decisions
-        kept that from training. An assumption tells what the others need. Where one of them does
-        not fit, it is no more than tight.
-    """
-    if found.traced is None or found.ending.code:
-        return found
-    lines = found.ending.decides
-    tried = lines[: min(_MOST_WAYS, int(_MOST_SECONDS / max(seconds, 0.1)))]
-    ways = [(line, *_other_way(run, line, limited)) for line in tried]
-    chosen = max((found, *(way for _, way, _ in ways if way)), key=lambda one: one.ending.steps)
-    others = [
-        f"{line} ({outcome or _difference(way, chosen)})"
-        for line, way, outcome in ways
-        if way is not chosen
-    ]
-    said = f"numbers that are not computed here decide at {listed(lines)}"
-    if chosen is not found:
-        said += "; the figures are those of another branch, which trains more, than the one shown"
-    if others:
-        said += f"; the other way at {', '.join(others)}"
-    if len(tried) < len(lines):
-        said += f"; not tried the other way: {listed(lines[len(tried) :])}"
-    fails = any(outcome == _FULL or _fails(way) for _, way, outcome in ways)
-    return _assuming(replace(chosen, ending=found.ending), said, tight=fails)
-
-
-def _fails(way: Simulated | None) -> bool:
-    fit = way.traced.prediction.fit if way is not None and way.traced is not None else None
-    return fit is not None and fit.verdict is FitVerdict.DOES_NOT_FIT
-
-
-def _other_way(run: _Run, line: str, limited: bool) -> tuple[Simulated | None, str]:
-    """Return the answer of the other way, or None and why there is none."""
-    try:
-        found = run.answer(limited=limited, quiet=True, opposite=line)
-    except EstimateError as error:
-        return None, str(error)
-    if found.ending.out_of_memory:
-        return None, _FULL
-    if found.ending.code or found.traced is None:
-        return None, f"ends with exit code {found.ending.code}"
-    return found, ""
-
-
-def _difference(way: Simulated | None, chosen: Simulated) -> str:
-    assert way is not None
-    more = _reserved(way) - _reserved(chosen)
-    return (
-        f"{format_bytes(abs(more))} {'more' if more > 0 else 'less'}" if more else "the same peak"
-    )
-
-
-def _reserved(found: Simulated) -> int:
-    """Return what a run reserved at its peak, in bytes."""
-    assert found.traced is not None
-    return found.traced.prediction.peak.reserved or 0
-
-
-def _assuming(found: Simulated, said: str, *, tight: bool) -> Simulated:
-    """Return an answer with an assumption before all others."""
-    assert found.traced is not None
-    prediction = found.traced.prediction
-    told = replace(prediction, assumptions=(said, *prediction.assumptions))
-    if tight and told.fit is not None and told.fit.verdict is FitVerdict.FITS:
-        told = replace(told, fit=replace(told.fit, verdict=FitVerdict.TIGHT))
-    return replace(found, traced=replace(found.traced, prediction=told))
 
 
 def run_work(question: Asked, work: bytes) -> tuple[Traced | None, BaseException | None]:
@@ -220,208 +84,27 @@ def run_work(question: Asked, work: bytes) -> tuple[Traced | None, BaseException
         EstimateError: the process died, or there is no PyTorch with CUDA.
     """
     program = Program(module=question.plan.name)
-    run = _Run(question, program, None, Path.cwd(), work)
-    return run.answer(limited=question.gpu is not None).traced, run.raised
+    run = Run(question, program, None, Path.cwd(), work)
+    found = run.ranks(limited=question.gpu is not None).found[0]
+    traced = found.traced
+    if traced is not None and run.raised is not None:
+        traced = as_it_ended(traced, found.ending, room=None)
+    return traced, run.raised
 
 
-class _Run:
-    """A program that can be run several times; arguments as for ``simulate``."""
-
-    def __init__(
-        self,
-        question: Asked,
-        program: Program,
-        launch: Launch | None,
-        folder: Path,
-        work: bytes = b"",
-    ) -> None:
-        self._work = work
-        self.timeout = math.inf
-        """Seconds after which a run is ended."""
-        self.raised: BaseException | None = None
-        """By the function that ran in place of a program."""
-        self._question, self._program, self._launch = question, program, launch
-        self._folder, self._python = folder, question.plan.python or sys.executable
-
-    def answer(self, *, limited: bool, quiet: bool = False, opposite: str = "") -> Simulated:
-        """Run it in a process of its own, limited to the GPU's memory or not.
-
-        Args:
-            limited: memory is no larger than the GPU's.
-            quiet: what it prints is not shown.
-            opposite: a line whose decisions by numbers that are not computed go the other way.
-        """
-        with tempfile.TemporaryDirectory(prefix="memcalc-") as scratch:
-            asked_in, answered = Path(scratch, "request.json"), Path(scratch, "answer.json")
-            request, work = replace(self._request(), opposite=opposite), Path(scratch, "work")
-            if self._work:
-                work.write_bytes(self._work)
-                request = replace(request, work=str(work), path=tuple(sys.path))
-            asked_in.write_bytes(msgspec.json.encode(request))
-            command = [self._python, "-c", _BEGINS.format(home=_HOME)]
-            out, err = (subprocess.DEVNULL,) * 2 if quiet else (_stderr(), None)
-            if self._work:
-                out = err = subprocess.PIPE
-            elif not quiet and sys.stderr is not sys.__stderr__ and sys.stderr.isatty():
-                # A line moves at the terminal: what keeps it there writes what the program prints.
-                out, err = subprocess.PIPE, subprocess.STDOUT
-            kills = oom_kills()
-            environment = self._environment(Path(scratch), limited=limited)
-            try:
-                with _ended_after(self.timeout, str(asked_in)):
-                    done = subprocess.run(
-                        [*command, str(asked_in), str(answered)],
-                        cwd=self._folder,
-                        env=environment,
-                        stdout=out,
-                        stderr=err,
-                        text=True,
-                        errors="replace",
-                        check=False,
-                    )
-            except OSError as error:
-                raise EstimateError(f"{self._python} cannot be started: {error}.") from None
-            seen = sys.stdout if self._work else sys.stderr
-            print(done.stdout or "", end="", file=seen, flush=True)
-            print(done.stderr or "", end="", file=sys.stderr, flush=True)
-            if not answered.exists():
-                name = "process of the program"
-                raise EstimateError(ending(name, done.returncode, kills=kills))
-            answer = msgspec.json.decode(answered.read_bytes(), type=Answer)
-            if answer.raised:
-                self.raised = _raised(answer.raised)
-            return self._understood(answer)
-
-    def _request(self) -> Request:
-        program = self._program
-        said = list(self._question.notes)
-        if self._launch is not None and self._launch.assumed:
-            said.append(self._launch.assumed)
-        if self._launch is not None and self._launch.world > 1:
-            said.append(
-                f"this is rank 0 of {self._launch.world}; other ranks are not run, and their "
-                f"messages are assumed to have arrived"
-            )
-        if program.left_out:
-            said.append(f"Python's own options are left out: {', '.join(program.left_out)}")
-        return Request(
-            program=program,
-            steps=self._question.plan.steps or 0,
-            gpus=self._question.plan.devices,
-            launched=self._launch is not None,
-            weights=self._question.plan.weights,
-            said=tuple(said),
-        )
-
-    def _environment(self, scratch: Path, *, limited: bool) -> dict[str, str]:
-        """Variables of the process: the stub driver, the GPU, and caches of the simulation."""
-        question, plan = self._question, self._question.plan
-        told = _card(question.gpu)
-        room = told.room if limited else UNLIMITED
-        local = self._launch.local if self._launch is not None else None
-        # A process that a launcher starts has a GPU of its own, and sees that alone.
-        devices = plan.devices if local is None or plan.devices > local else 1
-        engine = self._engine()
-        root, cuda = (Path(engine.root), engine.cuda) if engine else driver.installed(self._python)
-        prepared = stub.prepare(root, cuda, (*engine.path, *sys.path) if engine else ())
-        found = variables.numbered_gpus(os.environ, devices)
-        if engine:
-            found = engine.variables(found)
-            found[driver.ENVIRONMENT] = msgspec.json.encode(engine).decode()
-        # Where memory runs out the answer says so, and PyTorch's own line of C++ need not.
-        found.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        found |= {
-            **dict(self._program.environment),
-            **stub.environment(prepared, scratch / "processes"),
-            **loading.environment(driver.cudnn(question.target.capability, [root.parent])),
-            **simulated_gpu.settings(question.gpu, question.target, room=room),
-            "MEMCALC_STUB_KEPT": str(told.kept),
-            "MEMCALC_STUB_OUTSIDE": str(told.outside),
-            "MEMCALC_STUB_DEVICES": str(devices),
-            "MEMCALC_STUB_CARRIED": str(_CARRIED),
-            **(self._launch.environment(0) if self._launch is not None else {}),
-        }
-        if plan.alloc_conf:
-            found[VARIABLES[0]] = plan.alloc_conf
-        check_environment(found)
+def _ended(run: Run, rank: int, found: Simulated, room: int | None) -> Simulated:
+    """Run once more without a limit where memory ran out, and say what the end tells."""
+    refusal = found.ending.refusal
+    if found.ending.out_of_memory and refusal is not None:
+        whole = run.ranks(limited=False, again=True, rank=rank).found[rank]
+        if whole.traced is not None and not whole.ending.code:
+            found = replace(found, traced=whole.traced)
+        else:
+            last = replace(refusal, last=True)
+            found = replace(found, ending=replace(found.ending, refusal=last))
+    if found.traced is None:
         return found
-
-    def _engine(self) -> Environment | None:
-        """The environment with the releases that the plan names; ``None``: it names none."""
-        plan = self._question.plan
-        if plan.torch is None and plan.transformers is None:
-            return None
-        if self._python != sys.executable:
-            raise UsageError(
-                "--python runs the PyTorch that it has: leave --torch out, or --python."
-            )
-        return environment.find(plan.torch, plan.transformers)
-
-    def _understood(self, answer: Answer) -> Simulated:
-        try:
-            traces = {gpu: unpack(data) for gpu, data in answer.traces.items()}
-        except DamagedTraceError as error:
-            raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
-        traced = answered(self._question, traces, answer.state)
-        count = self._question.plan.devices
-        one_of_many = any(max(trace.groups, default=1) > 1 for trace in traces.values())
-        launched = one_of_many or self._launch is not None
-        if traced is not None and len(traces) < count and not launched:
-            told = (_ALONE.format(used=len(traces), count=count), *traced.prediction.assumptions)
-            traced = replace(traced, prediction=replace(traced.prediction, assumptions=told))
-        return Simulated(ending=answer.ending, traced=traced)
-
-
-@contextlib.contextmanager
-def _ended_after(timeout: float, request: str) -> Iterator[None]:
-    """Kill the process of a request, and those that it started, when the time is up.
-
-    Raises:
-        EstimateError: it was.
-    """
-    if timeout == math.inf:
-        yield
-        return
-    is_up = threading.Event()
-
-    def end() -> None:
-        import psutil
-
-        is_up.set()
-        for process in psutil.Process().children():
-            with contextlib.suppress(psutil.Error):
-                if request in process.cmdline():
-                    for one in (*process.children(recursive=True), process):
-                        one.kill()
-
-    timer = threading.Timer(timeout, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-    if is_up.is_set():
-        raise EstimateError(took_too_long("command", timeout))
-
-
-def _stderr() -> int:
-    """Standard output of a command is its answer; what a program prints goes beside it."""
-    try:
-        return sys.stderr.fileno()
-    except (ValueError, OSError, AttributeError):
-        return subprocess.DEVNULL  # Closed, or no file.
-
-
-def _raised(kept: dict[str, str]) -> BaseException:
-    """What a function raised in the other process, with its traceback there as a note."""
-    error: BaseException
-    try:
-        error = pickle.loads(base64.b64decode(kept["error"]))
-    except Exception:
-        error = EstimateError(f"{kept['kind']}: {kept['text']}")
-    error.add_note(kept["trace"])
-    return error
+    return replace(found, traced=as_it_ended(found.traced, found.ending, room))
 
 
 def plan_of(command: Sequence[str], **settings: Any) -> Plan:

@@ -1,7 +1,7 @@
 """The environment of a user's program: its files, trackers, GPUs, packages and processes.
 
-Of processes that train together the first runs in the script's own. What it starts by subprocess
-sees no simulated GPU, and is named.
+Of processes that train together one runs in the script's own, the first if none is named. What it
+starts by subprocess sees no simulated GPU, and is named.
 """
 
 import os
@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from memcalc.engine import decisions, source_lines
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.session import Session
-from memcalc.script import large_weights, saving
+from memcalc.script import large_weights, saving, starting
 from memcalc.script.child_deaths import ChildDeaths
 from memcalc.script.command import commands
 from memcalc.script.packages import (
@@ -27,12 +28,13 @@ from memcalc.script.packages import (
     saved_models,
     torchvision,
     transformers,
+    vllm,
 )
 from memcalc.script.records import Request
 
 
 def program(request: Request, session: Session) -> Iterable[str]:
-    """Keep the user's files as they are, and run the first of processes that it starts here.
+    """Keep checkpoints in memory, and run the first of processes that the script starts here.
 
     Returns:
         The other Python programs that it starts; they are added as it does.
@@ -42,34 +44,41 @@ def program(request: Request, session: Session) -> Iterable[str]:
     others = python_commands(patches)
     ChildDeaths().install(patches)
 
-    def started(of: str) -> Callable[[int], None]:
-        def tell(count: int) -> None:
-            say(f"the first of {count} {of} runs", source_lines.line())
-            if count > 1:
+    def started(of: str, *numbers: str) -> Callable[..., None]:
+        def tell(count: int, **variables: str) -> None:
+            if request.scouts:
+                starting.tell(starting.Found(world=count, variables=variables, numbers=numbers))
+            if request.rank is None:
+                say(f"the first of {count} {of} runs", source_lines.line())
+            if count > 1 and request.rank is None:
                 _count_gpus(patches, count)
                 session.be_one_of_many()
 
         return tell
 
-    spawn_here(patches, started("spawned processes"))
-    if request.launched:
+    spawn_here(patches, started("spawned processes"), int(request.rank or 0))
+    if request.launch is not None:
         _count_gpus(patches, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    elif (request.world or 1) > 1:
+        _count_gpus(patches, request.world or 1)
     elif request.gpus > 1:
-        follow_lightning(patches, request.gpus, started("processes that Lightning starts"))
+        told = started("processes that Lightning starts", "LOCAL_RANK")
+        follow_lightning(patches, request.gpus, told)
     decisions.install(patches, session.values)
     if not request.weights:
         large_weights.install(patches)
-    files = saving.install(patches)
+    saving.install(patches)
     session.follow_checkpoints()
-    files.overlay.covers = lambda: say(_STAY, source_lines.line())
     _turn_trackers_off(patches)
-    saved_models.install(patches, files.overlay)
+    saved_models.install(patches)
     accelerate.install(patches)
     deepspeed.install(session)
     torchvision.install(patches, session.values)
     if not request.weights:
         transformers.install(patches)
         diffusers.install(patches)
+    if request.serving:
+        vllm.install(session, Path(request.serving))
     return others
 
 
@@ -92,7 +101,6 @@ def _count_gpus(patches: Patches, count: int) -> None:
         patches.set(module, "get_rng_state_all", states)
 
 
-_STAY = "files that were there before stay as they were"
 _KEEP_TRACKERS = "MEMCALC_TRACKERS"
 """Variable of the environment that leaves trackers on."""
 _OFF = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "NEPTUNE_MODE": "debug"}
@@ -155,8 +163,8 @@ class _Ended:
         pass
 
 
-def spawn_here(patches: Patches, started: Callable[[int], None]) -> None:
-    """Of the processes of ``torch.multiprocessing.spawn`` the first runs here.
+def spawn_here(patches: Patches, started: Callable[[int], None], rank: int) -> None:
+    """Of the processes of ``torch.multiprocessing.spawn`` this one runs here.
 
     ``started`` is told how many there would be, before it runs.
     """
@@ -171,7 +179,7 @@ def spawn_here(patches: Patches, started: Callable[[int], None]) -> None:
         **more: Any,
     ) -> _Ended | None:
         started(nprocs)
-        fn(0, *args)
+        fn(rank, *args)
         return None if join else _Ended()
 
     module = sys.modules["torch.multiprocessing.spawn"]
@@ -179,7 +187,7 @@ def spawn_here(patches: Patches, started: Callable[[int], None]) -> None:
         patches.wrap(module, name, start, (torch.multiprocessing,))
 
 
-def follow_lightning(patches: Patches, gpus: int, started: Callable[[int], None]) -> None:
+def follow_lightning(patches: Patches, gpus: int, started: Callable[..., None]) -> None:
     """Act when Lightning is imported: it starts one process for each of these GPUs.
 
     ``started`` is told how many there would be, before the first runs.
@@ -189,7 +197,9 @@ def follow_lightning(patches: Patches, gpus: int, started: Callable[[int], None]
     def launches(module: ModuleType) -> None:
         def call(original: Any, launcher: Any) -> None:
             original(launcher)
-            started(launcher.num_processes)
+            names = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "WORLD_SIZE")
+            variables = {name: os.environ[name] for name in names if name in os.environ}
+            started(launcher.num_processes, **variables)
 
         patches.set(module, "subprocess", SimpleNamespace(Popen=_Ended))
         patches.set(module, "_launch_process_observer", lambda processes: None)

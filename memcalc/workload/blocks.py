@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from memcalc.errors import UsageError
+from memcalc.records.names import DTYPES
 
 
 def blocks(model: torch.nn.Module, classes: str = "") -> list[torch.nn.Module]:
@@ -52,7 +53,8 @@ def to_empty(model: torch.nn.Module, device: Any, fill: Callable[[torch.nn.Modul
     model.to_empty(device=device)
     tie = getattr(model, "tie_weights", None)
     if tie is not None:
-        tie()
+        # transformers 5 keeps what is tied; read anew from the config it may be more.
+        tie(**({"recompute_mapping": False} if hasattr(model, "all_tied_weights_keys") else {}))
     fill(model)
 
 
@@ -64,8 +66,7 @@ def dtype_of(name: Any) -> torch.dtype | None:
     """
     if name is None or name == "none":
         return None
-    known = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-    dtype = getattr(torch, known.get(str(name), str(name)), None)
+    dtype = getattr(torch, DTYPES.get(str(name), str(name)), None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise UsageError(f"{name!r} is not a dtype: write bfloat16, float16 or float32.")
     return dtype

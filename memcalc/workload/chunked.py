@@ -66,7 +66,8 @@ def _loss(
     """Mean cross-entropy; hidden (B, S, H), labels (B, S), each token foretells the next."""
     targets = functional.pad(labels, (0, 1), value=IGNORED)[..., 1:].reshape(-1)
     rows = hidden.reshape(-1, hidden.shape[-1])
-    total = hidden.new_zeros((), dtype=torch.float32)
+    # Hidden states are a DTensor where tokens are divided over GPUs; what the head returns is none.
+    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     for piece, wanted in zip(rows.chunk(chunks), targets.chunk(chunks), strict=True):
         total = total + checkpoint(_piece, head, piece, wanted, use_reentrant=False)
     return total / (targets != IGNORED).sum()

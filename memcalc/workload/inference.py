@@ -16,7 +16,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 from memcalc.workload import cache_layers, long_decode
 from memcalc.workload.inputs import Batch, without_adapters
-from memcalc.workload.job import PRECISIONS, Program, Turns, Watch, as_found
+from memcalc.workload.job import Program, Turns, Watch, as_found, forward_context
 from memcalc.workload.wrapped_tensors import plain
 
 _CACHES = (*cache_layers.NAMES, "cache_params", "past_buckets_states", "mems", "state")
@@ -35,7 +35,7 @@ def run(
     ``True`` before the first and ``False`` after the last of them.
     """
     plan, model = program.plan, program.model.eval()
-    with torch.no_grad(), PRECISIONS[plan.precision].context(device)():
+    with torch.no_grad(), forward_context(plan, device)():
         if plan.generate is None:
             with watch.phase(Phase.FORWARD, 0):
                 outputs = model(**program.batch(device))

@@ -54,7 +54,11 @@ def whole(source: ModelSource, head: Head, plan: Plan | None = None) -> Inventor
         if plan is None or plan.adapters is None:
             return take(build(source, head), source.name, head.name)
         model = build(source, head, dtype=PRECISIONS[plan.precision].weights)
-        return take(attach(model, plan.adapters), source.name, head.name)
+        return take(
+            attach(model, plan.adapters, autocast=plan.autocast_adapter_dtype),
+            source.name,
+            head.name,
+        )
 
 
 def _owners(model: torch.nn.Module) -> dict[int, str]:

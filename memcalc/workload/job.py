@@ -60,6 +60,14 @@ PRECISIONS = {
 }
 
 
+def forward_context(
+    plan: Plan, device_type: str
+) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """Make the context of a plan's forward; casts of FSDP2 stand in for autocast."""
+    precision = PRECISIONS[plan.precision]
+    return precision.context(device_type) if layouts.autocasts(plan) else contextlib.nullcontext
+
+
 class Program(msgspec.Struct, frozen=True, kw_only=True):
     """What to run; the model is not on the device yet."""
 

@@ -60,9 +60,26 @@ def build(
     finally:
         torch.set_default_dtype(default)
     _settle(model)
+    _untie(model, source.config or {})
     if torch.empty(0).is_meta:
         _join(model)
     return model if as_loaded else model.to(dtype)
+
+
+def _untie(model: Any, config: Mapping[str, Any]) -> None:
+    """Give a head weights of its own where the config's file says that it has them.
+
+    T5's class of configs in transformers 5 says otherwise, and ties them until ``from_pretrained``
+    finds both in the checkpoint: then it drops this pair alone from ``all_tied_weights_keys``.
+    """
+    tied = getattr(model, "all_tied_weights_keys", None)
+    if config.get("tie_word_embeddings") is not False or not tied:
+        return
+    head = model.get_output_embeddings()
+    if head is not None and head.weight is model.get_input_embeddings().weight:
+        name = next(name for name, one in model.named_modules() if one is head)
+        del tied[f"{name}.weight"]
+        head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
 
 
 def _in(dtype: torch.dtype, model: torch.nn.Module) -> torch.nn.Module:
@@ -239,8 +256,10 @@ def with_weights(plan: Plan) -> tuple[torch.nn.Module, Task]:
     return model, head.task
 
 
-def attach(model: torch.nn.Module, text: str) -> torch.nn.Module:
+def attach(model: torch.nn.Module, text: str, *, autocast: bool) -> torch.nn.Module:
     """Wrap a model with the adapters that a text of ``Plan.lora`` asks for.
+
+    ``autocast``: peft keeps adapters of 16-bit weights in fp32 (``autocast_adapter_dtype``).
 
     Raises:
         UsageError: peft cannot adapt this model.
@@ -259,7 +278,21 @@ def attach(model: torch.nn.Module, text: str) -> torch.nn.Module:
         # peft makes adapters on the CPU and moves them beside the layer they adapt; where that is
         # meta they are not filled first, which takes seconds for a model of 7B.
         with torch.device("meta") if on_meta else contextlib.nullcontext():
-            wrapped: torch.nn.Module = peft.get_peft_model(model, config)
+            wrapped: Any = peft.get_peft_model(model, config, autocast_adapter_dtype=autocast)
     except ValueError as error:
         raise UsageError(f"peft cannot adapt {type(model).__name__}: {error}.") from None
-    return wrapped
+    if on_meta and not autocast:
+        _cast_adapters(wrapped)
+    return wrapped  # type: ignore[no-any-return]
+
+
+def _cast_adapters(model: torch.nn.Module) -> None:
+    """Give adapters the dtype of their layers, as peft does anywhere but on the meta device."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for layer in model.modules():
+        if isinstance(layer, BaseTunerLayer):
+            dtype = next(layer.get_base_layer().parameters()).dtype
+            for parameter in layer.parameters():
+                if parameter.requires_grad:
+                    parameter.data = parameter.data.to(dtype)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from memcalc.catalog import models
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
+from memcalc.records.names import AUTOCAST_DTYPES
 from memcalc.records.plan import Plan
 from memcalc.records.trace import EQUAL_LENGTHS
 from memcalc.registry import Choice
@@ -88,7 +89,7 @@ def _finished(
 ) -> tuple[torch.nn.Module, Inventory]:
     """The model with its adapters, frozen and checkpointed as the plan says, and its tensors."""
     if plan.adapters is not None:
-        model = attach(model, plan.adapters)
+        model = attach(model, plan.adapters, autocast=plan.autocast_adapter_dtype)
     inventory = take(model, name, task, plan.freeze)
     if not inventory.trainable and not plan.infers:
         unset = "no parameter of the model has requires_grad set"
@@ -97,6 +98,16 @@ def _finished(
     if plan.checkpointing:
         checkpoint(model, plan)
     return model, inventory
+
+
+NON_REENTRANT = (
+    "checkpointing has use_reentrant=False, under which bitsandbytes keeps the inputs of int8 "
+    "layers as long as the outputs live (else --use-reentrant)"
+)
+REENTRANT = (
+    "checkpointing has use_reentrant=True; with False, bitsandbytes keeps the inputs of int8 "
+    "layers as long as the outputs live (--no-use-reentrant)"
+)
 
 
 def finished(program: Program, loaded: torch.nn.Module) -> Program:
@@ -109,9 +120,12 @@ def finished(program: Program, loaded: torch.nn.Module) -> Program:
         switch(loaded)
     if not program.plan.infers:
         quantised.prepare(loaded, program.plan)
-    known = program.inventory
+    known, said = program.inventory, program.assumptions
     model, inventory = _finished(loaded, program.plan, known.model, known.task)
-    return replace(program, model=model, inventory=replace(inventory, config=known.config))
+    if program.plan.scheme == "int8" and program.plan.checkpointing:
+        said = (*said, REENTRANT if _is_reentrant(model) else NON_REENTRANT)
+    inventory = replace(inventory, config=known.config)
+    return replace(program, model=model, inventory=inventory, assumptions=said)
 
 
 def _kv_cache(model: torch.nn.Module, wanted: bool | None) -> bool:
@@ -196,9 +210,12 @@ def checkpoint(model: torch.nn.Module, plan: Plan) -> None:
     """
     enable: Any = switch(model)
     every = plan.checkpoint_every
+    told = None if plan.use_reentrant is None else {"use_reentrant": plan.use_reentrant}
+    prepared = plan.scheme is not None and plan.kbit_prepare
     if every == 1:
-        enable()
-        if plan.lora is not None and _is_reentrant(model):
+        if plan.loop == "trainer" or not prepared:
+            enable(*([told] if told else []))
+        if plan.adapters is not None and not prepared and _is_reentrant(model):
             # Without it nothing that goes into a layer needs gradients, and backward is refused.
             model.enable_input_require_grads()  # type: ignore[operator]
         return
@@ -208,13 +225,13 @@ def checkpoint(model: torch.nn.Module, plan: Plan) -> None:
             "This transformers recomputes all layers or none: install 5.23, or leave "
             "--checkpoint-every out."
         )
-    sparse(every_n_layers=every)
+    sparse(every_n_layers=every, activation_checkpointing_kwargs=told)
 
 
 def _is_reentrant(model: torch.nn.Module) -> bool:
-    """Whether checkpointing that was turned on is PyTorch's older one, as in transformers 4."""
+    """Return True if checkpointing that was turned on is PyTorch's older one, its default."""
     found = (getattr(part, "_gradient_checkpointing_func", None) for part in model.modules())
-    return any(one.keywords.get("use_reentrant") for one in found if one is not None)
+    return any(one.keywords.get("use_reentrant", True) for one in found if one is not None)
 
 
 def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[str]:
@@ -231,6 +248,12 @@ def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[s
     if loop.keep_outputs(plan):
         held = "`outputs` and its KV cache" if cached else "`outputs`"
         yield f"your loop holds {held} in the next forward (else --no-keep-outputs)"
+    if plan.loop == "plain" and layouts.mixes(plan):
+        half = AUTOCAST_DTYPES[plan.precision]
+        yield (
+            f"{plan.precision} gathers and reduces in {half}, as accelerate does (else "
+            "--parallel-arg reduce_dtype=float32, as torchtitan, or param_dtype=none: autocast)"
+        )
     if layouts.of(plan).package == "deepspeed":
         yield "DeepSpeed allocates its flat buffers on the GPU, as it does where there is room"
     if plan.optim_in_backward or choice.row.in_backward:
@@ -259,11 +282,6 @@ def _said_of_base(plan: Plan) -> Iterator[str]:
         )
     if plan.scheme == "int8":
         yield "no activation is an outlier (6.0 and above), which int8 products handle separately"
-        if plan.checkpointing:
-            yield (
-                "checkpointing has use_reentrant=False, under which bitsandbytes keeps the inputs "
-                "of int8 layers as long as the outputs live; with True they are not kept"
-            )
 
 
 def _said_of_inference(plan: Plan) -> Iterator[str]:

@@ -101,13 +101,14 @@ def settings_of(plan: Plan) -> Any:
 
 
 def prepare(model: torch.nn.Module, plan: Plan) -> None:
-    """What ``peft.prepare_model_for_kbit_training`` does, where the plan wants it."""
+    """Run ``peft.prepare_model_for_kbit_training``, where the plan wants it."""
     if not plan.kbit_prepare:
         return
+    given = {} if plan.use_reentrant is None else {"use_reentrant": plan.use_reentrant}
     importlib.import_module("peft").prepare_model_for_kbit_training(
         model,
         use_gradient_checkpointing=plan.checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False},
+        gradient_checkpointing_kwargs=given,
     )
 
 

@@ -95,6 +95,7 @@ def test_axolotl_loads_weights_in_bf16(tmp_path):
         "attention": "flash_attention_2",
         "lora": "r=16,target=q_proj+v_proj",
         "quant": "nf4-dq",
+        "kbit_prepare": False,
     }
     assert found.unread == ("fused kernels of adapters, which axolotl turns on where it can",)
 

@@ -157,6 +157,20 @@ def test_code_of_a_user_reads_its_own_variables(memcalc, tmp_path):
     assert json.loads(done.stdout)["parameters"]["count"] == 8 * 16 + 16
 
 
+def test_an_import_that_asks_for_the_gpu_finds_that_of_the_plan(memcalc, tmp_path):
+    (tmp_path / "asking.py").write_text(
+        "import torch\n"
+        "WIDTH = torch.cuda.get_device_properties(0).multi_processor_count\n"
+        "def model():\n"
+        "    return torch.nn.Linear(8, WIDTH, bias=False)\n"
+    )
+    for gpu, processors in (("t4", 40), ("a100", 108)):
+        done = memcalc("estimate", "asking:model", "--input", "input=float32[32,8]", "--gpu", gpu,
+                       "-f", "json")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["parameters"]["count"] == 8 * processors
+
+
 def test_a_cache_that_cannot_be_written_is_a_warning(memcalc, tmp_path):
     (tmp_path / "file").write_text("")
     done = memcalc(*MAIN, "-f", "json", MEMCALC_CACHE=str(tmp_path / "file" / "cache"))

@@ -352,3 +352,16 @@ def test_estimate_reads_a_recipe_and_writes_it_with_the_options(memcalc, written
     assert done.returncode == 0, done.stderr
     changed = recipe.replace("batch_size: 2", "batch_size: 3")
     assert (written / "b.yaml").read_text() == changed
+
+
+@pytest.mark.nightly
+def test_a_recipe_of_flash_attn_is_answered_without_it(memcalc, written):
+    recipe = AXOLOTL.replace("meta-llama/Llama-3.2-1B", "HuggingFaceTB/SmolLM2-135M")
+    (written / "axolotl.yaml").write_text(recipe + "flash_attention: true\n")
+    done = memcalc("estimate", "axolotl.yaml", "--seq", "512", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["plan"]["attention"] == "flash"
+    assert "how flash-attn differs from PyTorch's own build of it" in told["uncounted"]
+    # 512 x 512 scores of 9 heads in 30 layers would be saved in fp32 if no kernel of flash took it.
+    assert told["peak"]["requested"] < 3 << 30

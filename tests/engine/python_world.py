@@ -46,9 +46,9 @@ class World:
     def has_torch(self, version, cuda=None):
         self.has("torch", version, modules=wheels.torch_modules(version, cuda))
 
-    def find(self, *names):
+    def find(self, *names, **how):
         with listening(self.told.append):
-            return find(*names)
+            return find(*names, **how)
 
     def said(self):
         return [at.text for at in self.told]

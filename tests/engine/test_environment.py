@@ -95,6 +95,22 @@ def test_a_named_release_is_its_newest_patch_and_brings_what_it_lacks(world):
     assert "triton" not in listed
 
 
+def test_what_compiles_gets_the_triton_of_its_release(world):
+    world.has_torch("2.14.1+cu130", "13.0")
+    world.has("triton", "3.8.0")
+    wheels.cuda_wheel(world.offered, "2.8.0", requires=["triton==3.4.0"])
+    plain = world.find("2.8")
+    assert world.find("2.8", compiles=None) == plain, "a program that may compile goes without"
+    assert "triton==3.4.0" in refused(lambda: world.find("2.8", compiles=True))
+    wheels.wheel(world.offered, "triton", "3.4.0")
+    found = world.find("2.8", compiles=True)
+    assert found.path[1:] == plain.path
+    assert (pathlib.Path(found.path[0]) / "triton-3.4.0.dist-info").is_dir()
+    assert world.find("2.8", compiles=None) == found
+    assert world.find("2.8") == plain
+    assert world.find("2.14", compiles=True).path == ()
+
+
 def test_an_index_is_asked_for_the_newest_patch_for_this_python(world):
     wheels.cuda_wheel(world.offered, "2.6.1")
     newer = wheels.cuda_wheel(world.offered, "2.6.2")

@@ -11,3 +11,22 @@ def test_a_class_that_another_release_lacks_is_left_alone():
         patches.wrap_later("fractions", "Unheard.of", lambda original, *_: 7)
         assert fractions.Fraction(1, 3).limit_denominator() == 7
     assert fractions.Fraction(1, 3).limit_denominator() == fractions.Fraction(1, 3)
+
+
+def test_a_row_of_a_batch_is_one_sequence_so_no_mask_is_made_for_several(forked):
+    assert forked(mask_of_rows) == [True, False]
+
+
+def mask_of_rows():
+    """Tell whether transformers makes no mask for positions of zeros, within and without."""
+    import torch
+    from transformers import masking_utils
+
+    from memcalc.engine import decisions
+    from memcalc.engine.patches import Patches
+
+    positions = torch.zeros(2, 8, dtype=torch.long)
+    with Patches() as patches:
+        decisions.rows_are_sequences(patches)
+        within = masking_utils.find_packed_sequence_indices(positions) is None
+    return [within, masking_utils.find_packed_sequence_indices(positions) is None]

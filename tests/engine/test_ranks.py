@@ -1,5 +1,7 @@
 """One process as one rank of many: what wrappers take, what is sent, which rank is told of."""
 
+import json
+
 import pytest
 
 import memcalc
@@ -72,6 +74,24 @@ def test_an_optimizer_over_host_memory_steps_once_for_the_smallest_and_largest()
         optimizer.step()
     assert [float(weight.detach()[0]) for weight in weights] == [1.0, 0.0, 0.0]
     assert optimizer.param_groups[0]["params"] == weights
+
+
+def test_adapters_in_the_dtype_of_the_weights_are_flattened_with_them():
+    plan = {"devices": 2, "parallel": "fsdp1", "precision": "bf16", "lora": "r=4"}
+    assert estimate(**plan, autocast_adapter_dtype=False).trainable > 0
+
+
+def test_a_loss_in_pieces_goes_with_tokens_that_are_divided(tmp_path):
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", **sizes, **heads}))
+    plan = {"devices": 4, "parallel": "tp=2,fsdp2=2", "parallel_args": {"sequence_parallel": True}}
+    whole, pieces = (
+        memcalc.estimate(str(path), task="causal-lm", batch=3, seq=256, loss_chunks=n, **plan)
+        for n in (1, 8)
+    )
+    assert pieces.peak.requested < whole.peak.requested
 
 
 @pytest.mark.nightly

@@ -282,3 +282,14 @@ assert torch.cuda.mem_get_info()[0] == before
 """,
         MEMORY=1 << 30,
     )
+
+
+def test_a_runtime_that_is_linked_into_a_package_fails_and_does_not_crash(over_stub):
+    over_stub(
+        """
+import ctypes
+table = ctypes.c_void_p(1)
+assert ctypes.CDLL("libcuda.so.1").cuGetExportTable(ctypes.byref(table), b"0" * 16) == 500
+assert table.value is None
+"""
+    )

@@ -6,7 +6,8 @@ import pytest
 
 from memcalc.catalog.plan import make
 from memcalc.estimation.estimate import Tracer
-from memcalc.records.trace import Component
+from memcalc.records.model import Place
+from memcalc.records.trace import NO_GRADIENT, Component
 
 pytestmark = pytest.mark.usefixtures("same_children")
 
@@ -33,3 +34,21 @@ def test_the_ladder_alone_is_that_of_the_whole_answer_and_is_never_kept_as_one(c
     assert (ladder.peak, ladder.context, ladder.fit) == (whole.peak, whole.context, whole.fit)
     assert again == whole
     assert whole.components[Component.WORKSPACES]
+
+
+def test_managed_memory_is_said_beside_the_verdict_and_on_no_rung(small_model, memcalc):
+    plan = make({"model": small_model, "batch": 4, "seq": 64, "gpu": "t4", "optim": "paged_adamw"})
+    with Tracer() as tracer:
+        found = tracer.trace(plan).prediction
+    assert found.optimizer_state.total(Place.MANAGED) > 0
+    assert found.peak.process_used == found.peak.reserved + found.context.likely
+    assert found.fit.needed == found.peak.process_used
+    verdict = memcalc("estimate", small_model, "--gpu", "t4", "--optim", "paged_adamw").stdout
+    assert "of managed memory may lie on the host" in " ".join(verdict.split())
+
+
+def test_nothing_is_said_of_gradients_that_were_freed_in_backward(small_model):
+    plan = make({"model": small_model, "batch": 4, "gpu": "t4", "optim_in_backward": True})
+    with Tracer() as tracer:
+        said = tracer.trace(plan).prediction.assumptions
+    assert not any(NO_GRADIENT in one for one in said)

@@ -146,7 +146,7 @@ def test_windows_latents_and_types_of_the_cache(tmp_path):
         ({"precision": "amp-bf16"}, "--precision bf16"),
         ({"gpu": "T4"}, "does not start in bf16 on T4: type --precision fp16"),
         ({"engine": None, "engine_args": {"max_num_seqs": 4}}, "needs engine"),
-        ({"generate": None}, "only serves: add --generate"),
+        ({"engine": None, "generate": None, "vllm": "0.33"}, "add --engine vllm"),
         ({"beams": 2}, "no beams"),
     ],
 )

@@ -61,6 +61,7 @@ def test_all_ranks_are_equal_in_every_phase_on_every_rung(recording):
             "sharding_strategy": "HYBRID_SHARD", "device_mesh": "1x2"}}, "in the plain loop"),
         ({"loop": "trainer", "parallel": "fsdp1", "parallel_args": {
             "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 5_000_000}}, "Tied weights"),
+        ({"parallel": "fsdp1", "precision": "bf16", "lora": "r=2"}, "--no-autocast-adapter-dtype"),
         ({"loop": "trainer", "eval": 2}, "--eval works in the plain loop"),
         ({"resume": True, "parallel": "fsdp2"}, "--resume works in the plain loop with ddp"),
         ({"loop": "trainer", "parallel": "fsdp2", "parallel_args": {"param_dtype": "bfloat16"}},

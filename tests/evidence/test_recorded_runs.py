@@ -21,6 +21,7 @@ FILES = (
     "recurrent",
     "torchao",
     "liger",
+    "flash",
 )
 RECORDINGS = sorted(
     path
@@ -33,6 +34,7 @@ FEW = {
     "runs-optimizers-torch2.13-cc90": (0, 20),
     "loops-torch2.13-cc75": (0,),
     "quant-torch2.13-cc90": (0, 3),
+    "flash-torch2.13-cc90": (0,),
 }
 """Runs that are compared by default, by recording."""
 

@@ -7,7 +7,7 @@ import pytest
 from memcalc.catalog.plan import to_simulate
 from memcalc.cli.simulate import _say_where_gpu_belongs
 from memcalc.errors import UsageError
-from memcalc.script.command import Program
+from memcalc.script.command import Program, to_type
 from memcalc.script.command import parse as parse_text
 
 
@@ -140,6 +140,26 @@ def test_what_starts_a_program_elsewhere_is_told_where_to_stand(here):
         with pytest.raises(UsageError) as found:
             parse_text(typed)
         assert wanted in str(found.value)
+
+
+def test_a_program_beside_this_python_needs_no_activated_environment(here, monkeypatch):
+    (here / "pytest").write_text("#!/usr/bin/env python3\n")
+    (here / "pytest").chmod(0o755)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("sys.executable", str(here / "python"))
+    expected = Program(path=str(here / "pytest"), arguments=("-q", "train.py"))
+    assert parse(["pytest", "-q", "train.py"]) == expected
+    (here / "pytest").unlink()
+    with pytest.raises(UsageError, match="pytest is not beside") as found:
+        parse(["pytest", "-q", "train.py"])
+    assert "leave it out" not in str(found.value)
+
+
+def test_a_kernel_is_no_command_to_type_and_a_notebook_is_made_a_script():
+    kernel = "python -m ipykernel_launcher -f /tmp/x.json --HistoryManager.hist_file=:memory:"
+    assert to_type([kernel]) == (
+        "jupyter nbconvert --to script NOTEBOOK.ipynb, then memcalc simulate -- python NOTEBOOK.py"
+    )
 
 
 SHELL = """#!/bin/bash

@@ -135,6 +135,27 @@ def test_what_updates_by_hand_keep_is_state_and_the_last_update_is_a_step(run, s
     assert Component.HELD not in backward or backward[Component.HELD] < 1024
 
 
+VIEWS = """
+    import torch
+    from torch.func import functional_call, grad
+    model = torch.nn.Linear(256, 256).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(3):
+        views = {name: one.detach() for name, one in model.named_parameters()}
+        loss = lambda views, rows: functional_call(model, views, (rows,)).square().mean()
+        found = grad(loss)(views, torch.ones(8, 256, device="cuda"))
+        for name, one in model.named_parameters():
+            one.grad = found[name]
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("script", "counted"), [(VIEWS, 1), (SAMPLES, 2)])
+def test_what_a_module_is_given_is_counted_where_it_is_no_view_of_its_own(run, script, counted):
+    prediction = run(script).traced.prediction
+    assert (prediction.parameters, prediction.trainable) == (counted * HELD // 4, HELD // 4)
+
+
 MOMENTUM = """
     import torch
     live, slow = (torch.nn.Linear(256, 256).cuda() for _ in range(2))

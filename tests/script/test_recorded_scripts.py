@@ -18,7 +18,6 @@ ALWAYS = (
 )
 """Autocast and a scaler, copies, streams, attention; the rest at night."""
 NEEDED = {
-    "flash": "flash_attn",
     "trl": "trl",
     "diffusers": "diffusers",
     "accelerate_no_trainer": "datasets",
@@ -69,5 +68,10 @@ def peaks(name):
 def test_a_script_takes_what_it_took_over_the_driver(as_recorded, name, monkeypatch):
     monkeypatch.setenv("MEMCALC_READS", RECORDED["scripts"][name].get("reads", "zeros"))
     found, recorded = peaks(name), RECORDED["scripts"][name]
+    if name.startswith("flash") and importlib.util.find_spec("flash_attn") is None:
+        # By the stand-in: the same tensors, of packed calls in other blocks.
+        assert found["requested"] == pytest.approx(recorded["requested"], rel=1e-6)
+        assert found["allocated"] == pytest.approx(recorded["allocated"], rel=0.003)
+        return
     assert found["allocated"] == recorded["allocated"]
     assert found["reserved"] == pytest.approx(recorded["reserved"], rel=0.03)

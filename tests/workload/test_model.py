@@ -14,7 +14,8 @@ from memcalc.catalog.plan import make
 from memcalc.engine.program import parameters_on_meta
 from memcalc.estimation.estimate import answers
 from memcalc.workload import layerdrop, tasks
-from memcalc.workload.model import build
+from memcalc.workload.blocks import to_empty
+from memcalc.workload.model import attach, build
 from memcalc.workload.prepare import checkpoint
 
 SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
@@ -107,6 +108,37 @@ def test_adapters_under_reentrant_checkpointing_get_gradients():
     tokens = torch.zeros(1, 4, dtype=torch.long)
     model(tokens, labels=tokens).loss.backward()
     assert model.transformer.h[0].mlp.c_fc.weight.grad is not None
+
+
+def test_checkpointing_is_of_the_variant_that_was_named():
+    config = GPT2Config(n_embd=8, n_layer=2, n_head=2, n_positions=8, vocab_size=16)
+    for named in (True, False):
+        model = GPT2LMHeadModel(config)
+        checkpoint(model, make({"model": "gpt2", "checkpointing": True, "use_reentrant": named}))
+        told = [block._gradient_checkpointing_func.keywords for block in model.transformer.h]
+        assert told == [{"use_reentrant": named}] * 2
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_adapters_of_half_weights_are_in_fp32_unless_they_are_cast(autocast):
+    config = GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=8, vocab_size=16)
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(config).bfloat16()
+    adapted = attach(model, "r=2", autocast=autocast)
+    dtypes = {p.dtype for p in adapted.parameters() if p.requires_grad}
+    assert dtypes == {torch.float32 if autocast else torch.bfloat16}
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_head_is_tied_unless_the_config_says_that_it_is_not(tmp_path, told):
+    config = {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1}
+    config |= {"vocab_size": 50, "tie_word_embeddings": told, "feed_forward_proj": "gated-gelu"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    source = models.find(str(tmp_path))
+    model = build(source, tasks.choose(source, "seq2seq-lm"))
+    to_empty(model, "cpu", lambda placed: None)
+    assert (model.lm_head.weight is model.shared.weight) == told
+    assert model.encoder.embed_tokens.weight is model.shared.weight
 
 
 class Experts(torch.nn.Module):

@@ -87,6 +87,7 @@ _ALWAYS = {
     Component.BUFFERS: "buffer of the model",
     Component.OPTIMIZER_STATE: "optimizer state, from the first step on",
     Component.COMMUNICATION: "communication buffer",
+    Component.AUTOCAST_COPIES: "autocast's copy of a weight, until its context ends",
     Component.UNSHARDED: "unsharded parameter, while it is used",
     Component.INPUTS: "the batch, until the next one is made",
 }

@@ -25,6 +25,7 @@ from memcalc.units import MIB
 
 _TAKEN = ("segment_alloc", "segment_map")
 _GIVEN = ("segment_free", "segment_unmap")
+_GROWS = "expandable_segments:True"
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,23 +88,20 @@ def read(
         hint = f"type 0 to {devices - 1}" if devices else "it has none at all"
         raise UsageError(f"{path} has no device {device}: {hint}.")
     conf = _conf(snapshot)
-    grows = "expandable_segments:True"
-    usual = (grows if grows not in conf else "", "max_split_size_mb:128")
+    usual = (_GROWS if _GROWS not in conf else "", "max_split_size_mb:128")
     tried = [parse_alloc_conf(one).text for one in dict.fromkeys((conf, *(confs or usual)))]
     known = history(snapshot, device)
     cards = [_card(conf, None), *(_card(one, memory) for one in tried)]
+    held = breakdown(snapshot, device=device)
     replays: dict[Card, Replay] = {}
-    failed = None
     try:
         asked = list(dict.fromkeys(cards))
         replays = dict(zip(asked, play(known.calls, asked, Wanted()), strict=True))
+        failed = _difference(snapshot.device_traces[device], known, held, replays[cards[0]])
     except UsageError as error:
         raise UsageError(f"{path} holds an impossible history: {error}.") from None
     except EstimateError as error:
         failed = str(error).rstrip(".")
-    held = breakdown(snapshot, device=device)
-    if failed is None:
-        failed = _difference(snapshot.device_traces[device], known, held, replays[cards[0]])
     return Recorded(
         conf=conf,
         held=held,

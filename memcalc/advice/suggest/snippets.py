@@ -69,7 +69,15 @@ def _loading(plan: Plan) -> Iterator[str]:
         yield f"# load the model with {', '.join(said)}"
     if plan.scheme in BITSANDBYTES and plan.kbit_prepare:
         again = plan.checkpointing
-        yield f"# then peft.prepare_model_for_kbit_training(model, {again}), and adapters after it"
+        told = f", {_reentrant(plan)!r}" if _reentrant(plan) else ""
+        yield f"# then peft.prepare_model_for_kbit_training(model, {again}{told}), then adapters"
+    if not plan.autocast_adapter_dtype:
+        yield "# peft.get_peft_model(model, peft_config, autocast_adapter_dtype=False)"
+
+
+def _reentrant(plan: Plan) -> dict[str, bool]:
+    """Return the arguments of ``torch.utils.checkpoint`` that the plan names."""
+    return {} if plan.use_reentrant is None else {"use_reentrant": plan.use_reentrant}
 
 
 def _elsewhere(plan: Plan, *, has_optimizer: bool) -> Iterator[str]:
@@ -122,12 +130,13 @@ def _trainer(plan: Plan) -> Lines:
 
 def _accelerate(plan: Plan) -> Lines:
     """Return the YAML of ``accelerate config``; what is of the script is a comment."""
+    again = _reentrant(plan) or ""
     return [
         "# accelerate launch --config_file this.yaml train.py",
         *_yaml(accelerate.write(plan)),
         f"# Accelerator(gradient_accumulation_steps={plan.grad_accum})",
         f"# DataLoader(..., batch_size={plan.batch})",
-        *(["# model.gradient_checkpointing_enable()"] if plan.checkpointing else []),
+        *([f"# model.gradient_checkpointing_enable({again})"] if plan.checkpointing else []),
         *(["# transformers.integrations.liger.apply_liger_kernel(model, None)"] * plan.liger),
         *([f"# model = torch.compile(model, mode={plan.compile!r})"] if plan.compile else []),
         *(f"# {line}" for line in _quantisation(plan) if line),

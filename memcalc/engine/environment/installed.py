@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from packaging.requirements import Requirement
 
-_VENDOR = re.compile(r"nvidia-|cuda-|triton$|pytorch-triton$")
+_TRITON = re.compile(r"(pytorch-)?triton$")
+_VENDOR = re.compile(rf"nvidia-|cuda-|{_TRITON.pattern}")
 """Dependencies of PyTorch that a program needs on a GPU, or to compile kernels."""
 
 
@@ -160,6 +161,11 @@ def is_vendor(requirement: Requirement) -> bool:
     return _VENDOR.match(normal(requirement.name)) is not None
 
 
+def is_triton(requirement: Requirement) -> bool:
+    """Return True for the compiler of PyTorch's kernels."""
+    return _TRITON.match(normal(requirement.name)) is not None
+
+
 def missing(wanted: Iterable[Requirement], here: Mapping[str, Package]) -> list[Requirement]:
     """What is not installed, or in another version."""
     versions = {name: package.version for name, package in here.items()}
@@ -224,7 +230,7 @@ def parse_torch(text: str) -> Release:
     Raises:
         SettingError: it is not understood, or is too old.
     """
-    found = _parse(text, "torch", "PyTorch", "2.6 or 2.10.0")
+    found = parse(text, "torch", "PyTorch", "2.6 or 2.10.0")
     if found.build is not None and not _BUILD.fullmatch(found.build):
         wrong = f"exact estimates run PyTorch's CUDA build; leave +{found.build} out."
     elif (found.major, found.minor) < OLDEST_TORCH:
@@ -244,13 +250,18 @@ def parse_transformers(text: str) -> Release:
     Raises:
         SettingError: it is not understood.
     """
-    found = _parse(text, "transformers", "transformers", "4.48 or 4.48.3")
+    found = parse(text, "transformers", "transformers", "4.48 or 4.48.3")
     if found.build is not None:
         raise SettingError("transformers", f"--transformers {text}: leave +{found.build} out.")
     return found
 
 
-def _parse(text: str, setting: str, package: str, example: str) -> Release:
+def parse(text: str, setting: str, package: str, example: str) -> Release:
+    """Read the release of a package that a question names.
+
+    Raises:
+        SettingError: it is not understood.
+    """
     match = _FORM.fullmatch(text.strip())
     if match is None:
         raise SettingError(

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from memcalc.children import command
 from memcalc.errors import EstimateError
 
 _UV_INDEX = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_NO_INDEX")
@@ -53,9 +54,9 @@ def tool() -> Tool:
     Raises:
         EstimateError: there is none.
     """
-    uv, pip = _uv(), importlib.util.find_spec("pip") is not None
-    if uv and (not pip or any(os.environ.get(name) for name in _UV_INDEX)):
-        return Tool("uv", uv)
+    found, pip = uv(), importlib.util.find_spec("pip") is not None
+    if found and (not pip or any(os.environ.get(name) for name in _UV_INDEX)):
+        return Tool("uv", found)
     if pip:
         return Tool("pip", (sys.executable, "-m", "pip"))
     raise EstimateError(
@@ -63,7 +64,8 @@ def tool() -> Tool:
     )
 
 
-def _uv() -> tuple[str, ...]:
+def uv() -> tuple[str, ...]:
+    """Return the command of uv on this machine; empty: there is none."""
     if (path := shutil.which("uv")) is not None:
         return (path,)
     return (sys.executable, "-m", "uv") if importlib.util.find_spec("uv") else ()
@@ -75,7 +77,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     requirements: tuple[str, ...]
     target: Path
     scratch: Path
-    """A folder on the same disk for what is downloaded: a disk in memory may not hold it."""
+    """A folder on the same disk for what is downloaded: a disk in memory may not hold it.
+
+    The folder that it is in goes with it, should this process die."""
     large: bool = False
     """Not to be kept a second time in pip's cache."""
     extra_index: str | None = None
@@ -94,8 +98,9 @@ def install(job: Job, tool: Tool, *, plain: bool, watch: Callable[[], None]) -> 
     log = job.scratch / "installer.log"
     with open(log, "wb") as out:
         # Not in the user's folder: a pip.py there would be run in place of pip.
-        process = subprocess.Popen(
+        process = command.start(
             _command(job, tool),
+            job.scratch.parent,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -108,7 +113,7 @@ def install(job: Job, tool: Tool, *, plain: bool, watch: Callable[[], None]) -> 
                 time.sleep(_POLL)
         finally:
             if process.poll() is None:
-                process.kill()
+                process.terminate()
                 process.wait()
     if process.returncode == 0:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -56,11 +57,14 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         return {**environ, "PYTHONPATH": os.pathsep.join(entries)}
 
 
-def find(torch: str | None = None, transformers: str | None = None) -> Environment:
+def find(
+    torch: str | None = None, transformers: str | None = None, *, compiles: bool | None = False
+) -> Environment:
     """The environment of the engine's process; what is missing is fetched once and kept.
 
     Releases are those that a question names; ``None``: the installed one. Whoever listens is told
-    what is fetched and how far it is.
+    what is fetched and how far it is. ``compiles``: the program needs that release's Triton;
+    ``None``: it may, and goes without where Triton cannot be fetched.
 
     Raises:
         SettingError: a release is not understood, or is too old.
@@ -78,12 +82,12 @@ def find(torch: str | None = None, transformers: str | None = None) -> Environme
     from memcalc.engine.environment import make
 
     if here and here.cuda and fits:
-        return _Search(make, here, None).over(here, of_transformers)
+        return _Search(make, here, None).over(here, of_transformers, compiles)
     layer = make.torch(of_torch or _release_of(here))
     made = installed.torch_in([str(layer.path)])
     if made is None:
         raise EstimateError(f"{layer.path} is damaged: delete that folder.")
-    return _Search(make, made, layer).over(here, of_transformers)
+    return _Search(make, made, layer).over(here, of_transformers, compiles)
 
 
 def _release_of(here: installed.Torch | None) -> Release | None:
@@ -119,7 +123,9 @@ class _Search:
         self.first: list[Layer] = []
         self.below = installed.packages(sys.path)
 
-    def over(self, running: installed.Torch | None, transformers: Release | None) -> Environment:
+    def over(
+        self, running: installed.Torch | None, transformers: Release | None, compiles: bool | None
+    ) -> Environment:
         """The environment over a running Python."""
         own = self.below.get("transformers")
         if transformers and not (own and transformers.matches(own.version)):
@@ -127,6 +133,9 @@ class _Search:
         if self.layer is not None:
             self._companions()
         self._rest()
+        if compiles is not False:
+            with contextlib.suppress(*([EstimateError] if compiles is None else [])):
+                self._triton()
         folders = [*self.first, *([self.layer] if self.layer else [])]
         return Environment(
             root=self.torch.root,
@@ -189,6 +198,15 @@ class _Search:
                 wanted.append(Requirement("numpy<2"))  # It was compiled against NumPy 1.
         lacking = installed.missing(wanted, self._imported())
         if lacking:
+            self.first.insert(0, self.make.rest(lacking, self._imported()))
+
+    def _triton(self) -> None:
+        """Add the Triton that the layer's PyTorch asks for, where the Python has another."""
+        torch = self._imported().get("torch")
+        if torch is None or self.layer is None:
+            return
+        wanted = [need for need in torch.requirements() if installed.is_triton(need)]
+        if lacking := installed.missing(wanted, self._imported()):
             self.first.insert(0, self.make.rest(lacking, self._imported()))
 
     def _hidden(self, running: installed.Torch | None) -> tuple[str, ...]:

@@ -1,11 +1,14 @@
 """torch.distributed.pipelining on one rank: what neighbours would say of their tensors.
 
-Stages tell each other the shapes of what they pass on. Here the next stage returns gradients like
-the outputs it was given, and a stage before a later one of this rank passes on what the first does.
+Stages tell each other the shapes of what they pass on, unless all were told theirs: others are
+taken to be told what this rank's are. The next stage returns gradients like the outputs it was
+given, and a stage before a later one of this rank passes on what the first does.
 """
 
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from memcalc.engine.patches import Patches
 
@@ -23,6 +26,7 @@ def _answer(module: ModuleType, patches: Patches) -> None:
     def sent(original: Any, stage: Any, meta: Any, to: int) -> None:
         if to > stage.stage_index:
             passed_on.append(meta)
+        original(stage, meta, to)
 
     def received(original: Any, stage: Any, source: int) -> Any:
         if source > stage.stage_index:
@@ -30,5 +34,16 @@ def _answer(module: ModuleType, patches: Patches) -> None:
             return module._StageBackwardMeta(backward_metas=like_outputs)
         return passed_on[0] if passed_on else original(stage, source)
 
-    patches.wrap(module.PipelineStage, "_send_meta", sent)
-    patches.wrap(module.PipelineStage, "_recv_meta", received)
+    def vote(
+        original: Any, stage: Any, has_backward: bool, received_acc: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        dynamic = module.InferenceMode.needs_dynamic(stage._user_meta, has_backward)
+        own = torch.tensor([int(not dynamic)], dtype=torch.int32, device=stage.device)
+        return own if received_acc is None else received_acc * own
+
+    stages = module.PipelineStage
+    patches.wrap(stages, "_send_meta", sent)
+    patches.wrap(stages, "_recv_meta", received)
+    if hasattr(stages, "_warmup_forward_vote"):
+        patches.wrap(stages, "_warmup_forward_vote", vote)
+        patches.set(stages, "_warmup_backward_result", lambda _, received_result: received_result)

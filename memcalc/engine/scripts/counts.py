@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -55,6 +55,8 @@ class Counts:
         self._models: list[_Counted] = []
         self._plain: dict[int, _Counted] = {}
         """Parameters that no module has, by what trains them."""
+        self._places: dict[int, set[int]] = {}
+        """Where those of each lie."""
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
         self._states: list[_Counted] = []
         self._of_optimizers: dict[int, _Counted] = {}
@@ -72,7 +74,7 @@ class Counts:
         new = {
             name: one
             for name, one in named.items()
-            if not self._is_known(one) and (ran or one.is_cuda)
+            if not (self._is_known(one) or one.is_meta) and (ran or one.is_cuda)
         }
         # What quantization adds to a parameter goes with it.
         tensors = tuple(
@@ -92,14 +94,28 @@ class Counts:
         return bool(inventory.parameters)
 
     def add_plain(self, tensors: Iterable[torch.Tensor], owner: int) -> None:
-        """Count parameters that no module has, in place of those of this owner before."""
+        """Count parameters that no module has, in place of those of this owner before.
+
+        Views of parameters that a module or another owner has are none of their own.
+        """
+        known = {
+            at for ref in self._known.values() if (one := ref()) is not None for at in _at(one)
+        }
+        others = [places for other, places in self._places.items() if other != owner]
+        known = known.union(*others)
+        new = [
+            one
+            for one in tensors
+            if dtype_of(one) in DTYPE_BYTES and not known.intersection(_at(one))
+        ]
+        self._places[owner] = {at for one in new for at in _at(one)}
         self._plain[owner] = _Counted(
             born=0,
             ran=True,
+            numbers={str(number): id(one) for number, one in enumerate(new)},
             tensors=tuple(
                 Parameter(name=str(number), shape=tuple(one.shape), dtype=dtype_of(one))
-                for number, one in enumerate(tensors)
-                if dtype_of(one) in DTYPE_BYTES and not self._is_known(one)
+                for number, one in enumerate(new)
             ),
         )
 
@@ -132,7 +148,7 @@ class Counts:
             self._states.append(found)
         found.tensors = tuple(_states(states))
 
-    def inventory(self, name: str, interval: int, trained: Container[int]) -> Inventory:
+    def inventory(self, name: str, interval: int, trained: set[int]) -> Inventory:
         """Return the tensors of all models that were there in an interval.
 
         ``trained``: the ``id`` of what optimizers have updated.
@@ -140,7 +156,7 @@ class Counts:
         every = [(m, one) for m in (*self._models, *self._plain.values()) for one in m.tensors]
         there = [(m, one) for m, one in every if m.was_there(interval, one.name)] or every
         heads = [model.head for model, _ in there if model.ran and model.head]
-        updated = {id(m) for m in self._models if any(n in trained for n in m.numbers.values())}
+        updated = {id(m) for m, _ in every if not trained.isdisjoint(m.numbers.values())}
 
         def trains(model: _Counted, one: Parameter) -> bool:
             # Those of a GAN train by turns; an averaged copy of a model does not.
@@ -156,6 +172,12 @@ class Counts:
         there = [one for one in self._states if one.was_there(interval)] or self._states
         tensors = tuple(tensor for one in there for tensor in one.tensors)
         return OptimizerState(optimizer=names, implementation=names, tensors=tensors)
+
+
+def _at(tensor: torch.Tensor) -> Iterator[int]:
+    """Yield where the storages behind a tensor begin; none that has no memory."""
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+        yield from (part.untyped_storage().data_ptr() for part in plain(tensor))
 
 
 def _states(states: Iterable[Any]) -> Iterator[StateTensor]:

@@ -17,6 +17,7 @@ from memcalc.engine.packages import fsdp, pipelining, zero_redundancy
 from memcalc.engine.patches import Patches
 from memcalc.engine.ranks import SingleRankStore, name_buckets
 from memcalc.engine.scripts.messages import Messages
+from memcalc.engine.scripts.objects import Objects
 
 PAUSE = 0.25
 """Seconds after which NCCL's watchdog has let go of tensors of collectives that are done: it looks
@@ -30,6 +31,7 @@ class Groups:
         self._counters = counters
         self.sizes: set[int] = set()
         """Processes in each of them."""
+        self.messages = Messages()
 
     def install(self, patches: Patches) -> None:
         """Let the program join alone."""
@@ -39,11 +41,14 @@ class Groups:
         for name, around in (
             ("init_process_group", self._join),
             ("new_group", self._group),
+            ("split_group", self._split),
             ("monitored_barrier", _arrived),
         ):
-            patches.wrap(distributed_c10d, name, around, also=(dist, device_mesh))
+            if hasattr(distributed_c10d, name):
+                patches.wrap(distributed_c10d, name, around, also=(dist, device_mesh))
         patches.set(dist.ProcessGroup, "monitored_barrier", lambda *_, **__: None)
-        Messages().install(patches)
+        self.messages.install(patches)
+        Objects(self.messages).install(patches)
         pipelining.install(patches)
         fsdp.install(patches)
         zero_redundancy.install(patches)
@@ -68,13 +73,21 @@ class Groups:
             world_size=world,
         )
         self.sizes.add(world)
+        self.messages.groups.append(tuple(range(world)))
 
     def _group(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(*args, **{**kwargs, "backend": _without_gloo(kwargs.get("backend"))})
         ranks = args[0] if args else kwargs.get("ranks")
         if ranks is not None:
             self.sizes.add(len(ranks))
+            self.messages.groups.append(tuple(ranks))
         return made
+
+    def _split(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        ranks = args[1] if len(args) > 1 else kwargs.get("split_ranks")
+        self.messages.groups += map(tuple, ranks or ())
+        self.sizes |= set(map(len, ranks or ()))
+        return original(*args, **kwargs)
 
     def settle(self) -> None:
         """Wait until collectives that are done hold no tensors any more."""

@@ -17,6 +17,8 @@ import msgspec
 
 FOLDER = "MEMCALC_MAIL"
 """Variable with the folder; without it a process has nobody to ask."""
+RANK = "MEMCALC_RANK"
+"""Variable with the number of this process."""
 HELPER = "MEMCALC_HELPER"
 """Variable that is set where a rank runs for its messages only."""
 _LOOK = 0.01
@@ -38,6 +40,15 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     number: int
 
 
+class Ties(msgspec.Struct, frozen=True, kw_only=True):
+    """How a process is tied to others that train with it."""
+
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Ranks of each group that the program makes, in order; all processes make the same."""
+    peers: tuple[int, ...] = ()
+    """Ranks that this one sends to or receives from, each alone."""
+
+
 class Mail:
     """The messages that this rank sends and asks for."""
 
@@ -55,7 +66,13 @@ class Mail:
         with self._file(self._rank, "mail").open("ab") as file:
             file.write(_HEAD.pack(len(name), len(content)) + name + content)
         while self._helps and not self._is_awaited():
+            if self._file(self._rank, "asked").exists():
+                self._helps = False
             time.sleep(_LOOK)
+
+    def tell_ties(self, ties: Ties) -> None:
+        """Tell whoever runs the ranks how this one is tied to others, so far."""
+        _write(self._file(self._rank, "ties"), msgspec.json.encode(ties))
 
     def fetch(self, source: int, channel: str, number: int, call: str) -> bytes:
         """Return a message of another rank, once it is there.
@@ -135,7 +152,14 @@ def from_environment() -> Mail | None:
     folder = os.environ.get(FOLDER)
     if folder is None:
         return None
-    return Mail(Path(folder), int(os.environ.get("RANK", "0")), helps=HELPER in os.environ)
+    return Mail(Path(folder), int(os.environ[RANK]), helps=HELPER in os.environ)
+
+
+def ties_of(folder: Path, rank: int) -> Ties:
+    """Return how a rank is tied to others, as far as it has told."""
+    with contextlib.suppress(FileNotFoundError):
+        return msgspec.json.decode((folder / f"{rank}.ties").read_bytes(), type=Ties)
+    return Ties()
 
 
 def waiting(folder: Path) -> Iterator[tuple[int, Wait]]:
@@ -143,6 +167,11 @@ def waiting(folder: Path) -> Iterator[tuple[int, Wait]]:
     for path in folder.glob("*.waits"):
         with contextlib.suppress(FileNotFoundError):
             yield int(path.stem), msgspec.json.decode(path.read_bytes(), type=Wait)
+
+
+def let_finish(folder: Path, rank: int) -> None:
+    """Have a helper run on to its end."""
+    (folder / f"{rank}.asked").touch()
 
 
 def say_ended(folder: Path, rank: int) -> None:

@@ -204,9 +204,10 @@ class Models:
 
         patches.set(torch.Tensor, "data", property(read, write))
 
-    def touch(self) -> None:
-        """Parameters were replaced by others."""
+    def touch(self, leaves: Iterable[torch.Tensor]) -> None:
+        """Parameters were replaced by these."""
         self._touched = True
+        self._trained.update(map(id, leaves))
 
     def adopt(self, leaves: Iterable[torch.Tensor]) -> None:
         """These are all parameters of a program that calls no module."""

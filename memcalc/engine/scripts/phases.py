@@ -49,6 +49,8 @@ class Functional:
 
     def _called(self, original: Any, module: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
+            # What it has itself is counted before what is put in its place.
+            self._models.meet(module)
             buffers = {name for name, _ in module.named_buffers()}
             parts = [given] if isinstance(given, Mapping) else given
             self._are_weights(
@@ -63,7 +65,7 @@ class Functional:
         if not found:
             return  # Inner steps of meta-learning: they are parts of a graph.
         if self._given.get(key, found) != found:
-            self._models.touch()
+            self._models.touch(leaves)
         if self._given.get(key) != found:
             self._models.count_plain(key, leaves)
         self._given[key] = found

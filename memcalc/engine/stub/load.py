@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import re
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ _FUNCTION = re.compile(
 _RUNTIME = re.compile(r"libcudart(-[0-9a-f]{8})?\.so\.(\d+)")
 _BESIDE = ("*.so", "*/*.so", "*/*/*.so", "*/*/*/*.so")
 """Where packages that stand beside PyTorch have compiled code."""
+PROCESSES = "MEMCALC_STUB_PROCESSES"
+"""Variable with the file in which processes write how much they take."""
 _SELF_REFERENCE = "$ORIGIN"
 _MOST_DEVICES = 64
 """GPUs of a simulated machine, as in stub.h."""
@@ -93,11 +96,12 @@ def prepare(root: Path, cuda: str, paths: Sequence[str] = ()) -> Stub:
             "name has no spaces, colons or semicolons."
         )
     record = folder / _RECORD
-    found = _recorded(record)
-    if found is not None:
-        return found
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _check_owner(folder)
+        found = _recorded(record)
+        if found is not None:
+            return found
         with lock.held(record, patience=_PATIENCE):
             found = _recorded(record)
             return found if found is not None else _write(folder, library, own, beside, version)
@@ -161,7 +165,7 @@ def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
         "TRITON_LIBCUDA_PATH": str(stub.folder),
         "MEMCALC_STUB_CUDA": str(stub.cuda),
     }
-    return found if processes is None else {**found, "MEMCALC_STUB_PROCESSES": str(processes)}
+    return found if processes is None else {**found, PROCESSES: str(processes)}
 
 
 def _files(stub: Stub) -> list[Path]:
@@ -190,9 +194,12 @@ def libraries() -> Path:
     """
     machine = platform.machine()
     kept = _kept() / build.mark(machine)
-    for folder in (build.BUILT, kept):
-        if build.is_current(folder, machine):
-            return folder
+    if build.is_current(build.BUILT, machine):
+        return build.BUILT
+    if kept.exists():
+        _check_owner(kept)
+    if build.is_current(kept, machine):
+        return kept
     compiler = system_compiler()
     if compiler is None:
         raise EstimateError(
@@ -216,6 +223,21 @@ def _kept() -> Path:
         return cache.folder().absolute() / "stub"
     except OSError as error:
         raise _not_kept(error) from None
+
+
+def _check_owner(folder: Path) -> None:
+    """See that nobody else can put a library there, which each script would load.
+
+    Raises:
+        EstimateError: another user can.
+    """
+    for path in (folder, folder.parent, folder.parent.parent):
+        status = path.stat()
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
+            raise EstimateError(
+                f"Another user can write to {path}, from which libraries are loaded: set "
+                "MEMCALC_CACHE to a folder of your own."
+            )
 
 
 def _not_kept(error: OSError) -> EstimateError:

@@ -39,6 +39,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Positions that its config names; ``None``: it names none."""
     windows: tuple[int | None, ...]
     """Attention window of each layer with a KV cache; ``None``: the layer attends to all tokens."""
+    vocabulary: int
+    width: int
+    """Elements of a token's hidden state."""
     latent: int | None
     """Elements of the compressed latent (MLA) that a layer keeps of a token; ``None``: none."""
 
@@ -100,6 +103,7 @@ class Engine:
             memory=self._gpu.memory,
             budget=budget,
             taken=taken,
+            gpus=self._plan.devices,
             kinds=kinds,
             block=block,
             block_bytes=block_bytes,
@@ -136,10 +140,11 @@ class Engine:
         parts = {part.name: part for part in outside_span(self._gpu, groups=several).parts}
         found = [Taken(name="weights", low=read.weights, high=read.weights, source="traced")]
         if self._rules is vllm:
-            sampler = "traced; high end: transformers' sampler"
-            found.append(
-                Taken(name="activations", low=read.model, high=read.activations, source=sampler)
-            )
+            words, width = self._model.vocabulary, self._model.width
+            most = max(read.activations, vllm.sampling(self.size, words, width, read.element))
+            sampler = "traced; high end: with sampling"
+            found.append(Taken(name="activations", low=read.model, high=most, source=sampler))
+            found.append(vllm.sampler_state(self.size.sequences, words))
             graphs = vllm.graphs(self._given)
             found += [graphs] if graphs is not None else []
         else:
@@ -210,7 +215,7 @@ def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Predi
         components=components,
         phases=(PhasePeak(phase=Phase.PREFILL, requested=requested),),
         peak=Peak(phase=Phase.PREFILL, requested=requested),
-        fit=_fit(serving, gpu),
+        fit=fit_of(serving, gpu),
         rules_of_thumb=(),
         flops=None,
         context=None,
@@ -227,7 +232,8 @@ def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Predi
     )
 
 
-def _fit(serving: Serving, gpu: Gpu) -> Fit:
+def fit_of(serving: Serving, gpu: Gpu) -> Fit:
+    """Judge whether an engine serves one sequence at least, at both ends of its range."""
     verdict = FitVerdict.DOES_NOT_FIT
     if serving.most.running:
         verdict = FitVerdict.FITS if serving.least.running else FitVerdict.TIGHT

@@ -3,7 +3,8 @@
 Read in vLLM 0.33.0 (wheel): ``vllm/config/cache.py`` (share, block),
 ``vllm/engine/arg_utils.py`` ``get_batch_defaults`` (``vllm serve``), ``vllm/v1/worker/utils.py``
 ``request_memory``, ``vllm/v1/worker/gpu_worker.py`` ``determine_available_memory``,
-``vllm/v1/core/kv_cache_planning.py`` (groups, blocks), ``vllm/v1/core/kv_cache_utils.py``
+``vllm/v1/worker/gpu/sample`` (sampler), ``vllm/v1/core/kv_cache_planning.py`` (groups, blocks),
+``vllm/v1/core/kv_cache_utils.py``
 ``get_max_concurrency_for_kv_cache_config``, ``vllm/v1/kv_cache_interface.py`` (what a sequence
 takes), ``vllm/config/vllm.py`` ``max_in_flight_tokens``.
 """
@@ -37,7 +38,7 @@ _BLOCK = 16
 _IN_FLIGHT = 2
 """Passes whose tokens may lie outside a window already: scheduling runs a pass ahead."""
 _LARGE, _HUGE = 70 * GIB, 160 * GIB
-_GRAPHS = (147 << 20, 1434 << 20)
+_GRAPHS_LOW, GRAPHS_HIGH = 147 << 20, 1434 << 20
 """What logs say that graphs take: 0.14 GiB estimated with 19 and 11 graphs
 (github.com/aivrar/vllm-windows-build/issues/4), 0.73 GiB with 51 and 35
 (github.com/vllm-project/vllm/pull/39559), 1.40 GiB taken by vLLM 0.9.2
@@ -83,8 +84,29 @@ def graphs(given: dict[str, Any]) -> Taken | None:
     if given.get("enforce_eager"):
         return None
     return Taken(
-        name="CUDA graphs", low=_GRAPHS[0], high=_GRAPHS[1], source="published logs of vLLM"
+        name="CUDA graphs", low=_GRAPHS_LOW, high=GRAPHS_HIGH, source="published logs of vLLM"
     )
+
+
+_SAMPLING = 3
+"""Copies of the logits in fp32 that sampling holds at once: the copy itself, what top-k and top-p
+leave of it, and probabilities (``vllm/v1/worker/gpu/sample/sampler.py``, FlashInfer's sampler)."""
+_COUNTS, _BITS = 4, 32
+
+
+def sampler_state(sequences: int, vocabulary: int) -> Taken:
+    """What penalties keep of each sequence: a count of each token, and a bit of each.
+
+    Source: ``vllm/v1/worker/gpu/sample/penalties.py``.
+    """
+    size = sequences * _COUNTS * (vocabulary + -(-vocabulary // _BITS))
+    return Taken(name="sampler's state", low=size, high=size, source="vLLM's penalties.py")
+
+
+def sampling(size: Size, vocabulary: int, width: int, element: int) -> int:
+    """Bytes at the peak of sampling: logits, their copies in fp32, and the model's output."""
+    logits = size.sequences * vocabulary * (element + 4 * _SAMPLING)
+    return logits + size.tokens * width * element
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True):

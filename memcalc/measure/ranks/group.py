@@ -22,6 +22,7 @@ from memcalc.measure.runs.runner import Observer, Request, Runner
 from memcalc.records.measurement import Measurement, PhaseReading, steady_peak
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS
+from memcalc.workload import layouts
 
 _TIME_TO_TELL = 1.0
 """Seconds in which the others may say what went wrong, once a rank has failed."""
@@ -179,7 +180,11 @@ def _of_all(plan: Plan, members: Sequence[Member], trouble: str | None) -> Run:
         )
         for one in members
     )
-    measured = (max(ranks, key=_need) if plan.rank is None else ranks[plan.rank]).measurement
+    measured = (
+        max(ranks, key=_need)
+        if plan.rank in (None, "all")
+        else ranks[layouts.chosen_rank(plan.rank, len(ranks))]
+    ).measurement
     if trouble is not None and measured is not None and measured.out_of_memory is None:
         measured = None
     return Run(plan=plan, measurement=measured, error=trouble, ranks=ranks)

@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.errors import UsageError, unknown
-from memcalc.records.names import STRATEGIES, WRAPS
+from memcalc.records.names import AUTOCAST_DTYPES, DTYPES, STRATEGIES, WRAPS
 from memcalc.records.plan import Plan
 
 if TYPE_CHECKING:
@@ -59,6 +59,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Takes a model on the meta device; returns what the loop calls, on this rank's device."""
     options: tuple[str, ...] = ()
     """Arguments of the wrapper that a plan may set."""
+    mixed: tuple[str, ...] = ()
+    """Arguments that hold the dtype of mixed precision, as accelerate sets them."""
+    casts: bool = False
+    """The wrapper casts what goes through its units, so the forward runs without autocast."""
     groups: Callable[[torch.nn.Module], list[Any]] | None = None
     """What the optimizer is made over, if not over all parameters that train."""
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
@@ -138,9 +142,11 @@ def _several() -> list[str]:
 
 _QUIET = "no_sync"
 """Whether gradients are exchanged with the last micro-batch alone; no argument of a wrapper."""
+_AUTOCAST = "autocast"
+"""Whether the forward runs under autocast beside mixed precision; no argument of a wrapper."""
 _SWITCHES = frozenset(
     """
-    broadcast_buffers find_unused_parameters forward_prefetch gradient_as_bucket_view
+    autocast broadcast_buffers find_unused_parameters forward_prefetch gradient_as_bucket_view
     divide_embedding no_sync sequence_parallel static_graph use_orig_params
     """.split()
 )
@@ -202,8 +208,37 @@ def of(plan: Plan) -> Layout:
 
 
 def arguments(plan: Plan) -> dict[str, Any]:
-    """What is given to a plan's wrapper."""
-    return {name: value for name, value in plan.parallel_args if name != _QUIET}
+    """Return what a plan's wrapper is given: the plan's arguments, and dtypes of its precision."""
+    own = (_QUIET, _AUTOCAST)
+    given = {name: value for name, value in plan.parallel_args if name not in own}
+    half = AUTOCAST_DTYPES[plan.precision] if mixes(plan) else None
+    return {**dict.fromkeys(_mixed_arguments(plan), half), **given} if half else given
+
+
+def mixes(plan: Plan) -> bool:
+    """Return True if the wrapper gathers weights in the dtype of the plan's mixed precision."""
+    half = AUTOCAST_DTYPES.get(plan.precision)
+    chosen = str(dict(plan.parallel_args).get("param_dtype", half))
+    return bool(_mixed_arguments(plan)) and half == DTYPES.get(chosen, chosen)
+
+
+def autocasts(plan: Plan) -> bool:
+    """Return True if the forward of a loop of one's own runs under autocast."""
+    replaced = find(spread(plan).layout).casts and mixes(plan)
+    asked = dict(plan.parallel_args).get(_AUTOCAST) is True
+    return plan.precision in AUTOCAST_DTYPES and (asked or not replaced)
+
+
+def autocasts_gathered(plan: Plan) -> bool:
+    """Return True if autocast copies the weights of units that are gathered in fp32."""
+    sharded = bool(_mixed_arguments(plan)) and not plan.half_weights
+    return sharded and autocasts(plan) and not mixes(plan)
+
+
+def _mixed_arguments(plan: Plan) -> tuple[str, ...]:
+    """Return the arguments of mixed precision; tensor parallel alone gathers nothing."""
+    over = spread(plan)
+    return () if over.layout == "tp" and len(over.sizes) == 1 else find(over.layout).mixed
 
 
 def exchanges_each(plan: Plan) -> bool:
@@ -218,15 +253,23 @@ def replicas(plan: Plan) -> int:
 
 
 def checked_rank(plan: Plan) -> int:
-    """The process that a plan asks about, the first if it says nothing.
+    """The process that a plan asks about, the first if it asks about none or all.
 
     Raises:
         UsageError: there are not so many.
     """
-    world = spread(plan).world
-    if plan.rank is not None and plan.rank >= world:
-        raise UsageError(f"--rank {plan.rank} of {world} processes: they count from 0.")
-    return plan.rank or 0
+    return chosen_rank(plan.rank, spread(plan).world)
+
+
+def chosen_rank(rank: int | str | None, world: int) -> int:
+    """The number of a rank that is named, of so many; the first where none or all are.
+
+    Raises:
+        UsageError: there are not so many.
+    """
+    if isinstance(rank, int) and rank >= world:
+        raise UsageError(f"--rank {rank} of {world} processes: they count from 0.")
+    return rank if isinstance(rank, int) else world - 1 if rank == "last" else 0
 
 
 def spread(plan: Plan) -> Spread:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.dialects.accelerate import wrapped_by
 from memcalc.errors import UsageError
+from memcalc.imports import line
 from memcalc.workload.layouts import Layout, Rank, ddp, fsdp2
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     options = rank.options
     to_empty(model, "cpu", rank.fill)
     check = tied(model)
-    wrapped = FullyShardedDataParallel(
-        model,
+    wrap = functools.partial(
+        FullyShardedDataParallel,
         device_mesh=fsdp2.mesh(rank) if len(rank.sizes) > 1 else None,
         auto_wrap_policy=_policy(model, options),
         mixed_precision=_mixed(options),
@@ -39,6 +40,16 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
         forward_prefetch=bool(options.get("forward_prefetch", False)),
         cpu_offload=CPUOffload(True) if options.get("offload") == "cpu" else None,
     )
+    try:
+        wrapped = wrap(model)
+    except ValueError as error:
+        if "uniform dtype" not in str(error):
+            raise
+        raise UsageError(
+            f"FullyShardedDataParallel makes one tensor of a unit's weights: {line(error)}. Type "
+            "--no-autocast-adapter-dtype where adapters differ from the weights, or "
+            "--parallel fsdp2."
+        ) from None
     check(wrapped)
     return wrapped
 
@@ -152,6 +163,7 @@ LAYOUT = Layout(
         *("min_num_params", "offload", "param_dtype", "reduce_dtype", "sharding_strategy"),
         *("transformer_layer_cls_to_wrap", "use_orig_params"),
     ),
+    mixed=("param_dtype", "reduce_dtype"),
     check=check,
     checked=tied,
     quiet=ddp.quiet,

@@ -67,9 +67,9 @@ def shard(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
             "fsdp1."
         )
     said: dict[str, Any] = {"mesh": mesh}
-    low, reduce = (dtype_of(options.get(name)) for name in ("param_dtype", "reduce_dtype"))
-    if low is not None or reduce is not None:
-        said["mp_policy"] = home.MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce)
+    dtypes = {name: dtype_of(options[name]) for name in _MIXED if name in options}
+    if dtypes:
+        said["mp_policy"] = home.MixedPrecisionPolicy(**dtypes)
     if options.get("offload") == "cpu":
         said["offload_policy"] = home.CPUOffloadPolicy()
     if "reshard_after_forward" in options:
@@ -103,15 +103,20 @@ def even(model: torch.nn.Module, sizes: tuple[int, ...]) -> bool:
     return all(p.dim() and p.shape[0] % math.prod(sizes) == 0 for p in model.parameters())
 
 
+_MIXED = ("param_dtype", "reduce_dtype", "output_dtype")
+"""Source: accelerate 1.15, ``FullyShardedDataParallelPlugin.set_mixed_precision``."""
+
 LAYOUT = Layout(
     name="fsdp2",
     summary="weights, gradients and states in shards (fully_shard)",
     place=place,
     handed_over=on_the_host,
     options=(
-        *("auto_wrap_policy", "load", "min_num_params", "offload", "param_dtype"),
-        *("reduce_dtype", "reshard_after_forward", "transformer_layer_cls_to_wrap"),
+        *("auto_wrap_policy", "autocast", "load", "min_num_params", "offload", "output_dtype"),
+        *("param_dtype", "reduce_dtype", "reshard_after_forward", "transformer_layer_cls_to_wrap"),
     ),
+    mixed=_MIXED,
+    casts=True,
     quiet=quiet,
     even=even,
 )

@@ -208,6 +208,8 @@ LAYOUT = Layout(
     summary="products of each layer divided, such as tp=2 or tp=2,fsdp2=4",
     place=place,
     options=(*fsdp2.LAYOUT.options, "sequence_parallel", "divide_embedding"),
+    mixed=fsdp2.LAYOUT.mixed,
+    casts=True,
     groups=groups,
     quiet=quiet,
     clip=clip,

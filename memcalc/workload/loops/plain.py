@@ -15,13 +15,13 @@ def run(job: Job, watch: Watch, steps: int) -> None:
     """Train for some optimizer steps, then evaluate."""
     import torch
 
-    from memcalc.workload.job import Script
+    from memcalc.workload.job import Script, forward_context
 
     plan, model, norm = job.plan, job.model, job.max_grad_norm
     if plan.compile is not None:
         # It is compiled when it is first called.
         model = torch.compile(model, mode=plan.compile)  # type: ignore[assignment]
-    script = Script(job, model, job.precision.context(job.device))
+    script = Script(job, model, forward_context(plan, job.device))
     scaler = job.precision.scaler(job.device)
     job.resume(watch)
     for step in range(steps):

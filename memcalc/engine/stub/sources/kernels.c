@@ -5,6 +5,8 @@
 
 #include "stub.h"
 
+enum { NO_TABLE = 500 }; /* CUDA_ERROR_NOT_FOUND */
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- the code in a library: the newest of the device's major that is no newer than it.
@@ -141,7 +143,17 @@ MAKES_HANDLE(cuModuleLoadData, const void *image)
 MAKES_HANDLE(cuModuleLoadDataEx, const void *image, unsigned count, void *options, void *values)
 MAKES_HANDLE(cuModuleGetFunction, void *module, const char *name)
 MAKES_HANDLE(cuLibraryLoadData)
+MAKES_HANDLE(cuLibraryLoadFromFile)
 MAKES_HANDLE(cuLibraryGetKernel, void *library, const char *name)
+/* What is compiled as it is needed holds one kernel, and packages check that (DeepGEMM). */
+EXPORT int cuLibraryGetKernelCount(unsigned *count, void *library) {
+  *count = 1;
+  return 0;
+}
+EXPORT int cuLibraryEnumerateKernels(void **kernels, unsigned most, void *library) {
+  for (unsigned index = 0; index < most; index++) kernels[index] = new_handle();
+  return 0;
+}
 MAKES_HANDLE(cuLibraryGetModule, void *library)
 MAKES_HANDLE(cuKernelGetFunction, void *kernel)
 MAKES_HANDLE(cudaLibraryLoadData)
@@ -179,6 +191,12 @@ EXPORT int cudaGetDriverEntryPointByVersion(const char *name, void **function, u
 }
 EXPORT int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *status) {
   return cudaGetDriverEntryPointByVersion(name, function, 0, flags, status);
+}
+/* Private tables of functions between NVIDIA's own runtime and driver. A runtime that is linked into
+   a package (cuda-bindings) calls entries of a table that it is given, and fails cleanly without. */
+EXPORT int cuGetExportTable(const void **table, const void *which) {
+  *table = NULL;
+  return NO_TABLE;
 }
 EXPORT int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
   *function = function_named(name);

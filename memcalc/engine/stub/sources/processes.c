@@ -30,8 +30,9 @@ static void open_file(void) {
   tried = 1;
   int file = path && *path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
   if (file < 0) return;
-  void *at = ftruncate(file, (off_t)bytes) ? MAP_FAILED
-                                           : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  /* On a full disk there is no such file; without room for its pages SIGBUS would end the process. */
+  int failed = posix_fallocate(file, 0, (off_t)bytes);
+  void *at = failed ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);
   if (at != MAP_FAILED) all = at;
 }

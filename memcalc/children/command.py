@@ -1,0 +1,108 @@
+"""Runs a command of which no process outlives memcalc, and a folder that goes with it."""
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from memcalc.children import keeper
+from memcalc.files import cache
+
+_SETTLES = 60.0
+"""Seconds within which a new folder is locked."""
+
+
+def start(
+    command: Sequence[str], folder: Path | None = None, **options: Any
+) -> subprocess.Popen[Any]:
+    """Start a command of which no process outlives this one; ``terminate`` ends it with all others.
+
+    Args:
+        command: what to run.
+        folder: is removed should this process die meanwhile.
+        **options: of ``subprocess.Popen``.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    told, status = os.pipe()
+    with open(told, "rb") as reads:
+        try:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", "-S", keeper.__file__),
+                    *(str(os.getpid()), str(folder or ""), str(status), *command),
+                ],
+                pass_fds=[status],
+                process_group=0,
+                **options,
+            )
+        finally:
+            os.close(status)
+        failed = reads.read()
+    if failed:
+        process.communicate()
+        raise OSError(int(failed), os.strerror(int(failed)), command[0])
+    return process
+
+
+def run(
+    command: Sequence[str], folder: Path | None = None, timeout: float | None = None, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Run a command to its end; other arguments and errors as for ``start``.
+
+    Raises:
+        subprocess.TimeoutExpired: it took more seconds than ``timeout``, and was ended.
+    """
+    with start(command, folder, **options) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.terminate()
+            raise
+    return subprocess.CompletedProcess(list(command), process.returncode, out, err)
+
+
+@contextlib.contextmanager
+def own_folder() -> Iterator[Path]:
+    """Make a folder for one run, and remove it and those of runs that were killed."""
+    folder, lock = _locked_folder()
+    try:
+        yield folder
+    finally:
+        keeper.remove(str(folder))
+        os.close(lock)
+
+
+def _locked_folder() -> tuple[Path, int]:
+    """Make a folder in the cache, or else where temporary ones are; with a lock on it."""
+    try:
+        runs = cache.folder().absolute() / "runs"
+        runs.mkdir(parents=True, exist_ok=True)
+        _sweep(runs)
+        folder = Path(tempfile.mkdtemp(dir=runs))
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="memcalc-"))
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return folder, lock
+
+
+def _sweep(runs: Path) -> None:
+    """Remove folders whose process is gone, as after a loss of power."""
+    for folder in runs.iterdir():
+        with contextlib.suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY)
+            try:
+                if time.time() - os.fstat(lock).st_mtime > _SETTLES:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    keeper.run_then(str(folder))
+                    keeper.remove(str(folder))
+            finally:
+                os.close(lock)

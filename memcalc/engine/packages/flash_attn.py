@@ -1,0 +1,315 @@
+"""flash-attn's functions over PyTorch's own build of the same kernel, where flash-attn is missing.
+
+PyTorch builds the kernel's host code (``flash_api.cpp``), so what a call allocates inside is the
+same; of packed calls the cached blocks may differ. What is around it is read in flash-attn 2.8.3
+(``flash_attn_interface.py``, ``bert_padding.py``). Nothing is computed on a simulated GPU: layouts
+that PyTorch would copy are handed on as contiguous ones of the same memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from inspect import Parameter, Signature, signature
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+__version__ = "2.8.3"
+_forward, _backward = (
+    torch.ops.aten._flash_attention_forward,
+    torch.ops.aten._flash_attention_backward,
+)
+_MULTIPLE = 8
+"""Elements that the width of a head is padded to a multiple of."""
+
+
+class _Call(NamedTuple):
+    """Arguments of a call beside its tensors."""
+
+    begins: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    """Where sequences begin among the rows of queries and keys; None: all are equally long."""
+    longest: tuple[int, int] = (0, 0)
+    dropout: float = 0.0
+    scale: float | None = None
+    causal: bool = False
+    window: tuple[int, int] = (-1, -1)
+    deterministic: bool = False
+    with_softmax: bool = False
+
+    def shared(self) -> dict[str, Any]:
+        """Return the arguments that both directions take."""
+        if self.window == (-1, -1):
+            return {"scale": self.scale}  # PyTorch before 2.5 knows no window.
+        window = {"window_size_left": self.window[0], "window_size_right": self.window[1]}
+        return {"scale": self.scale, **window}
+
+
+class _Attention(torch.autograd.Function):
+    """Attention over queries, keys and values, of which some are packed in one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *packs: torch.Tensor) -> Any:
+        """Return the output; with the softmax where that is asked for."""
+        width = packs[0].shape[-1]
+        query, key, value = (_padded(_rows(one.detach())) for one in _unpacked(packs))
+        scale = call.scale if call.scale is not None else width**-0.5
+        call = call._replace(scale=scale)
+        out, softmax, state, _, mask = _forward(
+            *(query, key, value, *call.begins, *call.longest, call.dropout, call.causal),
+            *(call.with_softmax and call.dropout > 0,),
+            **call.shared(),
+        )
+        ctx.save_for_backward(query, key, value, out, softmax, state)
+        ctx.call, ctx.packs = call, len(packs)
+        if call.with_softmax:
+            return out[..., :width], softmax, mask
+        return out[..., :width]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradients of the packs."""
+        query, key, value, out, softmax, state = ctx.saved_tensors
+        call, gradient = ctx.call, gradients[0]
+        width = gradient.shape[-1]
+        with _deterministic(call.deterministic):
+            found = _backward(
+                *(_dense(_rows(_padded(gradient))), query, key, value, _dense(out), softmax),
+                *(*call.begins, *call.longest, call.dropout, call.causal, state, state),
+                **call.shared(),
+            )
+        if ctx.packs < 3:
+            # The kernel writes into slices of one tensor, of as many bytes.
+            shape = (*key.shape[:-2], 4 - ctx.packs, *key.shape[-2:])
+            found = list(found[: ctx.packs - 1])
+            found.append(key.new_empty(shape))
+        return (None, *(one[..., :width] for one in found))
+
+
+def _unpacked(packs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    *whole, last = packs
+    parts = 3 - len(whole)
+    return (*whole, *(last.select(-3, one) for one in range(parts))) if parts > 1 else packs
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose last dimension is contiguous."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _padded(tensor: torch.Tensor) -> torch.Tensor:
+    lacking = -tensor.shape[-1] % _MULTIPLE
+    return functional.pad(tensor, [0, lacking]) if lacking else tensor
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor of the same memory, which flash-attn takes as it is."""
+    if tensor.is_contiguous():
+        return tensor
+    strides = torch.empty(tensor.shape, device="meta").stride()
+    return tensor.as_strided(tensor.shape, strides, 0)
+
+
+@contextlib.contextmanager
+def _deterministic(asked: bool) -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(asked, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
+
+
+class _Sequences(NamedTuple):
+    """Sequences of varying length, one behind the other."""
+
+    begins: tuple[torch.Tensor, torch.Tensor]
+    longest: tuple[int, int]
+
+
+def _attend(
+    packs: tuple[torch.Tensor, ...],
+    sequences: _Sequences | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+) -> Any:
+    if block_table is not None:
+        raise NotImplementedError(
+            "a paged cache (block_table) is not simulated without flash-attn: install flash-attn."
+        )
+    query, key, _ = _unpacked(packs)
+    longest = sequences.longest if sequences else (query.shape[1], key.shape[1])
+    window = int(window_size[0]), int(window_size[1])
+    if alibi_slopes is not None and window == (-1, -1):
+        # PyTorch's build has no slopes. The kernel lays single queries out anew unless there are
+        # some, or a window.
+        window = longest[1] - 1, -1
+    call = _Call(
+        begins=sequences.begins if sequences else (None, None),
+        longest=longest,
+        dropout=dropout_p,
+        scale=softmax_scale,
+        causal=causal,
+        window=window,
+        deterministic=deterministic,
+        with_softmax=return_attn_probs,
+    )
+    return _Attention.apply(call, *packs)
+
+
+def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function's signature name its options, which transformers looks for."""
+    own = signature(function).parameters.values()
+    first = [one for one in own if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    options = list(signature(_attend).parameters.values())[2:]
+    function.__signature__ = Signature([*first, *options])  # type: ignore[attr-defined]
+    return function
+
+
+@_with_options
+def flash_attn_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any, **more: Any
+) -> Any:
+    """Attend over tensors of shape (batch, length, heads, width)."""
+    return _attend((q, k, v), None, *options, **more)
+
+
+@_with_options
+def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *options: Any, **more: Any) -> Any:
+    """Attend with keys and values in one tensor."""
+    return _attend((q, kv), None, *options, **more)
+
+
+@_with_options
+def flash_attn_qkvpacked_func(qkv: torch.Tensor, *options: Any, **more: Any) -> Any:
+    """Attend with queries, keys and values in one tensor."""
+    return _attend((qkv,), None, *options, **more)
+
+
+@_with_options
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *options: Any,
+    **more: Any,
+) -> Any:
+    """Attend over sequences of varying length."""
+    longest = int(max_seqlen_q), int(max_seqlen_k)
+    return _attend((q, k, v), _Sequences((cu_seqlens_q, cu_seqlens_k), longest), *options, **more)
+
+
+@_with_options
+def flash_attn_varlen_kvpacked_func(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *options: Any,
+    **more: Any,
+) -> Any:
+    """Attend over sequences of varying length with keys and values in one tensor."""
+    longest = int(max_seqlen_q), int(max_seqlen_k)
+    return _attend((q, kv), _Sequences((cu_seqlens_q, cu_seqlens_k), longest), *options, **more)
+
+
+@_with_options
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *options: Any, **more: Any
+) -> Any:
+    """Attend over sequences of varying length with all in one tensor."""
+    sequences = _Sequences((cu_seqlens, cu_seqlens), (int(max_seqlen), int(max_seqlen)))
+    return _attend((qkv,), sequences, *options, **more)
+
+
+def flash_attn_with_kvcache(*_: Any, **__: Any) -> Any:
+    """Refuse: what it allocates for a cache is not known here."""
+    raise NotImplementedError(
+        "flash_attn_with_kvcache is not simulated without flash-attn: install flash-attn."
+    )
+
+
+class _IndexFirstAxis(torch.autograd.Function):
+    """Rows of a tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Return the rows at the indices."""
+        ctx.save_for_backward(indices)
+        ctx.rows = tensor.shape[0]
+        flat = tensor.flatten(1)
+        return flat.gather(0, _repeated(indices, flat)).reshape(-1, *tensor.shape[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradient of the tensor."""
+        (indices,), gradient = ctx.saved_tensors, gradients[0]
+        flat = gradient.flatten(1)
+        found = flat.new_zeros(ctx.rows, flat.shape[1])
+        found.scatter_(0, _repeated(indices, flat), flat)
+        return found.reshape(ctx.rows, *gradient.shape[1:]), None
+
+
+class _IndexPutFirstAxis(torch.autograd.Function):
+    """A tensor of zeros with given rows."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, indices: torch.Tensor, rows: int) -> torch.Tensor:
+        """Return a tensor with so many rows."""
+        ctx.save_for_backward(indices)
+        found = values.new_zeros(rows, *values.shape[1:])
+        found[indices] = values
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradient of the rows."""
+        (indices,) = ctx.saved_tensors
+        return gradients[0][indices], None, None
+
+
+def _repeated(indices: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    return indices[:, None].expand(-1, flat.shape[1])
+
+
+index_first_axis = _IndexFirstAxis.apply
+index_put_first_axis = _IndexPutFirstAxis.apply
+
+
+def unpad_input(
+    hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor,
+    unused_mask: torch.Tensor | None = None,
+) -> tuple[Any, ...]:
+    """Return the rows that a mask keeps, where they stood, and where sequences begin."""
+    mask = attention_mask if unused_mask is None else attention_mask + unused_mask
+    lengths = mask.sum(dim=-1, dtype=torch.int32)
+    used = attention_mask.sum(dim=-1, dtype=torch.int32)
+    indices = torch.nonzero(mask.flatten(), as_tuple=False).flatten()
+    longest = lengths.max().item()
+    begins = functional.pad(torch.cumsum(lengths, dim=0, dtype=torch.int32), (1, 0))
+    kept = index_first_axis(hidden_states.flatten(0, 1), indices)
+    return kept, indices, begins, longest, used
+
+
+def pad_input(
+    hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int
+) -> torch.Tensor:
+    """Return the rows where they stood, in a batch with zeros between."""
+    found = index_put_first_axis(hidden_states, indices, batch * seqlen)
+    return found.unflatten(0, (batch, seqlen))  # type: ignore[no-any-return]

@@ -1,0 +1,135 @@
+"""Modules in place of packages that need a compiler and are not installed.
+
+Each allocates what its package does, and is used only where a program asks for the package.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+
+class StandIn(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands in for a package."""
+
+    package: str
+    """The name that it is imported by."""
+    distribution: str
+    submodules: tuple[str, ...]
+    asked: str
+    """How an ImportError of those who need it names it; a regular expression."""
+    said: str
+    """What an answer has to say of it."""
+
+
+STAND_INS = {
+    "flash_attn": StandIn(
+        package="flash_attn",
+        distribution="flash-attn",
+        submodules=("flash_attn_interface", "bert_padding"),
+        asked=r"flash_attn|FlashAttention-?2",
+        said="flash-attn is not installed: PyTorch's own build of its kernel stands in",
+    )
+}
+"""By the name of the package; each is the file of that name in this folder."""
+
+
+def is_missing(package: str) -> bool:
+    """Return True for a package that has a stand-in and is not installed."""
+    return package in STAND_INS and importlib.util.find_spec(package) is None
+
+
+_installed: dict[str, str] = {}
+
+
+def said() -> tuple[str, ...]:
+    """Return what an answer has to say of the stand-ins of this process."""
+    return tuple(_installed.values())
+
+
+def lacking(error: BaseException | None) -> str:
+    """Return the package with a stand-in for lack of which an error was raised, or nothing."""
+    while error is not None:
+        named = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+        for package, one in STAND_INS.items():
+            told = isinstance(error, ImportError) and re.search(one.asked, str(error))
+            if (named.partition(".")[0] == package or told) and is_missing(package):
+                return package
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def install(package: str) -> str:
+    """Let a package be imported, and be found by who asks for its version, in this process.
+
+    Returns:
+        What an answer has to say of it.
+    """
+    one = STAND_INS[package]
+    content = importlib.import_module(f"{__package__}.{package}")
+    whole = _module(package, content)
+    for name in one.submodules:
+        setattr(whole, name, _module(f"{package}.{name}", content))
+    sys.meta_path.append(_Distributions(one, content.__version__))
+    for function in ("is_flash_attn_2_available", "_package_distribution_mapping"):
+        _forget("transformers.utils.import_utils", function)
+    _installed[package] = one.said
+    return one.said
+
+
+def _module(name: str, content: ModuleType) -> ModuleType:
+    made = ModuleType(name, content.__doc__)
+    vars(made).update({key: value for key, value in vars(content).items() if key[:1] != "_"})
+    made.__dict__["__version__"] = content.__dict__["__version__"]
+    made.__spec__ = importlib.machinery.ModuleSpec(name, None, origin=content.__file__)
+    made.__path__ = []
+    sys.modules[name] = made
+    return made
+
+
+def _forget(module: str, function: str) -> None:
+    """Have transformers look for packages again, where it has looked."""
+    forget = getattr(getattr(sys.modules.get(module), function, None), "cache_clear", None)
+    if forget is not None:
+        forget()
+
+
+class _Distribution(importlib.metadata.Distribution):
+    """Metadata of a package that is not installed."""
+
+    def __init__(self, one: StandIn, version: str) -> None:
+        self._texts = {
+            "METADATA": f"Metadata-Version: 2.1\nName: {one.distribution}\nVersion: {version}\n",
+            "top_level.txt": f"{one.package}\n",
+        }
+
+    def read_text(self, filename: str) -> str | None:
+        return self._texts.get(filename)
+
+    def locate_file(self, path: Any) -> Any:
+        return path
+
+
+class _Distributions(importlib.abc.MetaPathFinder):
+    """Finds the metadata of a stand-in, and no modules."""
+
+    def __init__(self, one: StandIn, version: str) -> None:
+        self._one, self._found = one, _Distribution(one, version)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        return None
+
+    def find_distributions(self, context: Any = None) -> Iterable[importlib.metadata.Distribution]:
+        name = getattr(context, "name", None)
+        own = (self._one.package, self._one.distribution)
+        return [self._found] if name is None or name.replace("-", "_").lower() in own else []

@@ -1,0 +1,1 @@
+"""Serving engines themselves, started over the stub driver."""

@@ -1,0 +1,266 @@
+"""Runs inside each process of vLLM and writes down what vLLM says of its memory.
+
+vLLM calls ``register`` in each of its processes, as one of its general plugins. Weights are dummies
+and FlashInfer compiles nothing. Read in vLLM 0.33.0: ``vllm/v1/worker/gpu_worker.py``,
+``vllm/v1/engine/core.py``, ``vllm/v1/core/kv_cache_utils.py``; what another release does not have
+is left ``None``.
+"""
+
+import contextlib
+import importlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from memcalc.engine.patches import Patches
+from memcalc.records.engines import EngineFigures, Refused, WorkerFigures
+
+FOLDER = "MEMCALC_SERVING"
+"""Variable that names the folder in which the processes of an engine write their figures."""
+LENGTH = "MEMCALC_SERVING_LENGTH"
+"""Variable with a length of sequences to count, beside the longest."""
+WEIGHTS = "MEMCALC_SERVING_WEIGHTS"
+"""Variable that leaves weights as the command has them."""
+_for_good = Patches()
+
+
+def register() -> None:
+    """Watch this process of vLLM, where memcalc started it."""
+    if FOLDER in os.environ:
+        install(_for_good)
+
+
+def install(patches: Patches) -> None:
+    """Load dummies, compile nothing for FlashInfer, and write figures and refusals down."""
+    core, worker = "vllm.v1.engine.core", "vllm.v1.worker.gpu_worker"
+    if not os.environ.get(WEIGHTS):
+        arguments = "vllm.engine.arg_utils"
+        patches.wrap_later(arguments, "EngineArgs.create_engine_config", _with_dummy_weights)
+    patches.when_imported("flashinfer.jit.core", lambda module: _compile_nothing(patches, module))
+    # An engine core loads plugins as it is made, so what makes it cannot be wrapped.
+    patches.wrap_later(core, "EngineCore._initialize_kv_caches", _make_caches)
+    for step in ("init_device", "load_model"):
+        patches.wrap_later(worker, f"Worker.{step}", _note_refusal)
+    patches.wrap_later(worker, "Worker.determine_available_memory", _profile)
+    patches.wrap_later(worker, "Worker.compile_or_warm_up_model", _capture)
+
+
+# ---- what cannot run here
+
+
+def _with_dummy_weights(original: Any, arguments: Any, *args: Any, **kwargs: Any) -> Any:
+    if arguments.load_format in ("auto", "safetensors", "pt", "hf", "fastsafetensors"):
+        arguments.load_format = "dummy"
+    with _refusals():
+        return original(arguments, *args, **kwargs)
+
+
+class _Nothing:
+    """Stands for a compiled module: each of its functions does nothing.
+
+    FlashInfer's Python allocates results and workspaces itself and hands them to these functions.
+    """
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+
+def _compile_nothing(patches: Patches, module: ModuleType) -> None:
+    for kind in list(vars(module).values()):
+        if isinstance(kind, type) and "build_and_load" in vars(kind):
+            patches.set(kind, "build_and_load", lambda spec: _Nothing())
+
+
+# ---- what is written down
+
+
+def write(name: str, figures: msgspec.Struct) -> None:
+    """Write a file that appears whole or not at all."""
+    path = Path(os.environ[FOLDER], f"{name}.json")
+    made = path.with_suffix(".part")
+    made.write_bytes(msgspec.json.encode(figures))
+    made.replace(path)
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Note the error that ends a start: the first process that fails knows why."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error) or type(error).__name__
+        write(f"refused-{time.monotonic_ns():020}", Refused(kind=type(error).__name__, text=text))
+        raise
+
+
+def _note_refusal(original: Any, *args: Any, **kwargs: Any) -> Any:
+    with _refusals():
+        return original(*args, **kwargs)
+
+
+def _profile(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    with _refusals():
+        available = original(worker, *args, **kwargs)
+    write_worker(worker, available=int(available))
+    return available
+
+
+def write_worker(worker: Any, **known: int) -> None:
+    """Write what a worker says of its GPU so far."""
+    runner = getattr(worker, "model_runner", None)
+    graphs = _whole(worker, "cudagraph_memory_estimate")
+    most = _whole(worker, "peak_activation_memory")
+    applied = graphs if graphs is not None and _takes_graphs_off() else 0
+    tensors = _tensors(runner)
+    weights = _whole(runner, "model_memory_usage")
+    figures = WorkerFigures(
+        rank=_whole(worker, "rank") or 0,
+        weights=weights,
+        parameters=sum(one.numel() for one in tensors) if tensors else None,
+        tensors=len(tensors) if tensors else None,
+        consumed=_consumed(worker, weights),
+        activations=None if most is None else most - applied,
+        graphs=applied if graphs is not None else None,
+        requested=_whole(worker, "requested_memory"),
+        **{"available": _whole(worker, "available_kv_cache_memory_bytes"), **known},
+    )
+    write(f"worker-{os.getpid()}", figures)
+
+
+def _consumed(worker: Any, weights: int | None) -> int | None:
+    """Bytes taken for good; earlier releases say those outside PyTorch, beside the weights."""
+    found = _whole(worker, "total_consumed")
+    outside = _whole(worker, "non_torch_memory")
+    if found is None and outside is not None and weights is not None:
+        return weights + outside
+    return found
+
+
+def _capture(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hear what capturing CUDA graphs took, which the runner returns to its worker alone."""
+    runner, captured = getattr(worker, "model_runner", None), 0
+
+    def capture(original: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal captured
+        found = original(*args, **kwargs)
+        captured += found if isinstance(found, int) else 0
+        return found
+
+    with Patches() as patches, _refusals():
+        if hasattr(runner, "capture_model"):
+            patches.wrap(runner, "capture_model", capture)
+        found = original(worker, *args, **kwargs)
+    path = Path(os.environ[FOLDER], f"worker-{os.getpid()}.json")
+    if path.exists():
+        kept = msgspec.json.decode(path.read_bytes(), type=WorkerFigures)
+        write(path.stem, msgspec.structs.replace(kept, captured=captured))
+    return found
+
+
+def _make_caches(original: Any, core: Any, *args: Any, **kwargs: Any) -> Any:
+    with _refusals():
+        found = original(core, *args, **kwargs)
+    # Earlier releases return numbers of blocks before it.
+    several = found if isinstance(found, tuple) else (found,)
+    planned = next((one for one in several if hasattr(one, "kv_cache_groups")), None)
+    write(f"engine-{os.getpid()}", engine_figures(core.vllm_config, planned))
+    return found
+
+
+def engine_figures(config: Any, planned: Any) -> EngineFigures:
+    """What an engine settled on, by its configs and its own count of sequences.
+
+    ``planned``: vLLM's plan of the KV cache; ``None``: this release has none.
+    """
+    vllm = importlib.import_module("vllm")
+    cache, model = config.cache_config, config.model_config
+    scheduler, parallel = config.scheduler_config, config.parallel_config
+    length = int(os.environ.get(LENGTH) or 0) or None
+    longest = _whole(model, "max_model_len")
+    concurrency = _concurrency(config, planned)
+    tokens = _whole(cache, "kv_cache_size_tokens")
+    if tokens is None and concurrency is not None and longest is not None:
+        tokens = int(concurrency * longest)
+    return EngineFigures(
+        version=vllm.__version__,
+        model=str(model.model),
+        architecture=_architecture(model),
+        dtype=str(getattr(model, "dtype", "")).removeprefix("torch."),
+        quantization=getattr(model, "quantization", None),
+        share=getattr(cache, "gpu_memory_utilization", None),
+        world=_whole(parallel, "world_size") or 1,
+        replicas=_whole(parallel, "data_parallel_size") or 1,
+        blocks=_whole(planned, "num_blocks") or _whole(cache, "num_gpu_blocks"),
+        block=_whole(cache, "block_size"),
+        cache=_size(planned),
+        tokens=tokens,
+        longest=longest,
+        concurrency=concurrency,
+        length=length,
+        concurrency_at_length=_concurrency(config, planned, length) if length else None,
+        sequences=_whole(scheduler, "max_num_seqs"),
+        batched_tokens=_whole(scheduler, "max_num_batched_tokens"),
+    )
+
+
+def _concurrency(config: Any, planned: Any, length: int | None = None) -> float | None:
+    """Sequences of a length (``None``: the longest) that the KV cache holds, as vLLM counts them.
+
+    Returns:
+        ``None``: there is no such cache, or this release counts otherwise.
+    """
+    try:
+        module = importlib.import_module("vllm.v1.core.kv_cache_utils")
+        count = module.get_max_concurrency_for_kv_cache_config
+    except (ImportError, AttributeError):
+        return None
+    if planned is None or not getattr(planned, "kv_cache_groups", None):
+        return None
+    with Patches() as patches:
+        if length is not None:
+            patches.set(config.model_config, "max_model_len", length)
+        return float(count(config, planned))
+
+
+def _size(planned: Any) -> int | None:
+    """Bytes of the KV cache on one GPU.
+
+    In older releases each tensor is an allocation of its own; in newer ones, which name its place
+    in a common one, all are of the size of that.
+    """
+    tensors = getattr(planned, "kv_cache_tensors", None) or ()
+    sizes = [int(one.size) for one in tensors if not getattr(one, "host_resident", False)]
+    if not sizes:
+        return None
+    return max(sizes) if all(hasattr(one, "offset") for one in tensors) else sum(sizes)
+
+
+def _architecture(model: Any) -> str:
+    named = getattr(model, "architectures", None) or getattr(
+        getattr(model, "hf_config", None), "architectures", None
+    )
+    return str(named[0]) if named else ""
+
+
+def _takes_graphs_off() -> bool:
+    """Whether this release takes its estimate of CUDA graphs off the KV cache."""
+    settings = importlib.import_module("vllm.envs")
+    return bool(getattr(settings, "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", False))
+
+
+def _tensors(runner: Any) -> list[Any]:
+    model: Any = getattr(runner, "model", None)
+    return list(model.parameters()) if hasattr(model, "parameters") else []
+
+
+def _whole(owner: Any, name: str) -> int | None:
+    """A whole number among attributes; ``None``: there is none of that name."""
+    found = getattr(owner, name, None)
+    return int(found) if isinstance(found, int | float) else None

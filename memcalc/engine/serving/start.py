@@ -1,0 +1,147 @@
+"""Starts a serving engine over the stub driver, reads what its processes write, and ends them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TypeVar
+
+import msgspec
+
+from memcalc.engine.serving import plugin
+from memcalc.errors import EstimateError
+from memcalc.records.engines import EngineFigures, Refused, Started, WorkerFigures
+
+T = TypeVar("T")
+_HOME = str(Path(__file__).resolve().parents[3])
+_BEGINS = """
+import os, runpy, signal, sys
+sys.path[:] = [*filter(None, sys.path), {home!r}]
+from memcalc.children.fork import die_with
+die_with(int(sys.argv[1]), signal.SIGKILL)
+del sys.argv[:2]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+_PLUGIN = """
+import sys
+sys.path.append({home!r})
+from memcalc.engine.serving.plugin import register
+"""
+_NAME = "memcalc_vllm_plugin"
+_ALLOWED = "VLLM_PLUGINS"
+"""Variable with which vLLM's users name the plugins that may load."""
+_POLL = 0.2
+_PATIENCE = 20.0
+"""Seconds for the processes of an engine to end by themselves."""
+
+
+def variables(
+    folder: Path, environ: Mapping[str, str], *, length: int | None = None
+) -> dict[str, str]:
+    """Return what makes the processes of vLLM write their figures into a folder.
+
+    The plugin is a package with an entry point in that folder, which ``PYTHONPATH`` names.
+    """
+    own = folder / "plugin"
+    entry = own / f"{_NAME}-1.dist-info"
+    entry.mkdir(parents=True, exist_ok=True)
+    (own / f"{_NAME}.py").write_text(_PLUGIN.format(home=_HOME))
+    (entry / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: 1\n")
+    (entry / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{_NAME} = {_NAME}:register\n")
+    path = os.pathsep.join(filter(None, (str(own), environ.get("PYTHONPATH"))))
+    allowed = {_ALLOWED: f"{environ[_ALLOWED]},{_NAME}"} if environ.get(_ALLOWED) else {}
+    counted = {plugin.LENGTH: str(length)} if length is not None else {}
+    quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    return {"PYTHONPATH": path, plugin.FOLDER: str(folder), **allowed, **counted, **quiet}
+
+
+def start(
+    command: Sequence[str],
+    *,
+    python: str,
+    environ: Mapping[str, str],
+    folder: Path,
+    where: Path,
+    out: int | IO[str],
+) -> Started:
+    """Start a module of vLLM's, wait until its engine is up or refuses, and end its processes.
+
+    Args:
+        command: the module and its arguments.
+        python: the Python that has vLLM.
+        environ: variables of its processes; ``variables`` made some of them.
+        folder: where they write their figures.
+        where: the folder in which it runs.
+        out: what it prints goes there.
+
+    Raises:
+        EstimateError: it ended, and neither started an engine nor said why not.
+    """
+    begins = _BEGINS.format(home=_HOME)
+    try:
+        process = subprocess.Popen(
+            [python, "-c", begins, str(os.getpid()), *command],
+            cwd=where,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise EstimateError(f"{python} cannot be started: {error}.") from None
+    try:
+        while process.poll() is None and not _is_settled(read(folder)):
+            time.sleep(_POLL)
+    finally:
+        _end(process)
+    found = read(folder)
+    if found.engine is None and found.refused is None:
+        raise EstimateError(
+            f"{command[0].partition('.')[0]} ended with exit code {process.returncode} before it "
+            f"started an engine. It said: {_last_line(out)}"
+        )
+    return found
+
+
+def _last_line(out: int | IO[str]) -> str:
+    """The last line of what was printed, where that is a file; else it stands above."""
+    if isinstance(out, int):
+        return "see above."
+    lines = Path(out.name).read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "nothing.")
+
+
+def _is_settled(found: Started) -> bool:
+    return found.engine is not None or found.refused is not None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a server with all that it started, which are its process group."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE)
+
+
+def read(folder: Path) -> Started:
+    """Read what the processes of an engine have written so far."""
+    refused = sorted(folder.glob("refused-*.json"))
+    engines = sorted(folder.glob("engine-*.json"))
+    workers = sorted(
+        (_decoded(path, WorkerFigures) for path in folder.glob("worker-*.json")),
+        key=lambda one: one.rank,
+    )
+    return Started(
+        engine=_decoded(engines[0], EngineFigures) if engines else None,
+        workers=tuple(workers),
+        refused=_decoded(refused[0], Refused) if refused and not engines else None,
+    )
+
+
+def _decoded(path: Path, kind: type[T]) -> T:
+    return msgspec.json.decode(path.read_bytes(), type=kind)

@@ -1,0 +1,102 @@
+"""The exact method of ``--engine vllm``: vLLM itself starts on the simulated GPU."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from memcalc.catalog import gpus, positions
+from memcalc.catalog.models import ModelSource
+from memcalc.errors import EstimateError, MemcalcError
+from memcalc.estimation.serving.run import python_with_vllm, start_vllm
+from memcalc.estimation.serving.started import prediction_of
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
+from memcalc.records.progress import Progress, tell
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32"}
+
+
+def method_of(plan: Plan) -> str:
+    """Return which vLLM would start for a plan: a release, or a Python; empty: none."""
+    if plan.engine != "vllm":
+        return ""
+    return plan.vllm or python_with_vllm() or ""
+
+
+def answer(plan: Plan, source: ModelSource) -> Prediction | MemcalcError | None:
+    """Start vLLM as a plan says, and return its own figures or its refusal.
+
+    Returns:
+        ``None``: there is no vLLM here, or it did not start for a reason that is not the plan's.
+    """
+    if not method_of(plan):
+        return None
+    try:
+        python = python_with_vllm(None, plan.vllm)
+        assert python is not None
+        return _answer(plan, source, python)
+    except EstimateError as error:
+        if plan.vllm is not None:
+            return error
+        tell(Progress(f"vLLM itself did not answer ({error}), so its rules do"))
+        return None
+    except MemcalcError as error:
+        return error
+
+
+def _answer(plan: Plan, source: ModelSource, python: str) -> Prediction:
+    assert plan.gpu is not None
+    gpu = gpus.find(plan.gpu)
+    length = _length(plan, source)
+    tell(Progress(f"starting vLLM for {plan.model}: half a minute to two"))
+    with (
+        tempfile.TemporaryDirectory(prefix="memcalc-") as scratch,
+        open(Path(scratch, "vllm.log"), "w", encoding="utf-8") as log,
+    ):
+        words = ["serve", *_model(source, Path(scratch)), *_options(plan)]
+        found = start_vllm(
+            [*words, "--port", "0", "--host", "127.0.0.1"],
+            gpu,
+            python=python,
+            count=plan.devices,
+            length=length,
+            out=log,
+        )
+    made = prediction_of(plan, gpu, found)
+    return replace(made, seq=length - (plan.generate or 0))
+
+
+def _length(plan: Plan, source: ModelSource) -> int:
+    """Tokens of a sequence: the prompt, and what is generated."""
+    usual = positions.lengths(source.config or {}).default
+    return (plan.seq or usual) + (plan.generate or 0)
+
+
+def _model(source: ModelSource, scratch: Path) -> Iterator[str]:
+    """The model as vLLM is told of it; of a config that memcalc has, a folder with that alone.
+
+    Tokenizers take no GPU memory, and are not fetched.
+    """
+    if source.origin == "hub" or source.config is None:
+        yield source.name
+        return
+    folder = scratch / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(source.config))
+    yield from (str(folder), "--skip-tokenizer-init")
+
+
+def _options(plan: Plan) -> Iterator[str]:
+    """The plan's settings as ``vllm serve`` spells them."""
+    yield from ("--dtype", _DTYPES.get(plan.precision, "auto"))
+    if plan.devices > 1:
+        yield from ("--tensor-parallel-size", str(plan.devices))
+    for name, value in plan.engine_args:
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{'' if value else 'no-'}{option}"
+        else:
+            yield from (f"--{option}", str(value))

@@ -1,0 +1,135 @@
+"""Starts vLLM itself on a simulated GPU."""
+
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from memcalc.catalog.gpus import Gpu, Target
+from memcalc.engine import driver, simulated_gpu
+from memcalc.engine.environment import vllm as vllm_environment
+from memcalc.engine.serving import start
+from memcalc.engine.stub import load as stub
+from memcalc.errors import UsageError
+from memcalc.estimation.card import card_of
+from memcalc.estimation.question import version_of
+from memcalc.records.engines import Started
+
+_MODULE = "vllm.entrypoints.cli.main"
+_GPUS = 8
+"""GPUs of the machine where the command says how many it uses: a server's usual number."""
+_CARRIED = 8 << 20
+"""Bytes of the largest copy to the GPU whose values are kept."""
+_SHEBANG = re.compile(rb"#!\s*(/\S*python\S*)")
+_TO_GET_IT = (
+    "type --vllm 0.33, which makes an environment for it once (5.8 GB on disk), or --python with "
+    "the Python that has it"
+)
+
+
+def python_with_vllm(python: str | None = None, release: str | None = None) -> str | None:
+    """Return the Python that has vLLM: the one named, this one, or that of the command ``vllm``.
+
+    ``release``: of an environment that is made where there is none, such as ``0.33``.
+
+    Returns:
+        ``None``: there is none on this machine.
+
+    Raises:
+        SettingError: the release is not understood.
+        EstimateError: it cannot be fetched.
+    """
+    if python is not None:
+        return python
+    if release is not None:
+        return vllm_environment.find(vllm_environment.parse(release))
+    if importlib.util.find_spec("vllm") is not None:
+        return sys.executable
+    command = shutil.which("vllm")
+    if command is not None:
+        with open(command, "rb") as file:
+            named = _SHEBANG.match(file.readline(4096))
+        if named is not None:
+            return os.fsdecode(named[1])
+    return vllm_environment.existing()
+
+
+def require_python(python: str | None, release: str | None) -> str:
+    """Return the same, or raise.
+
+    Raises:
+        UsageError: there is no vLLM on this machine.
+    """
+    found = python_with_vllm(python, release)
+    if found is None:
+        raise UsageError(f"vLLM is not installed here: {_TO_GET_IT}.")
+    return found
+
+
+def start_vllm(
+    words: Sequence[str],
+    gpu: Gpu,
+    *,
+    python: str,
+    count: int = 1,
+    module: str = _MODULE,
+    given: Mapping[str, str] = {},
+    length: int | None = None,
+    where: Path | None = None,
+    out: int | IO[str],
+) -> Started:
+    """Run a command of vLLM's over the stub driver until its engine is up or refuses.
+
+    Args:
+        words: its arguments, such as ``serve MODEL``.
+        gpu: each of the machine's GPUs.
+        python: the Python that has vLLM.
+        count: GPUs of the machine; 1: as many as the command uses.
+        module: what is started.
+        given: variables that stand before the command.
+        length: of sequences to count, beside the longest.
+        where: the folder in which it runs; ``None``: this one.
+        out: what it prints goes there.
+
+    Raises:
+        EstimateError: it ended, and neither started an engine nor said why not.
+    """
+    root, cuda = driver.installed(python)
+    card = card_of(gpu)
+    target = Target(
+        capability=gpu.capability, multiprocessors=gpu.multiprocessors, torch=version_of(None)
+    )
+    prepared = stub.prepare(root, cuda, (str(root.parent),))
+    with tempfile.TemporaryDirectory(prefix="memcalc-", ignore_cleanup_errors=True) as scratch:
+        folder = Path(scratch)
+        own = simulated_gpu.settings(gpu, target, room=card.room)
+        found = {**os.environ, **given, **own, **card.variables()}
+        found.pop("CUDA_VISIBLE_DEVICES", None)
+        found |= {
+            **stub.environment(prepared, folder / "processes"),
+            **start.variables(folder, found, length=length),
+            **_caches(own),
+            "MEMCALC_STUB_DEVICES": str(count if count > 1 else _GPUS),
+            "MEMCALC_STUB_CARRIED": str(_CARRIED),
+            "MEMCALC_SIMULATED": "1",
+        }
+        return start.start(
+            [module, *words],
+            python=python,
+            environ=found,
+            folder=folder,
+            where=Path.cwd() if where is None else where,
+            out=out,
+        )
+
+
+def _caches(own: Mapping[str, str]) -> dict[str, str]:
+    """What vLLM and FlashInfer compile for the simulated GPU is kept apart from the user's own."""
+    folder = Path(own["TRITON_CACHE_DIR"]).parent
+    names = {"VLLM_CACHE_ROOT": "vllm", "FLASHINFER_WORKSPACE_BASE": "flashinfer"}
+    return {name: str(folder / inside) for name, inside in names.items()}

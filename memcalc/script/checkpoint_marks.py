@@ -1,0 +1,53 @@
+"""The marks that stand in files for checkpoints that a simulated script saved."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+_MARK = b"saved in a simulated run, number %08d"
+NOTED = "checkpoints"
+"""A file of a run that names folders of checkpoints, whose new files all go with them."""
+FOLDERS = "MEMCALC_CHECKPOINTS"
+"""Variable with its path."""
+LENGTH = len(_MARK % 0)
+
+
+def mark(number: int) -> bytes:
+    """Return the bytes that stand for a checkpoint."""
+    return _MARK % number
+
+
+def number_in(file: Any) -> int | None:
+    """Return the number of the mark that comes next in an open file; ``None``: there is none."""
+    try:
+        at = file.tell()
+        head = file.read(LENGTH)
+        file.seek(at)
+    except (AttributeError, OSError, ValueError):
+        return None
+    before, _, number = bytes(head).rpartition(b" ") if isinstance(head, bytes) else (b"", b"", b"")
+    return int(number) if before and before == _MARK.rpartition(b" ")[0] else None
+
+
+def number_of(path: Path | str) -> int | None:
+    """Return the number of the mark that a file begins with; ``None``: there is none."""
+    try:
+        with open(path, "rb") as opened:
+            return number_in(opened)
+    except (OSError, ValueError):
+        return None
+
+
+def note_folder(folder: str) -> None:
+    """Note that what is new in a folder belongs to a checkpoint."""
+    if (file := os.environ.get(FOLDERS)) is not None:
+        with open(file, "ab") as opened:
+            opened.write(os.fsencode(os.path.abspath(folder)) + b"\0")
+
+
+def noted_folders(file: Path) -> set[str]:
+    """Return the folders that were noted in a file."""
+    try:
+        return {os.fsdecode(folder) for folder in file.read_bytes().split(b"\0") if folder}
+    except OSError:
+        return set()

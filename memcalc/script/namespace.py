@@ -1,0 +1,189 @@
+"""A mount namespace in which nothing that a script does changes the files that were there before.
+
+Overlays of the kernel cover all folders: what the script and the processes that it starts write,
+change or delete lies in a folder of layers, through whatever function they do it. The process that
+asked carries new files out of the layers when the script has ended (``new_files``).
+"""
+
+import contextlib
+import ctypes
+import os
+from pathlib import Path
+
+import msgspec
+
+from memcalc.script.places import Place, find_places
+
+_NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
+_BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x40000
+_MOUNT_SETATTR, _READ_ONLY = 442, 1
+"""A system call, with its number on all machines, and its flag (linux/mount.h)."""
+_CAPABILITIES = 0x20080522
+"""The version of the kernel's structure of capabilities (linux/capability.h)."""
+_RECORD = "namespace.json"
+_INSIDE = "MEMCALC_NAMESPACE"
+"""Variable that tells a process that it is in a namespace; a user's 0: there shall be none."""
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Namespace(msgspec.Struct, frozen=True):
+    """What became of a script's namespace."""
+
+    refused: str = ""
+    """Why there is none; empty: there is one."""
+    layers: tuple[tuple[str, str], ...] = ()
+    """Covered folders, each with the folder of what was written there."""
+    in_memory: bool = False
+    """What was written there is gone with the script."""
+    read_only: tuple[str, ...] = ()
+    """Places that no overlay could cover, and that nobody can write to."""
+
+
+def enter(shared: Path, layers: Path) -> Namespace:
+    """Move this process into a namespace, before it has threads, and write down how that went.
+
+    A script that a simulated script simulates is in one already.
+
+    Args:
+        shared: a folder that stays as it is outside; the record is written there.
+        layers: a folder for the layers.
+    """
+    found, wanted = Namespace(), os.environ.get(_INSIDE, "")
+    if wanted == "0":
+        found = Namespace(refused=f"{_INSIDE}=0")
+    elif not wanted:
+        try:
+            found = _cover_all(shared, layers)
+            os.environ[_INSIDE] = "1"
+        except OSError as error:
+            found = Namespace(refused=error.strerror or str(error))
+    (shared / _RECORD).write_bytes(msgspec.json.encode(found))
+    return found
+
+
+def read(shared: Path) -> Namespace | None:
+    """Return what ``enter`` wrote down; ``None``: the process ended before it did."""
+    try:
+        return msgspec.json.decode((shared / _RECORD).read_bytes(), type=Namespace)
+    except OSError:
+        return None
+
+
+def _cover_all(shared: Path, layers: Path) -> Namespace:
+    is_alone = _libc.unshare(_NEW_MOUNTS) == 0
+    places = find_places(has_users=not is_alone)
+    if not is_alone:
+        _unshare_users()
+    try:
+        _mount("none", "/", "", _RECURSIVE | _PRIVATE)
+        folder, outside = os.getcwd(), os.open(shared, os.O_PATH)
+        in_memory = _prepare(layers)
+        covered, read_only = _cover(places, layers)
+        _mount(f"/proc/self/fd/{outside}", str(shared), "", _BIND)
+        os.close(outside)
+        os.chdir(folder)
+    finally:
+        if os.geteuid():
+            _drop_capabilities()
+    return Namespace(layers=tuple(covered), in_memory=in_memory, read_only=tuple(read_only))
+
+
+def _prepare(layers: Path) -> bool:
+    """Make the folder of layers; returns whether it lies in main memory.
+
+    Raises:
+        OSError: this kernel lets nobody here mount overlays.
+    """
+    layers.mkdir(exist_ok=True)
+    with contextlib.suppress(OSError):
+        _try_overlay(layers)
+        return False
+    # The file system of the folder takes none.
+    _mount("layers", str(layers), "tmpfs")
+    _try_overlay(layers)
+    return True
+
+
+def _cover(places: list[Place], layers: Path) -> tuple[list[tuple[str, str]], list[str]]:
+    """Cover places by overlays, or else make them read-only; returns both."""
+    covered: list[tuple[str, str]] = []
+    read_only = []
+    # Not by their paths, which the first overlays hide.
+    inside = os.open(layers, os.O_PATH)
+    hidden = {place.path: os.open(place.path, os.O_PATH) for place in places if place.is_inside}
+    for place in places:
+        path, layer = place.path, layers / str(len(covered))
+        source = f"/proc/self/fd/{hidden[path]}" if path in hidden else path
+        if not place.holds_files:
+            _mount(source, path, "", _BIND)
+            continue
+        try:
+            _overlay(source, path, f"/proc/self/fd/{inside}/{layer.name}")
+            covered.append((path, str(layer / "upper")))
+        except OSError:
+            _bind_read_only(source, path)
+            read_only.append(path)
+    for number in (inside, *hidden.values()):
+        os.close(number)
+    return covered, read_only
+
+
+def _unshare_users() -> None:
+    """Leave the mounts of this machine, as the one user of a namespace of users."""
+    user, group = os.geteuid(), os.getegid()
+    _call(_libc.unshare(_NEW_USER | _NEW_MOUNTS))
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user} {user} 1"),
+        ("gid_map", f"{group} {group} 1"),
+    ):
+        Path("/proc/self", name).write_text(text)
+
+
+# ---- system calls
+
+
+def _try_overlay(layers: Path) -> None:
+    """Cover an empty folder by an overlay, to see that this works here."""
+    (layers / "empty").mkdir(exist_ok=True)
+    _overlay(str(layers / "empty"), str(layers / "empty"), str(layers / "tried"))
+    _call(_libc.umount2(os.fsencode(layers / "empty"), 0))
+
+
+def _overlay(folder: str, at: str, layer: str) -> None:
+    """Cover a folder; what is written to it from then on lies in a layer."""
+    upper, work = f"{layer}/upper", f"{layer}/work"
+    status = os.stat(folder)
+    lower = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        os.makedirs(upper)
+        os.mkdir(work)
+        os.chmod(upper, status.st_mode & 0o7777)
+        options = f"lowerdir=/proc/self/fd/{lower},upperdir={upper},workdir={work},userxattr"
+        _mount("overlay", at, "overlay", 0, options)
+    finally:
+        os.close(lower)
+
+
+def _bind_read_only(source: str, place: str) -> None:
+    _mount(source, place, "", _BIND)
+    attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
+    path = os.fsencode(place)
+    size = ctypes.sizeof(attributes)
+    _call(_libc.syscall(_MOUNT_SETATTR, -100, path, 0, attributes, size))
+
+
+def _mount(source: str, at: str, kind: str, flags: int = 0, options: str = "") -> None:
+    told = (os.fsencode(one) for one in (source, at, kind))
+    _call(_libc.mount(*told, ctypes.c_ulong(flags), os.fsencode(options)))
+
+
+def _drop_capabilities() -> None:
+    """Give up what a namespace of one's own grants: a script has the rights that its user has."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITIES, 0)
+    _libc.capset(header, (ctypes.c_uint32 * 6)())
+
+
+def _call(result: int) -> None:
+    if result:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

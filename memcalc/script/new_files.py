@@ -1,0 +1,102 @@
+"""Carries the new files of a script out of the layers of its namespace."""
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from memcalc.script.checkpoint_marks import number_of
+from memcalc.script.namespace import Namespace
+
+_OPAQUE = "user.overlay.opaque"
+"""An attribute of a folder that was deleted and made again (Linux, overlayfs.rst)."""
+
+
+class Carried(msgspec.Struct):
+    """What a script did to files."""
+
+    changed: list[str] = []
+    """Files that were there before, and that it opened to change, or deleted."""
+    lost: list[str] = []
+    """New files that could not be carried out."""
+
+
+def carry_out(namespace: Namespace, checkpoints: set[str]) -> Carried:
+    """Put new files where the script put them, and leave checkpoints and what lies beside them.
+
+    ``checkpoints``: folders in which nothing new is kept.
+
+    Returns:
+        What else was in the layers.
+    """
+    carried = Carried()
+    layers = () if namespace.in_memory else namespace.layers
+    links = [
+        link
+        for folder, upper in layers
+        for link in _carry(Path(upper), Path(folder), carried, checkpoints)
+    ]
+    # A link to what was left out leads nowhere.
+    for link, target in links:
+        if (target.parent / os.readlink(link)).exists():
+            _try(carried, target, os.symlink, os.readlink(link), target)
+    return carried
+
+
+def _carry(
+    upper: Path, folder: Path, carried: Carried, checkpoints: set[str]
+) -> list[tuple[Path, Path]]:
+    """Carry out a layer of a folder that was there before; returns links, and where they go."""
+    links = []
+    for found in sorted(upper.iterdir()):
+        there = folder / found.name
+        if not os.path.lexists(there):
+            if {str(folder), str(there)} & checkpoints:
+                continue
+            if found.is_symlink():
+                links.append((found, there))
+            else:
+                _carry_new(found, there, carried)
+        elif found.is_dir() and not found.is_symlink() and there.is_dir():
+            if _is_opaque(found):
+                carried.changed.append(str(there))
+            links += _carry(found, there, carried, checkpoints)
+        else:
+            carried.changed.append(str(there))
+    return links
+
+
+def _carry_new(found: Path, there: Path, carried: Carried) -> None:
+    """Carry out a file, or a folder in which files are, unless that holds a checkpoint."""
+    inside = [found]
+    if found.is_dir():
+        inside = [Path(path, name) for path, _, names in os.walk(found) for name in names]
+    files = [path for path in inside if stat.S_ISREG(path.lstat().st_mode)]
+    if not files or any(number_of(path) is not None for path in files):
+        return
+    for path in {*inside} - {*files}:
+        if not path.is_symlink():
+            path.unlink()  # Sockets and pipes.
+    for path in (found, *(Path(path) for path, _, _ in os.walk(found))):
+        with contextlib.suppress(OSError):
+            os.removexattr(path, _OPAQUE)
+    _try(carried, there, shutil.move, found, there)
+
+
+def _is_opaque(folder: Path) -> bool:
+    try:
+        return os.getxattr(folder, _OPAQUE) == b"y"
+    except OSError:
+        return False
+
+
+def _try(carried: Carried, there: Path, function: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        function(*arguments)
+    except OSError:
+        carried.lost.append(str(there))

@@ -1,0 +1,66 @@
+"""vLLM inside a script: its engine runs in the script's process, and says what it takes.
+
+A script that only serves is stopped as it asks for a first answer; one that trains goes on.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from memcalc.engine.scripts.session import Session
+from memcalc.engine.scripts.steps import EnoughStepsError
+from memcalc.engine.serving import plugin, start
+from memcalc.records.trace import Component
+
+_ONE_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
+_ASKING = ("generate", "chat", "beam_search", "encode", "embed", "classify", "reward", "score")
+"""Methods of ``vllm.LLM`` that need an engine that computes."""
+_DUMMY = "vLLM's weights are dummies, and FlashInfer compiles nothing"
+
+
+def install(session: Session, folder: Path) -> None:
+    """Act when vLLM is imported; its processes write their figures into a folder."""
+    patches = session.patches
+
+    def imported(_: Any) -> None:
+        patches.say(_DUMMY)
+        folder.mkdir(exist_ok=True)
+        for name, value in start.variables(folder, os.environ).items():
+            patches.environment(name, value)
+        if _ONE_PROCESS not in os.environ:
+            patches.environment(_ONE_PROCESS, "0")
+        plugin.install(patches)
+
+    def ask(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if not session.steps.has_optimizer:
+            raise EnoughStepsError
+        return original(*args, **kwargs)
+
+    def cached(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(worker, *args, **kwargs)
+        held = getattr(getattr(worker, "model_runner", None), "kv_caches", None) or ()
+        session.counters.name(Component.KV_CACHE, list(_flat(held)))
+        return found
+
+    def loaded(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(worker, *args, **kwargs)
+        model: Any = getattr(getattr(worker, "model_runner", None), "model", None)
+        if hasattr(model, "parameters"):
+            session.counters.name(Component.WEIGHTS, list(model.parameters()))
+        return found
+
+    worker = "vllm.v1.worker.gpu_worker"
+    patches.when_imported("vllm", imported)
+    for name in _ASKING:
+        patches.wrap_later("vllm.entrypoints.llm", f"LLM.{name}", ask)
+    patches.wrap_later(worker, "Worker.initialize_from_config", cached)
+    patches.wrap_later(worker, "Worker.load_model", loaded)
+
+
+def _flat(held: Any) -> Any:
+    """The tensors of a KV cache, which lists and dicts may hold."""
+    for one in held.values() if isinstance(held, dict) else held:
+        if isinstance(one, dict | list | tuple):
+            yield from _flat(one)
+        else:
+            yield one

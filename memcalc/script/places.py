@@ -1,0 +1,135 @@
+"""The folders of this machine that overlays are to cover, so that all files lie below one."""
+
+import contextlib
+import errno
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_NO_FILES = re.compile(
+    "autofs|binfmt_misc|bpf|cgroup2?|configfs|debugfs|devpts|devtmpfs|efivarfs|fusectl|hugetlbfs|"
+    "mqueue|nsfs|proc|pstore|rpc_pipefs|securityfs|sysfs|tracefs"
+)
+"""File systems of the kernel, which hold no files of a user."""
+_OF_SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/lib64", "/sbin", "/usr")
+"""Folders that users cannot write to (Filesystem Hierarchy Standard 3.0)."""
+_DEPTH, _MANY = 2, 1000
+"""Folders below a mount, and entries of each, among which a user's own are looked for."""
+
+
+class Place(NamedTuple):
+    """A folder, or a file that lies beside mounts."""
+
+    path: str
+    is_inside: bool
+    """An overlay over a folder on the way hides it."""
+    holds_files: bool = True
+    """Files of a user, which an overlay must cover."""
+
+
+def find_places(*, has_users: bool) -> list[Place]:
+    """Return what to cover, and mounts that overlays hide; folders come before what is inside.
+
+    ``has_users``: the namespace has users of its own. They can cover no folder in which others have
+    mounted something, and can copy no folder that others own.
+
+    Raises:
+        OSError: this user writes to a folder that cannot be covered.
+    """
+    mounts, found = _mounts(), list[Place]()
+    for point in sorted(mounts):
+        is_inside = _is_inside(point, [place.path for place in found])
+        if not mounts[point]:
+            found += [Place(point, is_inside, holds_files=False)] if is_inside else []
+            continue
+        parts = [point]
+        if has_users:
+            parts = list(_parts(point, list(mounts)))
+        elif point == "/":
+            parts = list(_children("/", list(mounts)))
+        for part in parts:
+            found.append(Place(part, is_inside))
+            if has_users and not _is_inside(part, _OF_SYSTEM):
+                own = _own_parts(part, list(mounts))
+                found += [Place(path, is_inside=True) for path in own]
+    return found
+
+
+def _mounts() -> dict[str, bool]:
+    """Return where file systems are mounted, and whether each can hold a user's files."""
+    found = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, system = line.partition(" - ")
+        point, options = fields.split()[4:6]
+        kind, _, of_system = system.split(" ", 2)
+        point = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), point)
+        if not os.path.exists(point):
+            continue
+        of_kernel = _NO_FILES.fullmatch(kind) or _is_inside(point, ("/proc", "/sys", "/dev"))
+        runtime = kind == "tmpfs" and _is_inside(point, ("/run",))
+        is_read_only = "ro" in options.split(",") or "ro" in of_system.split(",")
+        found[point] = not (of_kernel or runtime or is_read_only)
+    return found
+
+
+def _is_inside(path: str, folders: Iterable[str]) -> bool:
+    return any(path == folder or path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
+
+
+def _children(folder: str, mounts: list[str]) -> Iterator[str]:
+    """Yield folders and files of a folder that are no mounts."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            is_plain = entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
+            if is_plain and entry.path not in mounts:
+                yield entry.path
+
+
+def _parts(folder: str, mounts: list[str]) -> Iterator[str]:
+    """Yield the parts of a folder that hold no mounts; without mounts that is the folder.
+
+    Raises:
+        OSError: this user can write to a folder with mounts.
+    """
+    if not any(point != folder and _is_inside(point, [folder]) for point in mounts):
+        yield folder
+        return
+    if os.access(folder, os.W_OK) and folder != "/":
+        raise OSError(errno.EBUSY, f"something is mounted in {folder}")
+    with contextlib.suppress(PermissionError):
+        for path in _children(folder, mounts):
+            if os.path.isdir(path):
+                yield from _parts(path, mounts)
+            elif os.access(path, os.W_OK):
+                yield path
+
+
+def _own_parts(part: str, mounts: list[str]) -> list[str]:
+    """Return folders inside that this user can write to, below folders that others own.
+
+    The kernel copies folders on the way to what is written, and users cannot make a folder that
+    others own: an overlay must begin below it.
+    """
+    user, found = os.geteuid(), [part]
+    waiting = [(part, _DEPTH)]
+    while waiting:
+        folder, depth = waiting.pop()
+        for entry in _folders(folder):
+            if entry.path in mounts or not entry.is_dir(follow_symlinks=False):
+                continue
+            is_own = entry.stat().st_uid == user
+            if folder not in found if is_own else os.access(entry.path, os.W_OK):
+                found.append(entry.path)
+            if depth and not is_own:
+                waiting.append((entry.path, depth - 1))
+    return found[1:]
+
+
+def _folders(folder: str) -> list[os.DirEntry[str]]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        found = list(itertools.islice(entries, _MANY))
+        return found if len(found) < _MANY else []
+    return []

@@ -1,0 +1,293 @@
+"""A process that runs a user's program over the stub driver, and its answer."""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from memcalc.children import command, variables
+from memcalc.children.exit_reason import ending, oom_kills
+from memcalc.engine import driver, environment, simulated_gpu
+from memcalc.engine.alloc_conf import VARIABLES, check_environment
+from memcalc.engine.cudnn import loading
+from memcalc.engine.environment.search import Environment
+from memcalc.engine.stub import build
+from memcalc.engine.stub import load as stub
+from memcalc.errors import EstimateError, UsageError, took_too_long
+from memcalc.estimation.card import card_of
+from memcalc.estimation.estimate import Traced
+from memcalc.estimation.question import Asked
+from memcalc.files.trace_file import DamagedTraceError, unpack
+from memcalc.records.replay import UNLIMITED
+from memcalc.script import checkpoint_marks, set_aside
+from memcalc.script.answer import Simulated, answered
+from memcalc.script.command import Program
+from memcalc.script.launchers import Launch
+from memcalc.script.protect import settle
+from memcalc.script.records import ANSWER, REQUEST, Answer, Answers, Request
+from memcalc.script.serving import served_by
+from memcalc.script.streams import stderr_or_nothing
+
+_CARRIED = 8 << 20
+"""Bytes of the largest copy to the GPU whose values are kept."""
+_ALONE = (
+    "the script uses {used} of {count} GPUs; to use all, put torchrun --nproc-per-node {count} "
+    "before it in place of python"
+)
+_BEGINS = """
+import os, sys
+sys.path[:] = [*filter(None, sys.path), {home!r}]
+try:
+    from pathlib import Path
+    from memcalc.script.protect import protect
+    shared = Path(sys.argv[1])
+    protect(shared, [sys.executable, *sys.orig_argv[1:]])
+    from memcalc.script.child import main
+    main(shared)
+except KeyboardInterrupt:
+    os._exit(130)
+except FileNotFoundError as error:
+    if error.filename is None:
+        sys.exit(1)
+    raise
+"""
+"""Without the current folder: a program elsewhere imports nothing from it, and nor does PyTorch."""
+_HOME = str(Path(__file__).resolve().parents[2])
+
+
+class Ran(NamedTuple):
+    """What a program took, by rank; one that trains alone is the first."""
+
+    found: dict[int, Simulated]
+    answers: Answers | None = None
+    """``None``: no ranks were asked for."""
+
+
+class Run:
+    """A program that can be run several times; arguments as for ``simulate``."""
+
+    def __init__(
+        self,
+        question: Asked,
+        program: Program,
+        launch: Launch | None,
+        folder: Path,
+        work: bytes = b"",
+    ) -> None:
+        self._work = work
+        self.timeout = math.inf
+        """Seconds after which a run is ended."""
+        self.stand_ins: tuple[str, ...] = ()
+        """Packages that the program asked for, in whose place memcalc has something."""
+        self.raised: BaseException | None = None
+        """By the function that ran in place of a program."""
+        self._of_files: tuple[str, ...] = ()
+        """What is assumed because of the files that it wrote or changed."""
+        self._question, self._program, self._launch = question, program, launch
+        self._folder, self._python = folder, question.plan.python or sys.executable
+
+    def ranks(
+        self,
+        *,
+        limited: bool,
+        quiet: bool = False,
+        again: bool = False,
+        opposite: str = "",
+        rank: int | str | None = None,
+    ) -> Ran:
+        """Run it in a process of its own, limited to the GPU's memory or not.
+
+        Args:
+            limited: memory is no larger than the GPU's.
+            quiet: what it prints is not shown.
+            again: what it does was seen before: it shows nothing, and keeps no files.
+            opposite: a line whose decisions by numbers that are not computed go the other way.
+            rank: which process, in place of those that the plan asks for.
+
+        Raises:
+            EstimateError: it died, or took too long.
+        """
+        environment = self._environment(limited=limited)
+        with command.own_folder() as folder:
+            shared = folder / "shared"
+            shared.mkdir()
+            request, work = (
+                replace(self._request(rank, shared / "serving"), opposite=opposite),
+                shared / "work",
+            )
+            if self._work:
+                work.write_bytes(self._work)
+                request = replace(request, work=str(work), path=tuple(sys.path))
+            (shared / REQUEST).write_bytes(msgspec.json.encode(request))
+            kills = oom_kills()
+            done = self._run(shared, environment, quiet=quiet or again)
+            of_files = settle(shared, again=again)
+            if not again:
+                self._of_files = of_files
+            answered = shared / ANSWER
+            answer = answered.read_bytes() if answered.exists() else b""
+        if not answer:
+            name = "process of the program"
+            raise EstimateError(ending(name, done.returncode, kills=kills))
+        try:
+            if request.one_of_many:
+                return self._of_ranks(msgspec.json.decode(answer, type=Answers))
+            one = msgspec.json.decode(answer, type=Answer)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
+        # A program's own process may put anything there; a function is the caller's own code.
+        if self._work and one.raised:
+            self.raised = _raised(one.raised)
+        return Ran({0: self._understood(one, None)})
+
+    def _of_ranks(self, answers: Answers) -> Ran:
+        if answers.refusal:
+            raise (UsageError if answers.refused else EstimateError)(answers.refusal)
+        found = {
+            rank: self._understood(answer, rank if answers.world > 1 else None)
+            for rank, answer in answers.answers.items()
+        }
+        return Ran(found, answers)
+
+    def _run(
+        self, shared: Path, environment: dict[str, str], *, quiet: bool
+    ) -> subprocess.CompletedProcess[str]:
+        out, err = (subprocess.DEVNULL,) * 2 if quiet else (stderr_or_nothing(), None)
+        if self._work:
+            out = err = subprocess.PIPE
+        elif not quiet and sys.stderr is not sys.__stderr__ and sys.stderr.isatty():
+            # A line moves at the terminal: what keeps it there writes what the program prints.
+            out, err = subprocess.PIPE, subprocess.STDOUT
+        try:
+            done = command.run(
+                [self._python, "-c", _BEGINS.format(home=_HOME), str(shared)],
+                shared.parent,
+                timeout=None if self.timeout == math.inf else self.timeout,
+                cwd=self._folder,
+                env={
+                    **environment,
+                    stub.PROCESSES: str(shared / "processes"),
+                    checkpoint_marks.FOLDERS: str(shared / checkpoint_marks.NOTED),
+                },
+                stdout=out,
+                stderr=err,
+                text=True,
+                errors="replace",
+            )
+        except subprocess.TimeoutExpired:
+            raise EstimateError(took_too_long("command", self.timeout)) from None
+        except OSError as error:
+            raise EstimateError(f"{self._python} cannot be started: {error}.") from None
+        seen = sys.stdout if self._work else sys.stderr
+        print(done.stdout or "", end="", file=seen, flush=True)
+        print(done.stderr or "", end="", file=sys.stderr, flush=True)
+        return done
+
+    def _request(self, rank: int | str | None, serving: Path) -> Request:
+        program = self._program
+        said = list(self._question.notes)
+        if self._launch is not None and self._launch.assumed:
+            said.append(self._launch.assumed)
+        if program.left_out:
+            said.append(f"Python's own options are left out: {', '.join(program.left_out)}")
+        return Request(
+            program=program,
+            steps=self._question.plan.steps or 0,
+            gpus=self._question.plan.devices,
+            launch=self._launch,
+            rank=self._question.plan.rank if rank is None else rank,
+            world=self._launch.world if self._launch is not None else None,
+            weights=self._question.plan.weights,
+            said=tuple(said),
+            serving=str(serving),
+            stand_ins=self.stand_ins,
+        )
+
+    def _environment(self, *, limited: bool) -> dict[str, str]:
+        """Variables of the process: the stub driver, the GPU, and caches of the simulation."""
+        question, plan = self._question, self._question.plan
+        told = card_of(question.gpu)
+        room = told.room if limited else UNLIMITED
+        local = self._launch.local if self._launch is not None else None
+        # A process that a launcher starts has a GPU of its own, and sees that alone.
+        devices = plan.devices if local is None or plan.devices > local else 1
+        engine = self._engine()
+        root, cuda = (Path(engine.root), engine.cuda) if engine else driver.installed(self._python)
+        prepared = stub.prepare(root, cuda, (*engine.path, *sys.path) if engine else ())
+        found = variables.numbered_gpus(os.environ, devices)
+        if engine:
+            found = engine.variables(found)
+            found[driver.ENVIRONMENT] = msgspec.json.encode(engine).decode()
+        # Where memory runs out the answer says so, and PyTorch's own line of C++ need not.
+        found.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        found |= {
+            **dict(self._program.environment),
+            **stub.environment(prepared),
+            **loading.environment(driver.cudnn(question.target.capability, [root.parent])),
+            **simulated_gpu.settings(question.gpu, question.target, room=room),
+            set_aside.LIBRARY: str(prepared.library.with_name(build.FILE_GUARD)),
+            **told.variables(),
+            "MEMCALC_STUB_DEVICES": str(devices),
+            "MEMCALC_STUB_CARRIED": str(_CARRIED),
+            **(self._launch.environment(0) if self._launch is not None else {}),
+        }
+        if plan.alloc_conf:
+            found[VARIABLES[0]] = plan.alloc_conf
+        check_environment(found)
+        return found
+
+    def _engine(self) -> Environment | None:
+        """The environment with the releases that the plan names; ``None``: it names none."""
+        plan = self._question.plan
+        if plan.torch is None and plan.transformers is None:
+            return None
+        if self._python != sys.executable:
+            raise UsageError(
+                "--python runs the PyTorch that it has: leave --torch out, or --python."
+            )
+        return environment.find(plan.torch, plan.transformers, compiles=None)
+
+    def _understood(self, answer: Answer, rank: int | None) -> Simulated:
+        """Read what one process took; ``rank``: its number where others train with it."""
+        try:
+            traces = {gpu: unpack(data) for gpu, data in answer.traces.items()}
+        except DamagedTraceError as error:
+            raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
+        if rank is not None and len(traces) == 1:
+            # The GPU of a process that has one, whatever its number on the machine.
+            traces = dict.fromkeys((0,), *traces.values())
+        traced = answered(self._question, traces, answer.state)
+        count = self._question.plan.devices
+        one_of_many = any(max(trace.groups, default=1) > 1 for trace in traces.values())
+        launched = one_of_many or self._launch is not None
+        if traced is not None and len(traces) < count and not launched:
+            traced = _with_assumptions(traced, _ALONE.format(used=len(traces), count=count))
+        if traced is not None:
+            traced = _with_assumptions(traced, *self._of_files)
+        served = served_by(answer, self._question.plan, self._question.gpu)
+        return Simulated(ending=answer.ending, traced=traced, served=served)
+
+
+def _with_assumptions(traced: Traced, *assumed: str) -> Traced:
+    told = (*assumed, *traced.prediction.assumptions)
+    return replace(traced, prediction=replace(traced.prediction, assumptions=told))
+
+
+def _raised(kept: dict[str, str]) -> BaseException:
+    """What a function raised in the other process, with its traceback there as a note."""
+    error: BaseException
+    try:
+        error = pickle.loads(base64.b64decode(kept["error"]))
+    except Exception:
+        error = EstimateError(f"{kept['kind']}: {kept['text']}")
+    error.add_note(kept["trace"])
+    return error

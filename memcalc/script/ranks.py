@@ -1,0 +1,294 @@
+"""Runs processes of a program that train together: one rank, or one of each kind.
+
+All are copies of one process, made before the program begins, which has imported PyTorch for them.
+A rank that waits for another's message has that one run beside, as far as it must.
+"""
+
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from memcalc.children.exit_reason import ending, oom_kills
+from memcalc.children.fork import die_with, flush
+from memcalc.engine.scripts import mail
+from memcalc.engine.scripts.mail import Ties
+from memcalc.files.trace_file import unpack
+from memcalc.records.trace import changes
+from memcalc.script.records import Answer, Answers, Request
+from memcalc.script.starting import FOUND, Found
+
+_LOOK = 0.02
+"""Seconds between two looks at what runs."""
+_SHOWN = 4000
+"""Bytes at the end of what a rank printed that are shown if it fails and another's were."""
+
+
+class Ranks:
+    """The ranks of one program, as far as they are run."""
+
+    def __init__(
+        self, request: Request, answered: Path, run: Callable[[Request, Path], NoReturn]
+    ) -> None:
+        """``run`` runs the program of a request as one rank, and ends its process."""
+        self._request, self._answered, self._run = request, answered, run
+        self._folder = answered.parent / "mail"
+        self._folder.mkdir()
+        self._found: Found | None = None
+        """How the program starts its processes itself."""
+        self._running: dict[int, int] = {}
+        """Ranks by process."""
+        self._helpers: set[int] = set()
+        self._waiting: deque[int] = deque()
+        self._asked: list[int] = []
+        self._ended: dict[int, int | None] = {}
+        """Exit codes by rank."""
+        self._kills = oom_kills()
+        # Ctrl-C ends the ranks, whose answers are to be taken.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def run(self) -> Answers:
+        """Run the ranks that are asked for, and those that they need."""
+        world = self._request.world or self._scout()
+        rank = self._request.rank
+        if isinstance(rank, int) and rank >= world:
+            count = "one process" if world == 1 else f"{world} processes"
+            refusal = f"--rank {rank}: the program starts {count}, and they count from 0."
+            return Answers(world=world, answers={}, refusal=refusal, refused=True)
+        if self._found is None and self._request.world is None:
+            # It has run to its end in search of others.
+            return Answers(world=1, answers={0: self._answer(0)})
+        if rank == "all":
+            # Nearly every script imports it by its first optimizer.
+            importlib.import_module("torch._dynamo")
+        first = rank if isinstance(rank, int) else world - 1 if rank == "last" else 0
+        self._ask([first, world - 1] if rank == "all" else [first])
+        while self._waiting or self._running:
+            self._start()
+            self._reap()
+            if rank == "all":
+                self._ask(self._others())
+            self._help()
+            time.sleep(_LOOK)
+        return self._answers(world)
+
+    def _scout(self) -> int:
+        """Run until the program starts its processes, or to its end; returns how many there are."""
+        self._ask([0])
+        self._start(scouts=True)
+        while self._running:
+            self._reap()
+            time.sleep(_LOOK)
+        found = self._folder / FOUND
+        if not found.exists():
+            return 1
+        self._found = msgspec.json.decode(found.read_bytes(), type=Found)
+        self._asked.clear()
+        self._ended.clear()
+        for left in self._folder.iterdir():
+            left.unlink()
+        return self._found.world
+
+    def _ask(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            if rank in self._asked:
+                continue
+            self._asked.append(rank)
+            if rank in self._helpers:
+                mail.let_finish(self._folder, rank)
+                self._helpers.discard(rank)
+            else:
+                self._waiting.append(rank)
+
+    def _start(self, *, scouts: bool = False) -> None:
+        """Start ranks while there are cores for them."""
+        cores = len(os.sched_getaffinity(0))
+        while self._waiting and len(self._running) - len(self._helpers) < max(1, cores):
+            self._fork(self._waiting.popleft(), scouts=scouts)
+
+    def _help(self) -> None:
+        """Start the ranks whose messages others wait for, which may be asked for later."""
+        for _, wait in list(mail.waiting(self._folder)):
+            if wait.source in self._running.values() or wait.source in self._ended:
+                continue
+            helps = wait.source not in self._waiting
+            if not helps:
+                self._waiting.remove(wait.source)
+            self._fork(wait.source, helps=helps)
+        if self._running and not self._waiting and set(self._running.values()) <= self._helpers:
+            for process in self._running:
+                os.kill(process, signal.SIGKILL)
+
+    def _fork(self, rank: int, *, helps: bool = False, scouts: bool = False) -> None:
+        flush()
+        process = os.fork()
+        if process == 0:
+            self._be(rank, helps=helps, scouts=scouts)
+        self._running[process] = rank
+        if helps:
+            self._helpers.add(rank)
+
+    def _be(self, rank: int, *, helps: bool, scouts: bool) -> NoReturn:
+        """Run as one rank in this copy."""
+        die_with(os.getppid(), signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ.update(self._environment(rank, helps=helps))
+        launch, request = self._request.launch, self._request
+        if launch is not None:
+            program = msgspec.structs.replace(request.program, arguments=launch.words(rank))
+            request = msgspec.structs.replace(request, program=program)
+        found = self._found.world if self._found else 1
+        request = msgspec.structs.replace(
+            request,
+            rank=None if scouts else rank,
+            world=request.world or found,
+            scouts=scouts,
+        )
+        if rank != self._asked[0] or helps:
+            printed = os.open(self._file(rank, "printed"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(printed, 1)
+            os.dup2(printed, 2)
+        self._run(request, self._file(rank, "answer"))
+
+    def _environment(self, rank: int, *, helps: bool) -> dict[str, str]:
+        launch, found = self._request.launch, self._found
+        started = launch.environment(rank) if launch is not None else {}
+        if found is not None:
+            started = found.environment(rank)
+        here = rank % launch.local if launch is not None else rank
+        devices = "MEMCALC_STUB_DEVICES"
+        count = max(int(os.environ.get(devices, "1")), here + 1)
+        helping = {mail.HELPER: "1"} if helps else {}
+        return {
+            **started,
+            **helping,
+            devices: str(count),
+            mail.FOLDER: str(self._folder),
+            mail.RANK: str(rank),
+        }
+
+    def _reap(self) -> None:
+        """Take note of the ranks that have ended."""
+        while self._running:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if not process:
+                return
+            rank = self._running.pop(process, None)
+            if rank is not None:
+                self._ended[rank] = os.waitstatus_to_exitcode(status)
+                mail.say_ended(self._folder, rank)
+
+    def _others(self) -> Iterator[int]:
+        """For each stage a rank, where messages are passed; else the last is enough.
+
+        The last may hold a smaller share, or be a stage itself.
+        """
+        for ranks in self._stages():
+            if not set(ranks) & set(self._asked):
+                yield ranks[0]
+
+    def _ties(self, rank: int) -> Ties:
+        """How a rank is tied to others, as far as it has told."""
+        answer = self._file(rank, "answer")
+        if rank in self._ended and answer.exists():
+            return self._answer(rank).ties or Ties()
+        return mail.ties_of(self._folder, rank)
+
+    def _answer(self, rank: int) -> Answer:
+        """Return the answer of a rank that has ended.
+
+        Raises:
+            FileNotFoundError: it died.
+        """
+        return msgspec.json.decode(self._file(rank, "answer").read_bytes(), type=Answer)
+
+    def _answers(self, world: int) -> Answers:
+        found: dict[int, Answer] = {}
+        for rank in self._asked:
+            code = self._ended[rank]
+            if not self._file(rank, "answer").exists():
+                why = ending(f"process of rank {rank}", code, kills=self._kills)
+                return Answers(world=world, answers={}, refusal=why)
+            found[rank] = self._answer(rank)
+            if code and rank != self._asked[0]:
+                self._show(rank)
+        if self._request.rank != "all":
+            return Answers(world=world, answers=found)
+        stages = tuple(self._stages())
+        alike = dict(_alike(found, stages, world))
+        return Answers(world=world, answers=found, stages=stages, alike=alike)
+
+    def _stages(self) -> list[tuple[int, ...]]:
+        """Ranks that pass messages on from the first, each with those that do the same.
+
+        Those stand at the same place of another group that was made together with the first's.
+        """
+        tied, groups = {0}, tuple[tuple[int, ...], ...]()
+        while more := {peer for rank in tied for peer in self._ties(rank).peers} - tied:
+            tied |= more
+        if len(tied) == 1:
+            return []
+        groups = self._ties(0).groups
+        around = [group for group in groups if tied <= set(group)]
+        stages = min(around, key=len, default=tuple(sorted(tied)))
+        if set(stages) != tied:
+            return [(rank,) for rank in stages if rank in tied]
+        return list(zip(*_family(stages, groups), strict=True))
+
+    def _show(self, rank: int) -> None:
+        with contextlib.suppress(OSError):
+            text = self._file(rank, "printed").read_bytes()[-_SHOWN:].decode(errors="replace")
+            print(f"rank {rank}: {text}", file=sys.stderr, flush=True)
+
+    def _file(self, rank: int, kind: str) -> Path:
+        return self._answered.parent / f"rank{rank}.{kind}"
+
+
+def _alike(
+    found: dict[int, Answer], stages: tuple[tuple[int, ...], ...], world: int
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Ranks that were not run, by the one that was and does the same.
+
+    Without messages each does the same on its share: the first and the last take as much.
+    """
+    alike = stages
+    if not stages and len({_took(answer) for answer in found.values()}) == 1:
+        alike = (tuple(range(world)),)
+    for ranks in alike:
+        run = [rank for rank in ranks if rank in found]
+        if run and len(run) < len(ranks):
+            yield run[0], tuple(rank for rank in ranks if rank not in found)
+
+
+def _took(answer: Answer) -> tuple[int, ...]:
+    """The most bytes that a process had on each of its GPUs."""
+    traces = map(unpack, answer.traces.values())
+    return tuple(
+        max(accumulate(changes(one.events, [each.bytes for each in one.storages])), default=0)
+        for one in traces
+    )
+
+
+def _family(stages: tuple[int, ...], groups: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
+    """Return a group and those beside it that share no rank with it or each other.
+
+    Scripts make the groups of a kind one after the other, until each rank is in one.
+    """
+    at = groups.index(stages) if stages in groups else len(groups)
+    family, seen = [stages], set(stages)
+    for others in (groups[at + 1 :], groups[:at][::-1]):
+        for group in others:
+            if len(group) != len(stages) or set(group) & seen:
+                break
+            family.append(group)
+            seen |= set(group)
+    return family

@@ -1,0 +1,91 @@
+"""A plan and the script that it stands for take the same memory."""
+
+import json
+import sys
+
+import pytest
+
+from memcalc.catalog.plan import make
+from memcalc.estimation.estimate import Tracer
+from memcalc.script.simulate import plan_of, simulate
+from tests.conftest import ROOT
+from tests.evidence.judged import DEEPSPEED
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "vocab_size": 4000,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+SETTINGS = {"gpu": "A100-80GB", "batch": 2, "seq": 128, "padding": False}
+LORA = {"precision": "bf16", "lora": "r=8,alpha=16,target=all-linear"}
+TWO = {"devices": 2, "rank": 0}
+PAIRS = {
+    "lora": LORA,
+    "qlora": {
+        **LORA, "quant": "nf4-dq", "checkpointing": True, "optim": "paged_adamw_8bit",
+    },
+    "int8": {**LORA, "quant": "int8", "checkpointing": True, "optim": "adamw_8bit"},
+    "trainer": {"loop": "trainer", "precision": "amp-bf16", "optim": "adamw_torch_fused"},
+    "accelerated": {"loop": "accelerate", "precision": "amp-bf16", "max_grad_norm": 1.0},
+    "ddp": {**TWO, "parallel": "ddp"},
+    "fsdp2": {**TWO, "parallel": "fsdp2"},
+    "generation": {"precision": "bf16", "generate": 16, "padding": None},
+    "evaluation": {"eval": 4},
+    "accumulation": {"precision": "amp-fp16", "grad_accum": 3, "max_grad_norm": 1.0},
+    "zero2": {**TWO, "parallel": "zero2", "precision": "amp-bf16"},
+}  # fmt: skip
+RUNGS = ("requested", "allocated", "reserved")
+BY_DAY = ("int8", "trainer")
+EXPLAINED = {"lora": {"requested": 128}, "generation": {"requested": 128}}
+"""Bytes that scripts take beyond their plans. A plan casts the whole model; with
+``dtype=torch.bfloat16`` two tensors of 32 rotary frequencies stay in fp32."""
+
+
+def cases():
+    for name in PAIRS:
+        marks = [] if name in BY_DAY else [pytest.mark.nightly]
+        if name == "zero2":
+            marks.append(pytest.mark.skipif(not DEEPSPEED, reason="runs DeepSpeed's own code"))
+        yield pytest.param(name, marks=marks)
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    path = tmp_path / "llama" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(LLAMA))
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+def of_plan(config, name):
+    with Tracer() as tracer:
+        return tracer.trace(make({"model": str(config), **SETTINGS, **PAIRS[name]})).trace
+
+
+def of_script(config, name):
+    world = PAIRS[name].get("devices", 1)
+    python = ["torchrun", f"--nproc-per-node={world}"] if world > 1 else [sys.executable]
+    script = str(ROOT / "tests" / "agreement" / "pairs" / f"{name}.py")
+    command = [*python, script, str(config.parent)]
+    found = simulate(plan_of(command, steps=0, gpu=SETTINGS["gpu"]), quiet=True)
+    assert found.ending.code == 0
+    return found.traced.trace
+
+
+def peaks(trace):
+    return {rung: max(getattr(one, rung) for one in trace.readings) for rung in RUNGS}
+
+
+@pytest.mark.parametrize("name", cases())
+def test_a_plan_takes_what_its_script_takes(config, name, forked_scripts):
+    planned, simulated = peaks(of_plan(config, name)), peaks(of_script(config, name))
+    more = EXPLAINED.get(name, {})
+    assert simulated == {rung: size + more.get(rung, 0) for rung, size in planned.items()}

@@ -1,0 +1,154 @@
+"""A command that ends with whoever started it, with all that it has started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from memcalc.children import command
+from memcalc.children.keeper import KEPT, THEN
+from tests.conftest import ROOT
+
+
+def test_a_command_has_its_exit_code_and_its_output():
+    done = command.run(
+        ["sh", "-c", "cat; echo said >&2; exit 7"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "said\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_command_that_a_signal_ends_is_told_so(number):
+    assert command.run(["sh", "-c", f"kill -{int(number)} $$"]).returncode == -number
+
+
+def test_a_command_that_is_not_there_is_an_error_of_the_system():
+    with pytest.raises(FileNotFoundError, match="/no/such"):
+        command.run(["/no/such"])
+
+
+def test_a_command_has_the_signals_that_python_ignores():
+    found = subprocess.run(["grep", "SigIgn", "/proc/self/status"], capture_output=True, text=True)
+    done = command.run(["grep", "SigIgn", "/proc/self/status"], stdout=subprocess.PIPE, text=True)
+    assert done.stdout == found.stdout
+
+
+LEAVES = "(setsid sleep {mark} &); sleep {mark} & (sleep {mark} &) ; "
+
+
+def running(mark):
+    return [one for one in psutil.process_iter(["cmdline"]) if mark in (one.info["cmdline"] or [])]
+
+
+def gone(mark):
+    until = time.monotonic() + 10
+    while running(mark) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not running(mark)
+
+
+@pytest.fixture
+def mark():
+    """A number of seconds that no other process sleeps."""
+    return f"99{os.getpid()}.{time.monotonic_ns()}"
+
+
+def test_what_a_command_leaves_behind_ends_with_it(mark):
+    assert command.run(["sh", "-c", LEAVES.format(mark=mark)]).returncode == 0
+    assert not running(mark)
+
+
+_IGNORED = signal.SIGINT, signal.SIGHUP
+"""What a shell has processes in the background ignore."""
+STARTS = """
+import sys
+sys.path.append({root!r})
+from memcalc.children import command
+with command.own_folder() as folder:
+    (folder / "kept").touch()
+    (folder / "then.py").write_text(f"import os; os.remove('{{folder}}/kept'); open({then!r}, 'w')")
+    command.run(["sh", "-c", {shell!r}], folder)
+"""
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("name", ["TERM", "HUP", "KILL", "INT"])
+def test_a_command_ends_with_whoever_started_it_and_leaves_nothing(name, at_once, mark, tmp_path):
+    then, shell = str(tmp_path / "then"), LEAVES.format(mark=mark) + f"echo; sleep {mark}"
+    code = STARTS.format(root=str(ROOT), then=then, shell=shell)
+    number = signal.Signals[f"SIG{name}"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: [signal.signal(one, signal.SIG_DFL) for one in _IGNORED],
+        env={**os.environ, "MEMCALC_CACHE": str(tmp_path)},
+    )
+    if at_once:
+        while not running(mark):
+            assert process.poll() is None
+    else:
+        process.stdout.readline()
+    (os.killpg if at_once else os.kill)(process.pid, number)
+    process.communicate()
+    assert process.returncode in (-number, 1, 130)
+    assert gone(mark)
+    until = time.monotonic() + 10
+    while any((tmp_path / "runs").iterdir()) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not any((tmp_path / "runs").iterdir())
+    assert Path(then).exists()
+
+
+INSTALLS = """
+import sys
+from pathlib import Path
+sys.path.append({root!r})
+from memcalc.engine.environment.installer import Job, Tool, install
+scratch = Path({folder!r}, "scratch")
+job = Job(requirements=(), target=scratch.with_name("content"), scratch=scratch)
+install(job, Tool("pip", ("sh", "-c", {shell!r})), plain=False, watch=lambda: None)
+"""
+
+
+def test_an_installer_ends_with_whoever_started_it(mark, tmp_path):
+    folder, shell = tmp_path / "making", f"sleep {mark}; true"
+    code = INSTALLS.format(root=str(ROOT), folder=str(folder), shell=shell)
+    process = subprocess.Popen([sys.executable, "-c", code])
+    while not running(mark):
+        assert process.poll() is None
+    process.terminate()
+    process.wait()
+    assert gone(mark)
+    until = time.monotonic() + 10
+    while folder.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not folder.exists()
+
+
+def test_a_folder_of_a_run_that_was_lost_is_swept(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path))
+    lost, new, kept = (tmp_path / "runs" / name for name in ("lost", "new", "kept"))
+    for folder in (lost, new, kept):
+        (folder / "inner").mkdir(parents=True)
+        (folder / "inner").chmod(0)
+    (lost / THEN).write_text(f"open({str(tmp_path / 'then')!r}, 'w').close()")
+    (kept / KEPT).touch()
+    for folder in (lost, kept):
+        os.utime(folder, (0, 0))
+    with command.own_folder() as used:
+        assert {path.name for path in (tmp_path / "runs").iterdir()} == {"new", "kept", used.name}
+        os.utime(used, (0, 0))
+        with command.own_folder():
+            assert used.exists()
+    assert (tmp_path / "then").exists()

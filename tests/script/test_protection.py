@@ -1,0 +1,307 @@
+"""Files from before stay as they are, whatever a script does, and its new ones are there."""
+
+import functools
+import os
+import re
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from memcalc.children import command, keeper
+from memcalc.engine.stub import build
+from memcalc.engine.stub import load as stub
+from memcalc.script import checkpoint_marks, namespace, set_aside
+from memcalc.script.namespace import Namespace
+from memcalc.script.new_files import carry_out
+from memcalc.script.protect import settle
+from tests.conftest import ROOT
+from tests.script import ways_to_spoil
+
+_ENTERS = """
+import os, sys
+from pathlib import Path
+from memcalc.script.protect import protect
+shared = Path(sys.argv[1])
+protect(shared, [sys.executable, *sys.orig_argv[1:]])
+del sys.argv[1]
+"""
+
+
+def begun(folder, code, *arguments, **environment):
+    """Run code as scripts are run; returns the process, and what is told of its files."""
+    run, work = folder / "run", folder / "work"
+    shared = run / "shared"
+    for path in (shared, work):
+        path.mkdir(parents=True, exist_ok=True)
+    library = str(stub.libraries() / build.FILE_GUARD)
+    noted = str(shared / checkpoint_marks.NOTED)
+    told = {set_aside.LIBRARY: library, checkpoint_marks.FOLDERS: noted, **environment}
+    done = command.run(
+        [sys.executable, "-c", _ENTERS + textwrap.dedent(code), str(shared), *arguments],
+        run,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **told},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=work,
+    )
+    if not environment and (why := namespace.read(shared).refused):
+        pytest.skip(f"no namespace here: {why}")
+    said = settle(shared, again=False)
+    keeper.remove(str(run))
+    return done, said
+
+
+WAYS = {"namespace": {}, "set aside": {"MEMCALC_NAMESPACE": "0"}}
+
+
+@pytest.fixture(params=WAYS)
+def inside(request, tmp_path):
+    """Run code in a folder of its own, protected in either way."""
+    (tmp_path / "work").mkdir()
+    return functools.partial(begun, tmp_path, **WAYS[request.param])
+
+
+def test_no_way_to_write_spoils_a_file_that_was_there(inside, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    ways_to_spoil.prepare(data, ways_to_spoil.names(with_torch=False))
+    before = ways_to_spoil.state(data)
+    done, (said,) = inside(
+        "import runpy; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')",
+        ways_to_spoil.__file__,
+        str(data),
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+    after = ways_to_spoil.state(data)
+    assert {path: after.get(path) for path in before} == before
+    assert re.search(r"changed or deleted.* and [67]\d more|put back.* and \d+ more", said)
+
+
+def test_new_files_stay_where_the_script_put_them(inside, tmp_path):
+    done, said = inside(
+        """
+        os.makedirs("logs/inner/empty")
+        Path("logs/inner/run.txt").write_text("said")
+        Path("run.txt").write_text("said")
+        Path("run.txt").chmod(0o600)
+        os.makedirs("left/empty")
+        os.symlink("logs/inner", "link")
+        Path("/dev/shm/memcalc-test").write_text("shared")
+        os.remove("/dev/shm/memcalc-test")
+        """
+    )
+    assert done.stderr == ""
+    assert not [one for one in said if "(none)" not in one]
+    work = tmp_path / "work"
+    assert sorted(path.name for path in work.iterdir()) == ["link", "logs", "run.txt"]
+    assert (work / "link" / "run.txt").read_text() == "said"
+    assert stat.S_IMODE((work / "run.txt").stat().st_mode) == 0o600
+
+
+def test_a_new_folder_with_a_checkpoint_goes_with_it(inside, tmp_path):
+    inside(
+        """
+        from memcalc.script.checkpoint_marks import mark
+        def save(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(mark(0))
+            os.truncate(path, 1 << 40)
+        save(Path("pipe/unet/weights.pt"))
+        Path("pipe/index.json").write_text("{}")
+        save(Path("best.pt"))
+        os.symlink("best.pt", "last.pt")
+        Path("log.txt").write_text("said")
+        """
+    )
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["log.txt"]
+
+
+def test_what_is_new_beside_a_checkpoint_in_a_folder_from_before_goes_with_it(inside, tmp_path):
+    (tmp_path / "work" / "model").mkdir()
+    (tmp_path / "work" / "model" / "config.json").write_text("old")
+    inside(
+        """
+        from memcalc.script.checkpoint_marks import note_folder
+        note_folder("model")
+        Path("model/config.json").write_text("new")
+        Path("model/tokenizer.json").write_text("new")
+        """
+    )
+    found = {path.name: path.read_text() for path in (tmp_path / "work" / "model").iterdir()}
+    assert found == {"config.json": "old"}
+
+
+def test_a_folder_that_is_deleted_and_filled_again_stays_as_it_was(inside, tmp_path):
+    (tmp_path / "work" / "out").mkdir()
+    (tmp_path / "work" / "out" / "old.txt").write_text("old")
+    done, (said,) = inside(
+        """
+        import shutil
+        shutil.rmtree("out")
+        os.mkdir("out")
+        assert os.listdir("out") == []
+        Path("out/new.txt").write_text("new")
+        """
+    )
+    assert done.stderr == ""
+    assert str(tmp_path / "work" / "out") in said
+    found = {path.name: path.read_text() for path in (tmp_path / "work" / "out").iterdir()}
+    assert found == {"old.txt": "old", "new.txt": "new"}
+
+
+def test_a_script_is_its_user_in_its_folder_with_its_rights(inside, tmp_path):
+    done, _ = inside(
+        "print(os.getuid(), os.geteuid(), os.getgid(), os.getcwd(), os.stat('.').st_uid)"
+    )
+    user = os.getuid()
+    assert done.stdout.split() == [
+        *map(str, (user, user, os.getgid())), str(tmp_path / "work"), str(user),
+    ]  # fmt: skip
+
+
+def test_a_user_without_rights_has_a_namespace_too():
+    if os.getuid():
+        pytest.skip("this user has no rights anyway")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder = Path(name)
+        for path in (folder, folder / "work", folder / "run", folder / "run" / "shared"):
+            path.mkdir(exist_ok=True)
+            os.chown(path, 12345, 12345)
+        (folder / "work" / "old.txt").write_text("old")
+        os.chown(folder / "work" / "old.txt", 12345, 12345)
+        done = subprocess.run([sys.executable, "-c", _AS_USER, name, str(ROOT)], cwd="/")
+        assert done.returncode == 0
+        found = namespace.read(folder / "run" / "shared")
+        if found.refused:
+            pytest.skip(f"no namespace here: {found.refused}")
+        carried = carry_out(found, set())
+        assert carried.changed == [str(folder / "work" / "old.txt")]
+        assert (folder / "work" / "old.txt").read_text() == "old"
+        assert (folder / "work" / "new.txt").read_text() == "new"
+        assert (folder / "work" / "new.txt").stat().st_uid == 12345
+
+
+_AS_USER = """
+import ctypes, os, subprocess, sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+sys.path.append(sys.argv[2])
+from memcalc.script import namespace
+os.setresgid(12345, 12345, 12345)
+os.setresuid(12345, 12345, 12345)
+ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE, which a change of user takes away
+os.chdir(folder / "work")
+namespace.enter(folder / "run" / "shared", folder / "run" / "layers")
+Path("old.txt").write_text("changed")
+Path("new.txt").write_text("new")
+assert Path("old.txt").read_text() == "changed"
+assert os.getuid() == 12345 == Path("new.txt").stat().st_uid
+assert "CapEff:\\t0000000000000000" in Path("/proc/self/status").read_text()
+"""
+
+
+MOUNTS = """
+for path in ("data", "data/inner", "read"):
+    Path(path).mkdir(exist_ok=True)
+    assert libc.mount(b"none", path.encode(), b"tmpfs", path == "read", None) == 0
+Path("data/old.txt").write_text("old")
+Path("data/inner/old.txt").write_text("old")
+"""
+WRITES = """
+for path in ("old.txt", "data/old.txt", "data/inner/old.txt"):
+    assert Path(path).read_text() == "old"
+    Path(path).write_text("changed")
+    assert Path(path).read_text() == "changed"
+os.rename("old.txt", "renamed.txt")
+try:
+    Path("read/new.txt").write_text("new")
+except OSError as error:
+    print(error.strerror, len(os.listdir("read")))
+"""
+READS = """
+for path in ("old.txt", "data/old.txt", "data/inner/old.txt"):
+    print(Path(path).read_text())
+"""
+
+
+def test_file_systems_that_are_mounted_inside_a_folder_are_covered_too(tmp_path):
+    """The test has mounts of its own, which go with its process."""
+    if os.getuid():
+        pytest.skip("this user can mount nothing")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "old.txt").write_text("old")
+    begins = "import ctypes, os, sys\nfrom pathlib import Path\nlibc = ctypes.CDLL(None)\n"
+    begins += "assert libc.unshare(0x20000) == 0 == libc.mount(b'', b'/', None, 0x44000, None)\n"
+    runs = (
+        "from memcalc.script import namespace\n"
+        "if (pid := os.fork()) == 0:\n"
+        "    shared = Path('../run/shared')\n"
+        "    shared.mkdir(parents=True)\n"
+        "    found = namespace.enter(shared.resolve(), shared.resolve().with_name('layers'))\n"
+        "    assert not found.refused, found.refused\n"
+        + textwrap.indent(WRITES, "    ")
+        + "    os._exit(0)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", begins + MOUNTS + runs + "sys.stdout.flush()" + READS],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path / "work",
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["Read-only file system 0", "old", "old", "old"]
+
+
+def test_where_the_folder_takes_no_layers_they_lie_in_memory(tmp_path):
+    """An overlay takes no layers on another overlay, as a container's files are."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "old.txt").write_text("old")
+    done, _ = begun(
+        tmp_path,
+        """
+        from memcalc.script import namespace
+        del os.environ["MEMCALC_NAMESPACE"]
+        Path("again").mkdir()
+        found = namespace.enter(Path("again").absolute(), Path("layers").absolute())
+        print(found.in_memory, found.refused)
+        Path("old.txt").write_text("changed")
+        """,
+    )
+    assert done.stdout.split() == ["True"], done.stderr
+    assert (tmp_path / "work" / "old.txt").read_text() == "old"
+
+
+def test_what_is_not_covered_is_told(tmp_path):
+    found = Namespace(in_memory=True, read_only=("/boot/efi", "/.file"))
+    (tmp_path / "namespace.json").write_bytes(msgspec.json.encode(found))
+    assert list(settle(tmp_path, again=False)) == [
+        "the script could not write to /boot/efi, which no overlay can cover",
+        "the script's new files are not kept: they lay in main memory",
+    ]
+
+
+@pytest.mark.nightly
+def test_no_way_to_write_of_a_script_spoils_a_file_that_was_there(run, tmp_path, capfd):
+    data = tmp_path / "data"
+    data.mkdir()
+    names = ways_to_spoil.names(with_torch=True)
+    assert len(names) > 80
+    ways_to_spoil.prepare(data, names)
+    before = ways_to_spoil.state(data)
+    found = run(Path(ways_to_spoil.__file__).read_text(), str(data), "torch", steps=0)
+    assert found.ending.code == 0
+    said = capfd.readouterr().err
+    # Sharded checkpoints are not written.
+    told = [line for line in said.splitlines() if re.search("raised|did nothing", line)]
+    assert told == ["sharded did nothing"]
+    after = ways_to_spoil.state(data)
+    assert {path: after.get(path) for path in before} == before

@@ -1,0 +1,344 @@
+"""Commands that start vLLM: which they are, and what vLLM's own figures become."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from memcalc.__main__ import run as main
+from memcalc.catalog import gpus
+from memcalc.catalog.plan import make
+from memcalc.engine.patches import Patches
+from memcalc.engine.serving import plugin, start
+from memcalc.errors import EstimateError, UsageError
+from memcalc.estimation.serving import run
+from memcalc.estimation.serving.exact import _options
+from memcalc.estimation.serving.run import python_with_vllm
+from memcalc.estimation.serving.started import prediction_of
+from memcalc.records.engines import EngineFigures, Refused, Started, WorkerFigures
+from memcalc.records.prediction import FitVerdict
+from memcalc.records.trace import Component
+from memcalc.report import predictions
+from memcalc.report.blocks import terminal
+from memcalc.script.serving import server_in
+from memcalc.units import GIB
+
+H100 = gpus.find("H100 SXM")
+ENGINE = EngineFigures(
+    version="0.33.0",
+    architecture="LlamaForCausalLM",
+    share=0.9,
+    blocks=27632,
+    block=16,
+    cache=27632 * (2 << 20),
+    tokens=442112,
+    longest=8192,
+    concurrency=53.96875,
+    sequences=1024,
+    batched_tokens=8192,
+)
+"""vLLM 0.33.0 said so of Llama-3-8B on an H100 over the stub driver, as did its log."""
+WORKER = WorkerFigures(
+    weights=16062686208,
+    parameters=8030261248,
+    consumed=16649289728,
+    activations=1918940672,
+    graphs=0,
+    requested=76518536050,
+    available=57950305650,
+)
+PLAN = make({"command": "vllm serve llama", "gpu": "h100"})
+
+
+def test_vllms_commands_are_recognized_however_they_are_typed():
+    for words in (
+        ["vllm", "serve", "m"],
+        ["/opt/bin/vllm", "serve", "m"],
+        ["python", "-m", "vllm", "serve", "m"],
+        ["python3.12", "-m", "vllm.entrypoints.cli.main", "serve", "m"],
+    ):
+        found = server_in(words)
+        assert found.module == "vllm.entrypoints.cli.main"
+        assert found.arguments[:2] == ("serve", "m")
+        assert found.arguments[2:] == ("--port", "0", "--host", "127.0.0.1")
+    api = server_in(["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"])
+    assert api.module == "vllm.entrypoints.openai.api_server"
+    assert api.arguments[:2] == ("--model", "m")
+    given = server_in(["vllm", "bench", "latency"], [("VLLM_USE_V1", "1")])
+    assert given.arguments == ("bench", "latency")
+    assert given.environment == (("VLLM_USE_V1", "1"),)
+    assert server_in(["python", "serve.py"]) is None
+    assert server_in(["python", "-m", "vllm_tools"]) is None
+
+
+@pytest.mark.parametrize("words", [["vllm"], ["vllm", "chat"], ["vllm", "--version"]])
+def test_a_command_of_vllm_without_an_engine_is_refused(words):
+    with pytest.raises(UsageError, match="type memcalc simulate --gpu h100 -- vllm serve MODEL"):
+        server_in(words)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [([], "name the GPU"), (["--gpu", "h100"], "--vllm 0.33")]
+)
+def test_without_gpu_or_vllm_the_user_is_told_what_to_type(
+    options, said, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(run.importlib.util, "find_spec", lambda name: None)
+    assert main(["simulate", *options, "--", "vllm", "serve", "m"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_python_of_the_command_vllm_is_found(monkeypatch, tmp_path):
+    command = tmp_path / "vllm"
+    command.write_text("#!/opt/venv/bin/python3.12\nfrom vllm import main\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert python_with_vllm() == "/opt/venv/bin/python3.12"
+    assert python_with_vllm("/other/python") == "/other/python"
+
+
+def test_vllms_own_figures_are_the_answer_less_what_the_stub_does_not_charge():
+    found = prediction_of(PLAN, H100, Started(engine=ENGINE, workers=(WORKER,)))
+    serving = found.serving
+    assert (serving.most.blocks, serving.most.tokens) == (27632, 442112)
+    assert serving.most.running == 53
+    kernels = next(one for one in serving.taken if one.name == "kernels, libraries")
+    assert kernels.low == 0 < kernels.high
+    assert serving.least.bytes == WORKER.available - kernels.high
+    assert serving.least.blocks == serving.least.bytes // (2 << 20)
+    assert sum(one.low for one in serving.taken) + serving.most.bytes == WORKER.requested
+    assert found.components[Component.KV_CACHE] == serving.least.bytes
+    text = terminal(predictions.blocks([found], verbose=False))
+    assert "fits: vLLM on H100 SXM serves 53 sequences of 8,192 tokens at once" in text
+    assert "vLLM 0.33.0 itself started here" in text
+    assert json.loads(predictions.as_json([found]))["serving"]["ran"] is True
+
+
+def test_a_length_that_was_asked_for_is_counted_by_vllm():
+    engine = msgspec.structs.replace(ENGINE, length=2048, concurrency_at_length=215.875)
+    found = prediction_of(PLAN, H100, Started(engine=engine, workers=(WORKER,)))
+    assert (found.serving.length, found.serving.most.running) == (2048, 215)
+    longer = msgspec.structs.replace(ENGINE, length=9000, concurrency_at_length=40.0)
+    with pytest.raises(UsageError, match="takes sequences of 8,192 tokens"):
+        prediction_of(PLAN, H100, Started(engine=longer, workers=(WORKER,)))
+
+
+def test_where_one_sequence_fits_only_at_best_it_is_tight():
+    engine = msgspec.structs.replace(
+        ENGINE, blocks=513, cache=513 * (2 << 20), tokens=8208, concurrency=1.002
+    )
+    worker = msgspec.structs.replace(WORKER, available=513 * (2 << 20))
+    found = prediction_of(PLAN, H100, Started(engine=engine, workers=(worker,)))
+    assert found.fit.verdict is FitVerdict.TIGHT
+    assert (found.serving.least.running, found.serving.most.running) == (0, 1)
+
+
+def test_the_driver_part_of_cuda_graphs_and_buffers_of_nccl_are_ranges():
+    engine = msgspec.structs.replace(ENGINE, world=2)
+    graphs = msgspec.structs.replace(WORKER, graphs=GIB // 2, captured=GIB // 4)
+    fuller = msgspec.structs.replace(graphs, rank=1, available=WORKER.available - GIB)
+    found = prediction_of(PLAN, H100, Started(engine=engine, workers=(graphs, fuller)))
+    taken = {one.name: one for one in found.serving.taken}
+    assert taken["CUDA graphs"].low == taken["CUDA graphs"].high == GIB // 2
+    assert "256.0 MiB when captured" in taken["CUDA graphs"].source
+    assert taken["driver's part of graphs"].low == 0 < taken["driver's part of graphs"].high
+    assert taken["buffers of NCCL"].low == 0 < taken["buffers of NCCL"].high
+    # The fullest GPU decides.
+    assert found.serving.most.bytes == fuller.available
+    assert "2 x H100 SXM" in terminal(predictions.blocks([found], verbose=False))
+
+
+def test_a_refusal_is_in_vllms_words():
+    words = "To serve at least one request with the model's max seq len (131072), 16 GiB is needed"
+    refused = Started(workers=(WORKER,), refused=Refused(kind="ValueError", text=words))
+    with pytest.raises(UsageError) as caught:
+        prediction_of(PLAN, H100, refused)
+    assert words in str(caught.value)
+    assert "weights 15.0 GiB" in str(caught.value)
+
+
+def test_a_process_that_dies_is_no_refusal():
+    died = Started(refused=Refused(kind="RuntimeError", text="cancelled"))
+    with pytest.raises(EstimateError, match=r"one of its processes ended\. It says: cancelled"):
+        prediction_of(PLAN, H100, died)
+
+
+def test_a_release_that_says_less_is_named():
+    bare = EngineFigures(version="0.9.0", longest=8192)
+    with pytest.raises(EstimateError, match=r"vLLM 0\.9\.0 .* does not say its blocks and cache"):
+        prediction_of(PLAN, H100, Started(engine=bare, workers=(WORKER,)))
+    with pytest.raises(EstimateError, match="does not say how it divided memory"):
+        prediction_of(PLAN, H100, Started(engine=ENGINE))
+
+
+def test_a_plan_is_spelled_as_vllm_serve_takes_it():
+    arguments = {"max_model_len": 4096, "enforce_eager": True, "enable_prefix_caching": False}
+    plan = make(
+        {"model": "gpt2", "engine": "vllm", "gpu": "h100", "precision": "bf16", "devices": 2}
+        | {"engine_args": arguments, "seq": 512}
+    )
+    assert plan.generate == 256
+    assert " ".join(_options(plan)) == (
+        "--dtype bfloat16 --tensor-parallel-size 2 --max-model-len 4096 --enforce-eager "
+        "--no-enable-prefix-caching"
+    )
+
+
+# ---- inside vLLM
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(plugin.FOLDER, str(tmp_path))
+    return tmp_path
+
+
+def test_processes_of_vllm_find_the_plugin(folder, monkeypatch):
+    from importlib.metadata import entry_points
+
+    found = start.variables(folder, {"VLLM_PLUGINS": "mine", "PYTHONPATH": "/theirs"}, length=99)
+    own, theirs = found["PYTHONPATH"].split(os.pathsep)
+    assert theirs == "/theirs"
+    assert found["VLLM_PLUGINS"] == "mine,memcalc_vllm_plugin"
+    assert found[plugin.LENGTH] == "99"
+    monkeypatch.syspath_prepend(own)
+    (entry,) = entry_points(group="vllm.general_plugins")
+    assert entry.load() is plugin.register
+
+
+def test_a_worker_is_read_by_its_attributes_and_lacks_what_it_lacks(folder):
+    settings = SimpleNamespace(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=True)
+    with Patches() as patches:
+        patches.also(lambda: sys.modules.pop("vllm.envs", None))
+        sys.modules["vllm.envs"] = settings
+        worker = SimpleNamespace(
+            rank=0,
+            total_consumed=160,
+            peak_activation_memory=30,
+            cudagraph_memory_estimate=10,
+            requested_memory=300,
+            available_kv_cache_memory_bytes=110.0,
+            model_runner=SimpleNamespace(model_memory_usage=150),
+        )
+        plugin.write_worker(worker)
+    (found,) = start.read(folder).workers
+    assert (found.weights, found.consumed, found.activations, found.graphs) == (150, 160, 20, 10)
+    assert (found.requested, found.available, found.parameters) == (300, 110, None)
+    # Earlier releases say what lies outside PyTorch, and no sum.
+    older = SimpleNamespace(
+        non_torch_memory=7, model_runner=SimpleNamespace(model_memory_usage=100)
+    )
+    plugin.write_worker(older, available=5)
+    (found,) = start.read(folder).workers
+    assert (found.consumed, found.activations, found.available) == (107, None, 5)
+
+
+def test_what_fails_first_is_the_reason(folder):
+    with pytest.raises(MemoryError), plugin._refusals():
+        raise MemoryError("CUDA out of memory")
+    with pytest.raises(RuntimeError), plugin._refusals():
+        raise RuntimeError("Engine core initialization failed")
+    assert start.read(folder).refused == Refused(kind="MemoryError", text="CUDA out of memory")
+
+
+def test_of_a_cache_in_one_allocation_no_byte_counts_twice():
+    shared = [SimpleNamespace(size=64, offset=0), SimpleNamespace(size=64, offset=32)]
+    own = [SimpleNamespace(size=64), SimpleNamespace(size=64)]
+    assert plugin._size(SimpleNamespace(kv_cache_tensors=shared)) == 64
+    assert plugin._size(SimpleNamespace(kv_cache_tensors=own)) == 128
+    assert plugin._size(None) is None
+
+
+SERVER = """
+import os, subprocess, sys, time
+from pathlib import Path
+folder = Path(os.environ["MEMCALC_SERVING"])
+if "quit" in sys.argv:
+    raise SystemExit(3)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+(folder / "child").write_text(str(child.pid))
+(folder / "engine-1.json").write_text('{"version": "0.33.0"}')
+time.sleep(600)
+"""
+
+
+def test_a_server_is_ended_with_all_that_it_started(folder):
+    (folder / "server.py").write_text(SERVER)
+    environ = {**os.environ, "PYTHONPATH": str(folder)}
+    how = {"python": sys.executable, "environ": environ, "folder": folder, "where": folder}
+    found = start.start(["server"], **how, out=sys.__stderr__.fileno())
+    assert found.engine == EngineFigures(version="0.33.0")
+    status = Path("/proc", (folder / "child").read_text(), "status")
+    assert not status.exists() or "\nState:\tZ" in status.read_text()
+    (folder / "engine-1.json").unlink()
+    with pytest.raises(EstimateError, match="ended with exit code 3 before it started an engine"):
+        start.start(["server", "quit"], **how, out=sys.__stderr__.fileno())
+
+
+# ---- with vLLM
+
+NEEDS_VLLM = pytest.mark.skipif(python_with_vllm() is None, reason="needs vLLM")
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    return str(folder)
+
+
+@pytest.mark.nightly
+@NEEDS_VLLM
+def test_the_rules_hold_what_vllm_itself_says(llama, monkeypatch):
+    from memcalc.estimation.estimate import estimate
+    from memcalc.estimation.serving import exact
+
+    settings = {"engine": "vllm", "gpu": "h100", "precision": "bf16", "seq": 7936}
+    settings["engine_args"] = {"enforce_eager": True}
+    itself = estimate(llama, use_cache=False, **settings)
+    monkeypatch.setattr(exact, "answer", lambda plan, source: None)
+    rules = estimate(llama, use_cache=False, **settings)
+    assert itself.serving.ran
+    assert not rules.serving.ran
+    assert rules.serving.least.blocks <= itself.serving.most.blocks <= rules.serving.most.blocks
+    assert rules.components[Component.WEIGHTS] == pytest.approx(
+        itself.components[Component.WEIGHTS], rel=0.003
+    )
+
+
+@pytest.mark.nightly
+@NEEDS_VLLM
+def test_a_script_with_an_engine_is_stopped_as_it_asks(llama, capfd, tmp_path):
+    script = tmp_path / "ask.py"
+    script.write_text(
+        "from vllm import LLM\n"
+        "if __name__ == '__main__':\n"
+        f"    llm = LLM({llama!r}, enforce_eager=True, skip_tokenizer_init=True)\n"
+        "    llm.generate({'prompt_token_ids': [1, 2]})\n"
+        "    raise SystemExit('it went on')\n"
+    )
+    python = python_with_vllm()
+    words = ["--gpu", "h100", "--python", python, "--", "python", str(script)]
+    code = main(["simulate", *words])
+    said = capfd.readouterr()
+    assert code == 0, said.err[-2000:]
+    assert "sequences of 8,192 tokens at once" in said.out
