@@ -150,30 +150,58 @@ class _Script:
     def model(self) -> Iterator[str]:
         """Load the model, quantized, with adapters and checkpointing as the plan says."""
         plan, name = self._plan, self._head.class_name
-        self.imports.add(f"from transformers import {name}")
-        told = [f'"{plan.model}"', f"dtype=torch.{self._weights}", *self._loading()]
-        yield f"model = {name}.from_pretrained("
-        yield from (f"    {one}," for one in told)
-        yield ")"
-        sharded = self._layout == "fsdp2"
-        if plan.scheme is None and not sharded:
-            # Buffers are cast as well.
-            cast = "" if self._weights == "float32" else f", torch.{self._weights}"
-            on = "" if plan.loop == "trainer" else '"cuda"'
-            if on or cast:
-                yield f"model.to({(on + cast).removeprefix(', ')})"
-        if plan.scheme is not None and plan.kbit_prepare:
-            self.imports.add("from peft import prepare_model_for_kbit_training")
-            yield "model = prepare_model_for_kbit_training("
-            yield f"    model, use_gradient_checkpointing={plan.checkpointing}, "
-            yield '    gradient_checkpointing_kwargs={"use_reentrant": False},'
+        if self._layout == "fsdp2":
+            yield from self._without_memory(name)
+        else:
+            self.imports.add(f"from transformers import {name}")
+            told = [f'"{plan.model}"', f"dtype=torch.{self._weights}", *self._loading()]
+            yield f"model = {name}.from_pretrained("
+            yield from (f"    {one}," for one in told)
             yield ")"
+        yield from self._moved()
+        yield from self._prepared()
         yield from self._adapters()
-        if plan.checkpointing:
-            yield "model.gradient_checkpointing_enable()"
+        prepared = plan.scheme is not None and plan.kbit_prepare
+        if plan.checkpointing and plan.loop != "trainer" and not prepared:
+            told_variant = ", ".join(f"{key}={value}" for key, value in self._variant().items())
+            yield f"model.gradient_checkpointing_enable({told_variant})"
+            if plan.adapters is not None and plan.use_reentrant is not False:
+                yield "model.enable_input_require_grads()"
         yield f"model.{'eval' if plan.infers else 'train'}()"
         if plan.loop == "plain":
             yield from self._spread()
+
+    def _without_memory(self, name: str) -> Iterator[str]:
+        """Make the model without memory: its shards get theirs, and a checkpoint fills them."""
+        self.imports.add(f"from transformers import AutoConfig, {name}")
+        told = [f'"{self._plan.model}"', *self._loading()]
+        yield f"config = AutoConfig.from_pretrained({', '.join(told)})"
+        yield 'with torch.device("meta"):'
+        yield f"    model = {name}(config)"
+
+    def _moved(self) -> Iterator[str]:
+        plan = self._plan
+        # Buffers are cast as well.
+        cast = "" if self._weights == "float32" else f"torch.{self._weights}"
+        places = plan.scheme is None and plan.loop != "trainer" and self._layout != "fsdp2"
+        told = ", ".join(filter(None, ('"cuda"' if places else "", cast)))
+        if told and plan.scheme is None:
+            yield f"model.to({told})"
+
+    def _prepared(self) -> Iterator[str]:
+        plan = self._plan
+        if plan.scheme is None or not plan.kbit_prepare:
+            return
+        self.imports.add("from peft import prepare_model_for_kbit_training")
+        told = [f"use_gradient_checkpointing={plan.checkpointing}"]
+        told += [f"{key}={value}" for key, value in self._variant().items()]
+        yield f"model = prepare_model_for_kbit_training(model, {', '.join(told)})"
+
+    def _variant(self) -> dict[str, str]:
+        """Return the variant of checkpointing that the plan names, as an argument."""
+        if self._plan.use_reentrant is None:
+            return {}
+        return {"gradient_checkpointing_kwargs": f'{{"use_reentrant": {self._plan.use_reentrant}}}'}
 
     def _loading(self) -> Iterator[str]:
         plan, task = self._plan, self._head.task
