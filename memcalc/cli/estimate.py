@@ -7,12 +7,29 @@ from msgspec.structs import replace
 
 from memcalc.cli.command import METHOD, TEXT, option, say
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import NoCache, Output, Verbose, chosen, deliver_predictions, format_option
+from memcalc.cli.output import (
+    NoCache,
+    Output,
+    Verbose,
+    chosen,
+    deliver_predictions,
+    format_option,
+    put,
+)
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_output, write_recipe
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import advised, answers
+from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
+
+
+def train_script(plan: Plan) -> str:
+    """Return a plan as a script; imported here, for few ask for one."""
+    from memcalc.advice.train_script import write
+
+    return write(plan)
+
 
 _Method = Annotated[
     str,
@@ -34,6 +51,7 @@ _Lengths = Annotated[
     "memcalc estimate meta-llama/Llama-3.1-8B --preset qlora --gpu 4090",
     "memcalc estimate gpt2 --optim adamw,adam8bit,adafactor",
     "memcalc estimate axolotl.yaml --gpu 4090",
+    "memcalc estimate gpt2 --precision amp-bf16 -o train.py",
 )
 def command(
     settings: dict[str, Any],
@@ -46,10 +64,13 @@ def command(
 ) -> None:
     """Predict what one training step costs, by component and by phase."""
     recipe = recipe_output(settings, output)
-    name = chosen("predictions", format, None if recipe else output)
+    script = output if output is not None and output.suffix == ".py" else None
+    answer_output = None if recipe or script else output
+    name = chosen("predictions", format, answer_output)
     plans = plans_of(settings)
-    if recipe is not None and len(plans) > 1:
-        raise UsageError("A recipe has one optimizer: name one with --optim.")
+    if (recipe or script) is not None and len(plans) > 1:
+        raise UsageError("A recipe or script has one optimizer: name one with --optim.")
+    text = train_script(plans[0]) if script is not None else ""
     if lengths is not None and (len(plans) > 1 or name == "csv"):
         raise UsageError("--lengths is for one plan, as a table or JSON: name one optimizer.")
     if lengths is not None and method == "analytic":
@@ -76,9 +97,11 @@ def command(
         with progress(f"replaying batches of {lengths}"):
             told = tuple(one for one in answer.assumptions if not one.startswith(EQUAL_LENGTHS))
             found = [replace(answer, varied=varied(answer.plan, lengths), assumptions=told)]
-    deliver_predictions(found, name, None if recipe else output, verbose=verbose)
+    deliver_predictions(found, name, answer_output, verbose=verbose)
     if recipe is not None:
         write_recipe(recipe, plans[0], output)
+    if script is not None:
+        put(text, script)
     if settings.get("optim") == "all":
         # An optimizer that does not take this model is no failure.
         failed = [error for error in failed if not isinstance(error, UsageError)]

@@ -13,11 +13,8 @@ import torch
 
 from memcalc.errors import UsageError
 from memcalc.imports import is_named, line, load
-from memcalc.registry.lookup import pair
-from memcalc.registry.row import NUMBERS, Choice
-
-LEARNING_RATE = 1e-4
-_SETTLED = ("is_paged", "optim_bits", "percentile_clipping")
+from memcalc.registry.build_arguments import LEARNING_RATE, arguments_of
+from memcalc.registry.row import Choice
 
 
 def build(
@@ -101,24 +98,10 @@ def _class(choice: Choice) -> Any:
 
 
 def _arguments(choice: Choice) -> dict[str, Any]:
-    arguments: dict[str, Any] = {
-        key: value
-        for key, value in choice.given.items()
-        # Said again what the class's name says already: its constructor may not take it.
-        if key != "32bit" and not (key in _SETTLED and value == choice.row.defaults.get(key))
+    return {
+        key: getattr(torch, str(value)) if key.endswith("_dtype") else value
+        for key, value in arguments_of(choice).items()
     }
-    if choice.row.package == "torchdistx":
-        arguments = {**choice.args, **arguments}
-    for key, value in arguments.items():
-        if key.endswith("_dtype"):
-            arguments[key] = getattr(torch, str(value))
-        elif key in NUMBERS and isinstance(value, str):
-            arguments[key] = pair(value)
-    if choice.args.get("fused") and choice.row.package == "torch":
-        arguments["fused"] = True
-    if choice.row.package == "bitsandbytes" and "momentum" in choice.row.defaults:
-        arguments.setdefault("momentum", choice.args["momentum"])
-    return arguments
 
 
 def _forget_overrides(choice: Choice, model: torch.nn.Module) -> None:

@@ -1,0 +1,118 @@
+"""A plan that is written out as a script takes what the script takes."""
+
+import shlex
+import sys
+
+import pytest
+
+from memcalc.advice.train_script import write
+from memcalc.catalog.plan import make
+from memcalc.errors import UsageError
+from memcalc.estimation.estimate import Tracer
+from memcalc.script.simulate import plan_of, simulate
+
+TWO = {"devices": 2, "rank": 0}
+LORA = {"lora": "r=8,target=all-linear", "precision": "bf16"}
+SMALL = {"batch": 2, "seq": 128}
+GPT2, SMOL = "openai-community/gpt2", "HuggingFaceTB/SmolLM2-135M"
+PLANS = {
+    "plain": {"model": "distilbert-base-cased", **SMALL},
+    "amp": {"model": GPT2, **SMALL, "precision": "amp-bf16", "max_grad_norm": 1.0},
+    "trainer": {"model": SMOL, **SMALL, "loop": "trainer", "precision": "amp-bf16"},
+    "lora": {"model": SMOL, **SMALL, **LORA},
+    "scaled": {"model": "bert-base-cased", **SMALL, "precision": "amp-fp16"},
+    "clipped": {"model": "bert-base-cased", **SMALL, "precision": "amp-fp16", "max_grad_norm": 1.0},
+    "tf32": {"model": "roberta-base", **SMALL, "precision": "tf32"},
+    "half": {"model": SMOL, **SMALL, "precision": "bf16"},
+    "half amp": {"model": SMOL, **SMALL, "precision": "bf16+amp"},
+    "accumulated": {"model": GPT2, **SMALL, "grad_accum": 3},
+    "accumulated amp": {"model": GPT2, **SMALL, "grad_accum": 2, "precision": "amp-bf16"},
+    "checkpointed": {"model": SMOL, **SMALL, "checkpointing": True},
+    "gradients kept": {"model": GPT2, **SMALL, "set_to_none": False},
+    "outputs dropped": {"model": GPT2, **SMALL, "keep_outputs": False},
+    "8 bit": {"model": "bert-base-cased", **SMALL, "optim": "adamw_8bit"},
+    "own 8 bit": {"model": "bert-base-cased", **SMALL, "optim": "memcalc.adamw8bit"},
+    "sgd": {"model": "bert-base-cased", **SMALL, "optim": "sgd", "optim_args": {"momentum": 0.9}},
+    "fused": {"model": GPT2, **SMALL, "optim": "adamw", "optim_args": {"fused": True}},
+    "masked": {"model": "bert-base-cased", **SMALL, "task": "masked-lm"},
+    "tokens": {"model": "bert-base-cased", **SMALL, "task": "token-classification"},
+    "answers": {"model": "bert-base-cased", **SMALL, "task": "question-answering"},
+    "classes": {"model": GPT2, **SMALL, "task": "sequence-classification"},
+    "translated": {"model": "t5-small", **SMALL},
+    "images": {"model": "google/vit-base-patch16-224", "batch": 2},
+    "evaluated": {"model": GPT2, **SMALL, "eval": 3},
+    "accelerate": {"model": GPT2, **SMALL, "loop": "accelerate", "precision": "amp-bf16"},
+    "accelerate accumulated": {"model": GPT2, **SMALL, "loop": "accelerate", "grad_accum": 2},
+    "trainer lora": {"model": SMOL, **SMALL, "loop": "trainer", **LORA, "checkpointing": True},
+    "qlora": {"model": SMOL, **SMALL, **LORA, "quant": "nf4-dq", "optim": "paged_adamw_8bit"},
+    "int8": {"model": SMOL, **SMALL, **LORA, "quant": "int8", "checkpointing": True},
+    "ddp": {"model": GPT2, **SMALL, **TWO, "parallel": "ddp"},
+    "fsdp2": {"model": SMOL, **SMALL, **TWO, "parallel": "fsdp2"},
+    "generated": {"model": SMOL, **SMALL, "generate": 16, "precision": "bf16"},
+}  # fmt: skip
+BY_DAY = ("plain", "trainer", "qlora")
+RUNGS = ("requested", "allocated", "reserved")
+
+
+def cases():
+    for name in PLANS:
+        yield pytest.param(name, marks=[] if name in BY_DAY else [pytest.mark.nightly])
+
+
+def peaks(trace):
+    return {rung: max(getattr(one, rung) for one in trace.readings) for rung in RUNGS}
+
+
+@pytest.mark.parametrize("name", cases())
+def test_a_script_takes_what_its_plan_takes(name, tmp_path, monkeypatch, forked_scripts):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    plan = make({**PLANS[name], "gpu": "A100-80GB"})
+    (tmp_path / "train.py").write_text(write(plan))
+    python = [sys.executable]
+    if plan.devices > 1:
+        python = ["torchrun", f"--nproc-per-node={plan.devices}"]
+    found = simulate(plan_of([*python, "train.py"], steps=0, gpu=plan.gpu), quiet=True)
+    assert found.ending.code == 0
+    with Tracer() as tracer:
+        planned = tracer.trace(plan).trace
+    assert peaks(found.traced.trace) == peaks(planned)
+
+
+@pytest.mark.parametrize("name", ["plain", "trainer", "qlora", "ddp", "generated"])
+def test_a_script_is_short_and_says_how_to_start_it(name):
+    plan = make({**PLANS[name], "gpu": "A100-80GB"})
+    text = write(plan)
+    compile(text, "train.py", "exec")
+    assert len(text.splitlines()) <= 70
+    start = "torchrun --nproc-per-node 2" if plan.devices > 1 else "python"
+    assert f"Start it with: {start} train.py" in text
+    assert plan.model in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"loss_chunks": 4}, "--loss-chunks"),
+        ({"resume": True}, "--resume"),
+        ({"parallel": "zero3", "devices": 2}, "--parallel zero3"),
+        ({"model": "openai/whisper-small"}, "openai/whisper-small"),
+    ],
+)
+def test_what_no_script_expresses_is_named(settings, named):
+    with pytest.raises(UsageError, match=named):
+        write(make({"model": GPT2, **settings}))
+
+
+def test_a_command_writes_the_script_beside_its_answer(tmp_path, capsys, monkeypatch):
+    from memcalc.__main__ import main
+
+    path = tmp_path / "train.py"
+    monkeypatch.setattr(
+        sys, "argv", shlex.split(f"memcalc estimate {GPT2} --batch 1 --seq 64 -o {path}")
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert "GPT2LMHeadModel.from_pretrained" in path.read_text()
+    assert "by phase" in capsys.readouterr().out
