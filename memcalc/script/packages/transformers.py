@@ -22,7 +22,9 @@ def install(patches: Patches) -> None:
             return original(cls, name, *args, **kwargs)
         patches.say(NOT_HERE.format(name))
         weights = _as_config_says(cls, _in_folder(config, name, kwargs))
-        named = {key: value for key, value in kwargs.items() if key != "config"}
+        of_config = _set(config, kwargs) if "config" not in kwargs else set()
+        left_out = {"config", *of_config}
+        named = {key: value for key, value in kwargs.items() if key not in left_out}
         loaded = original(cls, None, *args, config=config, state_dict=weights, **named)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model.name_or_path = model.config._name_or_path = str(name)
@@ -89,6 +91,20 @@ def _config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
     quantised = getattr(config, "quantization_config", None) is not None
     known = not quantised or settings_in(config.to_dict()) is not None
     return copy.deepcopy(config) if known else None
+
+
+_OF_LOADING = frozenset(
+    ("dtype", "torch_dtype", "attn_implementation", "quantization_config", "device_map")
+)
+"""Arguments of ``from_pretrained`` that are no settings of a config, though it may have them."""
+
+
+def _set(config: Any, options: dict[str, Any]) -> set[str]:
+    """Set what a script says of the config as it loads a model; returns the names."""
+    found = {name for name in options if name not in _OF_LOADING and hasattr(config, name)}
+    for name in found:
+        setattr(config, name, options[name])
+    return found
 
 
 def _in_folder(config: Any, name: Any, options: dict[str, Any]) -> Any:
