@@ -315,8 +315,9 @@ class _Script:
         plan = self._plan
         if plan.generate is not None:
             yield "with torch.no_grad():"
-            count = f"max_new_tokens={plan.generate}"
-            yield f"    model.generate(**make_batch(), {count}, do_sample=False)"
+            told = f"max_new_tokens={plan.generate}, do_sample=False"
+            told += "" if self._config.get("pad_token_id") is not None else ", pad_token_id=0"
+            yield f"    model.generate(**make_batch(), {told})"
         elif plan.loop == "trainer":
             yield from self._trainer()
         else:
