@@ -55,7 +55,9 @@ def variables(
     allowed = {_ALLOWED: f"{environ[_ALLOWED]},{_NAME}"} if environ.get(_ALLOWED) else {}
     counted = {plugin.LENGTH: str(length)} if length is not None else {}
     quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    return {"PYTHONPATH": path, plugin.FOLDER: str(folder), **allowed, **counted, **quiet}
+    # It compiles a thousand kernels after memory is divided, for requests that never come.
+    quick = {"VLLM_DEEP_GEMM_WARMUP": "skip"}
+    return {"PYTHONPATH": path, plugin.FOLDER: str(folder), **allowed, **counted, **quiet, **quick}
 
 
 def start(
