@@ -51,7 +51,11 @@ try:
     from memcalc.script.protect import protect
     shared = Path(sys.argv[1])
     protect(shared, [sys.executable, *sys.orig_argv[1:]])
-    from memcalc.script.child import main
+    try:
+        from memcalc.script.child import main
+    except ImportError as error:
+        (shared / {failure!r}).write_text(f"PyTorch cannot be loaded: {{error}}.")
+        sys.exit(1)
     main(shared)
 except KeyboardInterrupt:
     os._exit(130)
@@ -61,6 +65,8 @@ except FileNotFoundError as error:
     raise
 """
 """Without the current folder: a program elsewhere imports nothing from it, and nor does PyTorch."""
+_FAILURE = "failure"
+"""A file in the shared folder with a sentence: why the process did not get to the program."""
 _HOME = str(Path(__file__).resolve().parents[2])
 
 
@@ -135,6 +141,9 @@ class Run:
                 self._of_files = of_files
             answered = shared / ANSWER
             answer = answered.read_bytes() if answered.exists() else b""
+            failure = shared / _FAILURE
+            if failure.exists():
+                raise EstimateError(failure.read_text())
         if not answer:
             name = "process of the program"
             raise EstimateError(ending(name, done.returncode, kills=kills))
@@ -169,7 +178,7 @@ class Run:
             out, err = subprocess.PIPE, subprocess.STDOUT
         try:
             done = command.run(
-                [self._python, "-c", _BEGINS.format(home=_HOME), str(shared)],
+                [self._python, "-c", _BEGINS.format(home=_HOME, failure=_FAILURE), str(shared)],
                 shared.parent,
                 timeout=None if self.timeout == math.inf else self.timeout,
                 cwd=self._folder,
