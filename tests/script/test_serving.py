@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -278,16 +279,38 @@ def test_a_server_is_ended_with_all_that_it_started(folder):
     how = {"python": sys.executable, "environ": environ, "folder": folder, "where": folder}
     found = start.start(["server"], **how, out=sys.__stderr__.fileno())
     assert found.engine == EngineFigures(version="0.33.0")
-    status = Path("/proc", (folder / "child").read_text(), "status")
-    for _ in range(100):
-        if not status.exists() or "\nState:\tZ" in status.read_text():
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("a process of the server lives on")
+    _wait_for_end_of((folder / "child").read_text())
     (folder / "engine-1.json").unlink()
     with pytest.raises(EstimateError, match="ended with exit code 3 before it started an engine"):
         start.start(["server", "quit"], **how, out=sys.__stderr__.fileno())
+
+
+STARTS_A_WORKER = """
+import multiprocessing, os, sys, time
+from memcalc.engine.serving import plugin
+def work():
+    plugin.register()
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+multiprocessing.get_context("fork").Process(target=work).start()
+"""
+
+
+def test_a_worker_ends_with_the_process_that_started_it(folder):
+    command = [sys.executable, "-c", STARTS_A_WORKER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        worker = int(parent.stdout.readline())
+        parent.kill()
+        _wait_for_end_of(worker)
+
+
+def _wait_for_end_of(process):
+    status = Path("/proc", str(process), "status")
+    for _ in range(100):
+        if not status.exists() or "\nState:\tZ" in status.read_text():
+            return
+        time.sleep(0.1)
+    pytest.fail(f"process {process} lives on")
 
 
 # ---- with vLLM

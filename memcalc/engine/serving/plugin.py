@@ -8,7 +8,9 @@ is left ``None``.
 
 import contextlib
 import importlib
+import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +35,15 @@ def register() -> None:
     """Watch this process of vLLM, where memcalc started it."""
     if FOLDER in os.environ:
         install(_for_good)
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+
+
+def _leave_with(parent: Any) -> None:
+    """End this process with the one that started it, which may have been killed."""
+    parent.join()
+    os._exit(1)
 
 
 def install(patches: Patches) -> None:
