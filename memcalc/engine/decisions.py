@@ -1,5 +1,6 @@
 """Checks in libraries that zeros would fail: they are answered as in a good run."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ ENDLESS = (
     "LBFGS is assumed not to converge: each step makes max_iter iterations, and its history grows "
     "to history_size over several steps (--steps)"
 )
+_LOSS = 0.5
+"""What each evaluation of LBFGS finds, so that its line search accepts the first."""
 NO_END = "generate() sees no end-of-sequence token: it generates as many tokens as it may"
 
 
@@ -88,10 +91,17 @@ def _endless(values: Values, say: Callable[[str], None]) -> Around:
         try:
             with Patches() as inside:
                 inside.wrap(torch.Tensor, "dot", positive)
-                return original(optimizer, closure)
+                return original(optimizer, closure and functools.partial(steady, closure))
         finally:
             group.update(own)
             say(ENDLESS)
+
+    def steady(closure: Callable[[], Any]) -> Any:
+        loss = closure()
+        if isinstance(loss, torch.Tensor):
+            # No line search goes on because of a number that is made up.
+            values.know(loss.detach(), _LOSS)
+        return loss
 
     def positive(original: Any, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = original(one, other)

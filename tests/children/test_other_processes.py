@@ -48,7 +48,7 @@ import os, sys
 sys.path.append({root!r})
 from memcalc.children.fork import forked
 from memcalc.errors import EstimateError
-def writes():
+def writes(ask):
     for number in range(3, 64):
         try:
             os.write(number, {rubbish!r})

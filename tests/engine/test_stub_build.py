@@ -53,6 +53,7 @@ build.build(Path({str(tmp_path)!r}), compiler, {platform.machine()!r})
             "memcalc_stub_moments",
             "memcalc_stub_hold_back",
             "memcalc_stub_others",
+            "memcalc_stub_visible",
         ),
     }
 
