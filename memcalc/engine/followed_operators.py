@@ -22,6 +22,9 @@ PUTS = frozenset("scatter masked_fill index_fill index_put where sort topk".spli
 """Operators that put known numbers between unknown ones, or whose places matter most."""
 MOVES = frozenset("stack cat clone flip roll tril triu gather index_select".split())
 """Operators that only lay their numbers out anew."""
+MADE = 1 << 22
+"""Elements of the largest float tensors that are filled: states of optimizers are larger."""
+ZEROS = frozenset("zeros zeros_like new_zeros".split())
 MAKES = frozenset("zeros zeros_like new_zeros fill fill_ full arange eye linspace".split())
 """Operators whose results follow from no tensor's numbers."""
 TRANSFERS = frozenset(("_to_copy", "copy_"))
@@ -183,3 +186,13 @@ def masks_of(base: str, args: Any) -> list[torch.Tensor]:
     if base not in ("nonzero", "masked_select", "index"):
         return []
     return [one for one, _ in counted_in(base, args)]
+
+
+def draw(
+    one: Followed, settings: Any, seed: int, shape: torch.Size, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the random numbers of an operator that fills a tensor in place."""
+    made = torch.empty(shape, dtype=dtype, device="cpu")
+    generator = torch.Generator().manual_seed(seed)
+    one.op(made, *settings, generator=generator)
+    return made

@@ -29,13 +29,16 @@ from memcalc.engine.followed_operators import (
     ENDS,
     HIGHEST,
     LARGE,
+    MADE,
     MAKES,
     MOVES,
     PUTS,
     RESULTS,
     TRANSFERS,
     WITH_COUNTS,
+    ZEROS,
     Followed,
+    draw,
     is_composed,
     masks_of,
     read_by,
@@ -149,7 +152,7 @@ class Values:
         elif one.draws is not None and chooses is None:
             special = self._draw
         elif base in MAKES:
-            special = self._computed
+            special = self._made
         elif base in COMPARES:
             special = self._compared
         small = _UPDATED if one.updates else 1 if base.startswith("_foreach") else SMALL
@@ -232,6 +235,15 @@ class Values:
 
     def _is_made_up(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cuda and self.state(tensor) != KNOWN
+
+    def _made(self, one: Followed, args: Any, kwargs: Any) -> Any:
+        out = one.op(*args, **kwargs)
+        floats = out.is_cuda and out.is_floating_point() and not one.writes
+        if floats and one.base in ZEROS and out.numel() <= MADE and is_plain((out,)):
+            self._numbers.mark(out, made_up=False)  # Memory is zero as it is handed out.
+        elif one.base not in ZEROS and (out.numel() <= MADE or not out.is_floating_point()):
+            self._work_out(one, args, kwargs, out)
+        return out
 
     def _computed(self, one: Followed, args: Any, kwargs: Any) -> Any:
         out = one.op(*args, **kwargs)
@@ -325,9 +337,7 @@ class Values:
         if out.numel() <= LARGE and alone and not any(tensors_in((args[1:], kwargs))):
             self._draws += 1
             seed = torch.cuda.default_generators[out.device.index or 0].initial_seed()
-            make = functools.partial(
-                _drawn_later, one, args[1:], seed + self._draws, out.shape, out.dtype
-            )
+            make = functools.partial(draw, one, args[1:], seed + self._draws, out.shape, out.dtype)
             self._numbers.unknown.postpone(out, make, made_up=False)
         return out
 
@@ -385,12 +395,3 @@ class Values:
             yield
         finally:
             self._nothing_equal = False
-
-
-def _drawn_later(
-    one: Followed, settings: Any, seed: int, shape: torch.Size, dtype: torch.dtype
-) -> torch.Tensor:
-    made = torch.empty(shape, dtype=dtype, device="cpu")
-    generator = torch.Generator().manual_seed(seed)
-    one.op(made, *settings, generator=generator)
-    return made
