@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from memcalc.advice.script_loops import Loops
+from memcalc.advice.suggest.snippets import bitsandbytes_arguments, lora_config
 from memcalc.catalog import models
 from memcalc.catalog.models import ModelSource
 from memcalc.catalog.quantised import BITSANDBYTES
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
-from memcalc.records.values import adapter
 from memcalc.workload import layouts, tasks
 from memcalc.workload.tasks import Head
 
@@ -31,6 +31,8 @@ _LEFT_OUT: dict[str, str] = {
     "liger": "--liger",
     "compile": "--compile",
     "freeze": "--freeze",
+    "autocast_adapter_dtype": "--no-autocast-adapter-dtype",
+    "alloc_conf": "--alloc-conf",
     "optim_in_backward": "--optim-in-backward",
     "resume": "--resume",
     "engine": "--engine",
@@ -71,6 +73,10 @@ def _check(plan: Plan, source: ModelSource, head: Head) -> None:
     for field, option in _LEFT_OUT.items():
         if getattr(plan, field) != getattr(_PLAIN, field):
             raise UsageError(f"A script has no words for {option} yet: leave it out.")
+    if plan.attention not in ("auto", "sdpa", "eager"):
+        raise UsageError(
+            f"A script has no words for --attention {plan.attention} yet: leave it out."
+        )
     layout = layouts.of(plan).name
     if layout not in _LAYOUTS or (layout == "fsdp2" and (plan.loop != "plain" or plan.adapters)):
         raise UsageError(
@@ -194,11 +200,7 @@ class _Script(Loops):
             yield 'attn_implementation="eager"'
         if plan.scheme is not None:
             self.imports.add("from transformers import BitsAndBytesConfig")
-            computed = self._autocast or self._weights
-            told = [f"{name}={value!r}" for name, value in BITSANDBYTES[plan.scheme].items()]
-            if "load_in_4bit=True" in told:
-                told.append(f"bnb_4bit_compute_dtype=torch.{computed}")
-            settings = ", ".join(told).replace("'", '"')
+            settings = ", ".join(bitsandbytes_arguments(plan))
             yield f"quantization_config=BitsAndBytesConfig({settings})"
             yield 'device_map={"": 0}'
 
@@ -206,11 +208,8 @@ class _Script(Loops):
         if self._plan.adapters is None:
             return
         self.imports.add("from peft import LoraConfig, get_peft_model")
-        said = adapter(self._plan.adapters)
-        target = f'"{said.target}"' if isinstance(said.target, str) else repr(list(said.target))
-        target = target.replace("'", '"')
-        ranks = f"r={said.r}, lora_alpha={said.alpha:g}"
-        yield f"adapters = LoraConfig({ranks}, target_modules={target})"
+        config = lora_config(self._plan.adapters).replace("'", '"')
+        yield f"adapters = {config}"
         yield "model = get_peft_model(model, adapters)"
 
     def _spread(self) -> Iterator[str]:

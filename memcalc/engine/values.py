@@ -225,11 +225,6 @@ class Values:
 
         return called
 
-    def _is_worth_computing(self, tensor: torch.Tensor) -> bool:
-        """Return whether its numbers are there, or random ones that are cheap to draw."""
-        drawn = tensor.numel() <= _PUT and self.state(tensor) != UNKNOWN
-        return drawn or self._numbers.held(tensor) != UNKNOWN
-
     def _is_unknown(self, tensor: torch.Tensor) -> bool:
         return self.state(tensor) == UNKNOWN
 

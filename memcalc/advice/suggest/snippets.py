@@ -19,12 +19,20 @@ Lines = list[str]
 _HALVES = {"bf16": "bfloat16", "bf16+amp": "bfloat16", "fp16": "float16"}
 
 
-def _lora(plan: Plan) -> str:
-    """Return the class of peft for the plan's adapters."""
-    assert plan.lora is not None
-    said = adapter(plan.lora)
+def lora_config(adapters: str) -> str:
+    """Return the class of peft for adapters, as Python."""
+    said = adapter(adapters)
     named = f'"{said.target}"' if isinstance(said.target, str) else repr(list(said.target))
     return f"LoraConfig(r={said.r}, lora_alpha={said.alpha:g}, target_modules={named})"
+
+
+def bitsandbytes_arguments(plan: Plan) -> Lines:
+    """Return the arguments of ``BitsAndBytesConfig`` for the plan's scheme, as Python."""
+    told = [f"{name}={value!r}" for name, value in BITSANDBYTES[plan.scheme or ""].items()]
+    if "load_in_4bit=True" in told:
+        default = _HALVES.get(plan.precision.removeprefix("amp-"), "float32")
+        told.append(f"bnb_4bit_compute_dtype=torch.{plan.bnb_4bit_compute_dtype or default}")
+    return [one.replace("'", '"') for one in told]
 
 
 def _quantisation(plan: Plan) -> Lines:
@@ -39,16 +47,12 @@ def _quantisation(plan: Plan) -> Lines:
         ]
     if plan.scheme not in BITSANDBYTES or _already(plan):
         return []
-    told = [f"{name}={value!r}" for name, value in BITSANDBYTES[plan.scheme].items()]
-    if "load_in_4bit=True" in told:
-        default = _HALVES.get(plan.precision.removeprefix("amp-"), "float32")
-        told.append(f"bnb_4bit_compute_dtype=torch.{plan.bnb_4bit_compute_dtype or default}")
     return [
         "import torch",
         "from transformers import BitsAndBytesConfig",
         "",
         "quantization_config = BitsAndBytesConfig(",
-        *(f"    {one.replace(chr(39), chr(34))}," for one in told),
+        *(f"    {one}," for one in bitsandbytes_arguments(plan)),
         ")",
     ]
 
@@ -122,7 +126,7 @@ def _trainer(plan: Plan) -> Lines:
     if quantised := _quantisation(plan):
         said += ["", *quantised]
     if plan.lora is not None:
-        said += ["", "from peft import LoraConfig", "", f"peft_config = {_lora(plan)}"]
+        said += ["", "from peft import LoraConfig", "", f"peft_config = {lora_config(plan.lora)}"]
     said += _loading(plan)
     said += _other_layout(plan, ("ddp", "fsdp1", "fsdp2"))
     return [*said, *_elsewhere(plan, has_optimizer="optim" in arguments)]
@@ -140,7 +144,7 @@ def _accelerate(plan: Plan) -> Lines:
         *(["# transformers.integrations.liger.apply_liger_kernel(model, None)"] * plan.liger),
         *([f"# model = torch.compile(model, mode={plan.compile!r})"] if plan.compile else []),
         *(f"# {line}" for line in _quantisation(plan) if line),
-        *([f"# {_lora(plan)}"] if plan.lora is not None else []),
+        *([f"# {lora_config(plan.lora)}"] if plan.lora is not None else []),
         *_loading(plan),
         *_other_layout(plan, ("ddp", "fsdp1", "fsdp2", *ZERO_STAGES)),
         *_elsewhere(plan, has_optimizer=False),
