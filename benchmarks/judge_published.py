@@ -34,7 +34,7 @@ from msgspec.structs import replace
 
 from memcalc.accuracy.compare import Difference
 from memcalc.engine import environment
-from memcalc.engine.environment.installed import OLDEST_TORCH
+from memcalc.engine.environment.releases import OLDEST_TORCH
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.client import Client
 from memcalc.files import cache

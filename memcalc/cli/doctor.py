@@ -9,7 +9,7 @@ from memcalc.cli.output import put, width
 @verb("memcalc doctor")
 def command() -> None:
     """Report what this machine can measure, what is missing and how to fix it."""
-    from memcalc.engine.environment import describe
+    from memcalc.engine.environment.description import describe
     from memcalc.measure.doctor import examine
     from memcalc.report.terminal import facts_text
 

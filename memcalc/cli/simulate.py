@@ -132,7 +132,7 @@ def _prepare(python: str | None, torch: str | None, vllm: str | None) -> str | N
             return require_python(None, vllm)
     if python is None and torch is not None:
         with progress(f"preparing PyTorch {torch}"):
-            environment.find(torch, compiles=None)
+            environment.find(torch)
     return python
 
 

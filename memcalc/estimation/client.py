@@ -217,9 +217,7 @@ def player(plan: Plan | None = None) -> Play:
 
 
 def _parent(runs: _Runs, gpu: Mapping[str, str]) -> Parent:
-    # A user's own code may compile.
-    compiles = runs.compiles or (None if runs.users_code else False)
-    found = environment.find(runs.torch, runs.transformers, compiles=compiles)
+    found = environment.find(runs.torch, runs.transformers)
     told = {driver.ENVIRONMENT: msgspec.json.encode(found).decode()} if found.path else {}
     # Nothing is compiled here: as it is imported, Inductor shall make no folder.
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()

@@ -263,7 +263,7 @@ class Run:
             raise UsageError(
                 "--python runs the PyTorch that it has: leave --torch out, or --python."
             )
-        return environment.find(plan.torch, plan.transformers, compiles=None)
+        return environment.find(plan.torch, plan.transformers)
 
     def _understood(self, answer: Answer, rank: int | None) -> Simulated:
         """Read what one process took; ``rank``: its number where others train with it."""

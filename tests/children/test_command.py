@@ -114,17 +114,21 @@ INSTALLS = """
 import sys
 from pathlib import Path
 sys.path.append({root!r})
-from memcalc.engine.environment.installer import Job, Tool, install
-scratch = Path({folder!r}, "scratch")
-job = Job(requirements=(), target=scratch.with_name("content"), scratch=scratch)
-install(job, Tool("pip", ("sh", "-c", {shell!r})), plain=False, watch=lambda: None)
+from memcalc.engine.environment.uv import opened
+with opened(Path({folder!r})) as uv:
+    uv.install({{}}, where=(), what="nothing")
 """
 
 
 def test_an_installer_ends_with_whoever_started_it(mark, tmp_path):
-    folder, shell = tmp_path / "making", f"sleep {mark}; true"
-    code = INSTALLS.format(root=str(ROOT), folder=str(folder), shell=shell)
-    process = subprocess.Popen([sys.executable, "-c", code])
+    folder, uv = tmp_path / "filled", tmp_path / "bin" / "uv"
+    folder.mkdir()
+    uv.parent.mkdir()
+    uv.write_text(f"#!/bin/bash\necho --excludes\n[ $2 = compile ] || sleep {mark}\ntrue\n")
+    uv.chmod(0o755)
+    code = INSTALLS.format(root=str(ROOT), folder=str(folder))
+    path = f"{uv.parent}:/usr/bin:/bin"
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PATH": path})
     while not running(mark):
         assert process.poll() is None
     process.terminate()

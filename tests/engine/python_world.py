@@ -2,9 +2,10 @@
 
 import os
 import shutil
+import sys
 from types import SimpleNamespace
 
-from memcalc.engine.environment import find, layers
+from memcalc.engine.environment import find, folders
 from memcalc.records.progress import listening
 from tests.engine import wheels
 
@@ -53,15 +54,24 @@ class World:
     def said(self):
         return [at.text for at in self.told]
 
+    @property
+    def real_uv(self):
+        return f"{sys.executable} -m uv"
+
     def uv(self, script):
-        """An installer that is asked before pip; ``$T`` is the folder that is to be filled."""
+        """uv whose installing is this script; it begins in the folder of what is fetched."""
         path = self.bin / "uv"
-        start = '#!/bin/bash\nwhile [ "$1" != --target ]; do shift || exit 1; done; T=$2\n'
-        path.write_text(start + script)
+        rest = f'case "$*" in "pip install"*) ;; *) exec {self.real_uv} "$@" ;; esac\n'
+        path.write_text(f"#!/bin/bash\n{rest}{script}")
         path.chmod(0o755)
-        # pip is asked first where it is told of a folder of wheels.
-        self.monkeypatch.setenv("UV_INDEX", "https://uv.invalid")
+
+    @staticmethod
+    def brought(environment):
+        """Packages of an environment with their versions."""
+        (site,) = environment.path
+        found = [name for name in os.listdir(site) if name.endswith(".dist-info")]
+        return {name.removesuffix(".dist-info") for name in found}
 
     def left(self):
-        """Folders under a name of their own that should be gone."""
-        return [entry.name for entry, layer in layers.existing() if layer is None]
+        """Folders that are unfinished or damaged."""
+        return [path.name for path, marker in folders.existing().items() if marker is None]

@@ -7,13 +7,14 @@ import zipfile
 import pytest
 
 from memcalc.engine.cudnn import library, loading
-from memcalc.engine.environment import layers
+from memcalc.engine.environment import folders
 from memcalc.errors import EstimateError
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(library, "_of_system", lambda paths: iter(()))
 
 
@@ -132,7 +133,7 @@ def test_versions_are_told_as_cudnn_says_them(tmp_path):
 def test_a_release_is_fetched_once(tmp_path, monkeypatch):
     requirement = "nvidia-cudnn-cu12==9.8.0.87"
     wheel(tmp_path / "wheels", requirement)
-    left = layers.folder() / ".making-of-a-killed-process"
+    left = folders.path_of("left-by-a-killed-process")
     left.mkdir(parents=True)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
@@ -164,4 +165,4 @@ def test_a_release_that_is_not_there_is_told_in_one_sentence(tmp_path, monkeypat
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(EstimateError, match=r"cannot be fetched .*type pip install nvidia-cudnn"):
         library.fetch("nvidia-cudnn-cu12==9.8.0.87")
-    assert layers.existing() == []
+    assert folders.existing() == {}

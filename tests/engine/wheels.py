@@ -103,6 +103,9 @@ class Index:
 class _Handler(http.server.BaseHTTPRequestHandler):
     index: Index
 
+    def do_HEAD(self):
+        self.do_GET()
+
     def do_GET(self):
         parts = self.path.strip("/").split("/")
         if parts[0] == "simple":
@@ -116,7 +119,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        if self.command == "GET":
+            self.wfile.write(data)
 
     def log_message(self, *_):
         pass

@@ -26,8 +26,7 @@ from pathlib import Path
 
 import msgspec
 
-from memcalc.engine.environment import installer, layers
-from memcalc.engine.environment.layers import Built
+from memcalc.engine.environment import folders, uv
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.records.progress import Progress, listening, tell
 
@@ -212,23 +211,21 @@ def _text(version: Version, *, full: bool = False) -> str:
 
 _SIZES = {"nvidia-cudnn-cu12": "0.7 GB", "nvidia-cudnn-cu13": "0.4 GB"}
 """Of the download; 0.5 to 1 GB unpacked."""
+_ROOM = 1.2e9
+"""Bytes of disk while it is installed."""
 _UNWANTED = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONHOME")
 """What a program over the stub driver sets and a plain Python must not have."""
 
 
 def kept(requirement: str) -> Path | None:
     """The folder of a release that was fetched before."""
-    layer = layers.complete(_name(requirement))
-    return layer.path / _FOLDER if layer is not None else None
+    path = folders.path_of(_name(requirement))
+    return path / _FOLDER if folders.read_marker(path) is not None else None
 
 
 def impossible() -> str:
     """Why nothing can be fetched on this machine; empty: it can."""
-    try:
-        installer.tool()
-    except EstimateError:
-        return "there is neither pip nor uv to fetch cuDNN with"
-    return ""
+    return "" if uv.is_reachable() else "there is neither pip nor uv to fetch cuDNN with"
 
 
 def command(requirement: str) -> str:
@@ -245,20 +242,18 @@ def fetch(requirement: str) -> Path:
     Raises:
         EstimateError: it cannot be fetched or kept.
     """
-    from memcalc.engine.environment.make import install
+    package, _, version = requirement.partition("==")
+    size = _SIZES.get(package, "up to 0.7 GB")
 
-    name = _name(requirement)
-    size = _SIZES.get(requirement.partition("==")[0], "up to 0.7 GB")
-
-    def build(target: Path) -> Built:
+    def fill(folder: Path) -> None:
         tell(Progress(f"fetching {requirement} ({size}), once"))
-        notes = install((requirement,), target)
-        if not (target / _FOLDER).is_dir():
+        with uv.opened(folder) as here:
+            here.install({package: version}, where=["--target", str(folder)], what=requirement)
+        if not (folder / _FOLDER).is_dir():
             raise EstimateError(f"{requirement} has no {_FOLDER}.")
-        return Built(name, notes)
 
     try:
-        return layers.make(lambda: layers.complete(name), build).path / _FOLDER
+        return folders.make(_name(requirement), requirement, _ROOM, fill) / _FOLDER
     except EstimateError as error:
         raise EstimateError(
             f"cuDNN cannot be fetched ({str(error).rstrip('.')}): type pip install {requirement}, "
@@ -268,7 +263,7 @@ def fetch(requirement: str) -> Path:
 
 def _name(requirement: str) -> str:
     """Of the folder of a release."""
-    return f"{requirement.replace('==', '-')}-{layers.suffix()}"
+    return requirement.replace("==", "-")
 
 
 def _say(progress: Progress) -> None:

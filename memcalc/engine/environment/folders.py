@@ -1,0 +1,176 @@
+"""Folders in memcalc's cache that are made once: engine environments, and releases of cuDNN.
+
+One process makes them at a time, and a folder gets its marker last: one without is unfinished.
+"""
+
+import contextlib
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from memcalc.errors import EstimateError, UsageError
+from memcalc.files import cache, lock
+from memcalc.files.offline import HOW, is_offline
+from memcalc.files.untrusted_values import reason
+from memcalc.records.progress import Progress, tell
+
+_MARKER = "memcalc-complete.json"
+_LARGE = 1 << 20
+"""Bytes from which a file is looked at again whenever the folder is used."""
+_PATIENCE = 3600.0
+"""Seconds to wait for another memcalc; a slow line takes a quarter of that for PyTorch."""
+
+
+class Marker(msgspec.Struct, frozen=True, kw_only=True):
+    """What a complete folder holds."""
+
+    files: dict[str, int]
+    """Sizes of its large files and of what describes its packages."""
+    bytes: int
+
+
+def parent() -> Path:
+    """Return the folder that all of them are in."""
+    return cache.folder().absolute() / "environments"
+
+
+def path_of(name: str) -> Path:
+    """Return where a folder is or would be, for this Python and machine."""
+    from packaging.tags import sys_tags
+
+    machine = sysconfig.get_platform().rpartition("-")[2]
+    return parent() / f"{name}-{next(sys_tags()).abi}-{machine}"
+
+
+def read_marker(path: Path) -> Marker | None:
+    """Return what a folder holds; ``None``: it is not there, unfinished or damaged."""
+    try:
+        marker = msgspec.json.decode((path / _MARKER).read_bytes(), type=Marker)
+        whole = all(os.stat(path / file).st_size == size for file, size in marker.files.items())
+    except (OSError, ValueError):
+        return None
+    return marker if whole else None
+
+
+def existing() -> dict[Path, Marker | None]:
+    """Return all folders; those that are unfinished or damaged with ``None``."""
+    try:
+        entries = sorted(entry for entry in parent().iterdir() if entry.is_dir())
+    except OSError:
+        return {}
+    return {entry: read_marker(entry) for entry in entries}
+
+
+def make(name: str, what: str, needed: float, fill: Callable[[Path], None]) -> Path:
+    """Return the folder of this name, which ``fill`` fills where there is none.
+
+    ``what``: what it is called in a sentence; ``needed``: bytes of disk while it is filled.
+
+    Raises:
+        EstimateError: nothing may be fetched, the cache cannot be written, or what ``fill`` raises.
+    """
+    path = path_of(name)
+    if read_marker(path) is not None:
+        return path
+    if is_offline():
+        raise EstimateError(
+            f"{what} is not in {parent()} yet, and {HOW} forbids fetching it: "
+            "run the same command once without that; it is kept."
+        )
+    with _alone():
+        if read_marker(path) is not None:
+            return path
+        _require_room(needed, what)
+        try:
+            for left in (one for one, marker in existing().items() if marker is None):
+                # By a memcalc that was killed, or damaged.
+                shutil.rmtree(left, ignore_errors=True)
+            path.mkdir()
+            fill(path)
+            _seal(path)
+        except BaseException as error:
+            shutil.rmtree(path, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise EstimateError(f"Cannot write {parent()}: {reason(error)}.") from None
+            raise
+        finally:
+            tell(Progress("", 1.0))
+    return path
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    place = parent()
+    if os.pathsep in str(place):
+        raise EstimateError(
+            f"PYTHONPATH cannot hold {place}: set MEMCALC_CACHE to a folder without colons in its "
+            "name."
+        )
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        writable = os.access(place, os.W_OK)
+    except OSError as error:
+        raise EstimateError(
+            f"Cannot make {place}: {reason(error)}; set MEMCALC_CACHE to a folder that can be "
+            "written."
+        ) from None
+    if not writable:
+        raise EstimateError(
+            f"{place} cannot be written: set MEMCALC_CACHE to a folder that can be."
+        )
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock.held(place / "install"))
+        except UsageError:
+            tell(Progress("another memcalc is making an engine environment: waiting for it"))
+            try:
+                stack.enter_context(lock.held(place / "install", patience=_PATIENCE))
+            except UsageError:
+                raise EstimateError(
+                    f"Another memcalc has held {place} for an hour: end it, or set MEMCALC_CACHE "
+                    "to another folder."
+                ) from None
+        yield
+
+
+def _require_room(needed: float, what: str) -> None:
+    free = shutil.disk_usage(parent()).free
+    if free < needed:
+        raise EstimateError(
+            f"{what} needs about {size_text(needed)} in {parent()} while it is installed, and "
+            f"{size_text(free)} are free: make room, or set MEMCALC_CACHE to a folder on a larger "
+            "disk."
+        )
+
+
+def _seal(path: Path) -> None:
+    """Write the marker; a file's size that changes later is damage."""
+    files = {
+        os.path.relpath(file, path): size
+        for file, size in _sizes(path)
+        if size >= _LARGE or os.path.basename(file) in ("METADATA", "version.py")
+    }
+    marker = Marker(files=files, bytes=size_of(path))
+    (path / _MARKER).write_bytes(msgspec.json.encode(marker))
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of all files in a folder; what cannot be read counts nothing."""
+    return sum(size for _, size in _sizes(path))
+
+
+def _sizes(path: Path) -> Iterator[tuple[str, int]]:
+    for place, _, names in os.walk(path):
+        for name in names:
+            file = os.path.join(place, name)
+            with contextlib.suppress(OSError):
+                yield file, os.lstat(file).st_size
+
+
+def size_text(count: float) -> str:
+    """Return ``767 MB``, ``1.6 GB``: decimal, as indexes and disks count."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6))} MB"

@@ -1,0 +1,109 @@
+"""Releases of PyTorch and other packages, as a question names them: ``2.6``, ``2.12.1+cu126``."""
+
+import re
+
+import msgspec
+
+from memcalc.errors import SettingError
+
+OLDEST_TORCH = (2, 2)
+"""Releases before it were not held against the stub driver."""
+_FORM = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:\+(\w+))?")
+_BUILD = re.compile(r"cu\d{2,4}")
+
+
+class Release(msgspec.Struct, frozen=True):
+    """A release, or the newest patch of one."""
+
+    major: int
+    minor: int
+    patch: int | None = None
+    """``None``: the newest."""
+    build: str | None = None
+    """``cu126``; ``None``: the one that the index has."""
+
+    def __str__(self) -> str:
+        patch = "" if self.patch is None else f".{self.patch}"
+        return f"{self.major}.{self.minor}{patch}" + (f"+{self.build}" if self.build else "")
+
+    def matches(self, version: str, cuda: str = "") -> bool:
+        """Return True for an installed version of this release; its local part says nothing.
+
+        ``cuda``: what PyTorch was built for, such as ``12.6``.
+        """
+        numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?$", version.split("+")[0])
+        if numbers is None or (int(numbers[1]), int(numbers[2])) != (self.major, self.minor):
+            return False
+        if self.patch is not None and int(numbers[3] or 0) != self.patch:
+            return False
+        return self.build is None or self.build == f"cu{cuda.replace('.', '')}"
+
+    def requirement(self, package: str) -> str:
+        """Return what an installer is asked for.
+
+        ``===`` keeps ``2.13.0+cpu`` from standing in for ``2.13.0``.
+        """
+        return f"{package}==={self}" if self.patch is not None else f"{package}=={self}.*"
+
+
+def of_version(version: str) -> Release | None:
+    """Return the release of an installed version; ``None``: a nightly or own build."""
+    match = _FORM.fullmatch(version.split("+")[0])
+    if match is None or match[3] is None:
+        return None
+    return Release(int(match[1]), int(match[2]), int(match[3]))
+
+
+def parse_torch(text: str) -> Release:
+    """Return the release of PyTorch that a question names.
+
+    Raises:
+        SettingError: it is not understood, or is too old.
+    """
+    found = _parse(text, "torch", "PyTorch", "2.6 or 2.10.0")
+    if found.build is not None and not _BUILD.fullmatch(found.build):
+        wrong = f"exact estimates run PyTorch's CUDA build; leave +{found.build} out."
+    elif (found.major, found.minor) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        wrong = f"memcalc runs PyTorch {oldest} and newer; name one of them."
+    elif found.build is not None and found.patch is None:
+        whole = f"{found.major}.{found.minor}.0+{found.build}"
+        wrong = f"a build for one CUDA needs the whole release, as in {whole}."
+    else:
+        return found
+    raise SettingError("torch", f"--torch {text}: {wrong}")
+
+
+def parse_transformers(text: str) -> Release:
+    """Return the release of transformers that a question names.
+
+    Raises:
+        SettingError: it is not understood.
+    """
+    return _without_build(text, "transformers", "transformers", "4.48 or 4.48.3")
+
+
+def parse_vllm(text: str) -> Release:
+    """Return the release of vLLM that a question names.
+
+    Raises:
+        SettingError: it is not understood.
+    """
+    return _without_build(text, "vllm", "vLLM", "0.33 or 0.33.0")
+
+
+def _without_build(text: str, setting: str, package: str, example: str) -> Release:
+    found = _parse(text, setting, package, example)
+    if found.build is not None:
+        raise SettingError(setting, f"--{setting} {text}: leave +{found.build} out.")
+    return found
+
+
+def _parse(text: str, setting: str, package: str, example: str) -> Release:
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
+        raise SettingError(
+            setting, f"--{setting} {text[:80]!r} is no release of {package}: write {example}."
+        )
+    patch = None if match[3] is None else int(match[3])
+    return Release(int(match[1]), int(match[2]), patch, match[4])

@@ -1,0 +1,259 @@
+"""uv, which finds the packages that go together and installs them into folders."""
+
+import ast
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from memcalc.children import command
+from memcalc.engine.environment.folders import size_of, size_text
+from memcalc.errors import EstimateError
+from memcalc.records.progress import Progress, tell
+
+NVIDIA = tuple(
+    f"nvidia-{library}{suffix}"
+    for library in (
+        *("cublas", "cuda-cupti", "cuda-nvrtc", "cuda-runtime", "cudnn", "cufft", "cufile"),
+        *("curand", "cusolver", "cusparse", "cusparselt", "nccl", "nvjitlink", "nvshmem", "nvtx"),
+    )
+    for suffix in ("", "-cu11", "-cu12", "-cu13")
+)
+"""Libraries that PyTorch is linked to; it finds the stub driver in their place."""
+_PIP_AS_UV = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "cert": "SSL_CERT_FILE",
+    "proxy": "ALL_PROXY",
+    "trusted-host": "UV_INSECURE_HOST",
+}
+"""pip's settings of where packages are, by the variable that tells uv the same."""
+_NO_NETWORK = re.compile(
+    r"name resolution|connection (broken|refused|reset|aborted)|error sending request|"
+    r"timed out|unreachable|certificate verify|Could not fetch URL",
+    re.IGNORECASE,
+)
+_FULL = "No space left on device"
+_POLL = 0.5
+"""Seconds between two looks at what is fetched."""
+
+
+class UnsolvableError(EstimateError):
+    """No package index has releases that go together."""
+
+
+class Uv:
+    """uv on this machine; it leaves nothing outside the folder that it works in."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder``: is being filled; it goes with this process, should that be killed.
+
+        Raises:
+            EstimateError: uv is not here and cannot be fetched.
+        """
+        self._folder, self._scratch = folder, folder / ".installing"
+        self._scratch.mkdir()
+        self._variables, self._options = _settings(self._scratch)
+        self._uv = _here() or self._fetched()
+
+    def resolve(
+        self,
+        requirements: Sequence[str],
+        *,
+        preferred: Mapping[str, str],
+        excluded: Iterable[str],
+        index: str | None = None,
+    ) -> dict[str, str]:
+        """Return releases of some packages and of all that they need, as wheels.
+
+        Args:
+            requirements: as pip writes them.
+            preferred: versions that are taken where they fit.
+            excluded: packages that are left out whoever needs them.
+            index: one more index that may have them.
+
+        Raises:
+            UnsolvableError: no releases fit.
+            EstimateError: the indexes cannot be asked.
+        """
+        asked, left_out, pins = (self._scratch / name for name in ("in", "without", "out"))
+        asked.write_text("\n".join(requirements))
+        left_out.write_text("\n".join(excluded))
+        pins.write_text("\n".join(f"{name}=={version}" for name, version in preferred.items()))
+        more = ["--index", index] if index else []
+        self._run(
+            *("compile", "--python", sys.executable, "--only-binary", ":all:", "--no-header"),
+            *("--no-annotate", "--index-strategy", "unsafe-best-match", *more),
+            *("--excludes", str(left_out), "-o", str(pins), str(asked)),
+        )
+        lines = (line.partition(" ;")[0] for line in pins.read_text().splitlines())
+        return dict(line.split("==", 1) for line in lines if "==" in line)
+
+    def install(
+        self, pins: Mapping[str, str], *, where: Sequence[str], what: str, index: str | None = None
+    ) -> None:
+        """Install releases as they are named, without what they need.
+
+        Args:
+            pins: versions by package.
+            where: uv's option that names the target.
+            what: is installed, as a sentence calls it.
+            index: one more index that may have them.
+
+        Raises:
+            EstimateError: it cannot be fetched, or the disk is full.
+        """
+        more = ["--index", index] if index else []
+        # Three: 2.13.0+cpu shall not stand in for 2.13.0.
+        named = [f"{name}==={version}" for name, version in pins.items()]
+        self._run(
+            *("install", *where, "--no-deps", "--only-binary", ":all:"),
+            *("--index-strategy", "unsafe-best-match", *more, *named),
+            what=what,
+        )
+
+    def make_venv(self, python: str = sys.executable) -> Path:
+        """Make a venv of the folder, and return its ``site-packages``."""
+        self._start([*self._uv, "venv", "--allow-existing", "--python", python, str(self._folder)])
+        return next(self._folder.glob("lib/python*/site-packages"))
+
+    def close(self) -> None:
+        """Remove what was downloaded."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _run(self, *arguments: str, what: str = "") -> None:
+        self._start([*self._uv, "pip", *arguments, "--no-progress", *self._options], what)
+
+    def _fetched(self) -> list[str]:
+        """Fetch uv by pip."""
+        if importlib.util.find_spec("pip") is None:
+            raise EstimateError(
+                "Neither uv nor pip is here to fetch packages: type "
+                f"{sys.executable} -m ensurepip once."
+            )
+        target = self._scratch / "uv"
+        tell(Progress("fetching uv, which makes the environment"))
+        pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-input", "--no-compile"]
+        self._start([*pip, "--target", str(target), "uv"])
+        return [str(target / "bin" / "uv")]
+
+    def _start(self, arguments: Sequence[str], what: str = "") -> None:
+        """Run a command to its end, and tell how much it has fetched."""
+        log = self._scratch / "log"
+        with open(log, "wb") as out:
+            # Not in the user's folder: a pip.py there would be run in place of pip.
+            process = command.start(
+                arguments,
+                self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=self._variables,
+                cwd=self._scratch,
+            )
+            try:
+                while not _has_ended(process):
+                    if what:
+                        tell(Progress(f"{what}: {size_text(size_of(self._scratch))} fetched"))
+            finally:
+                if process.poll() is None:
+                    command.end(process)
+        if process.returncode:
+            said = log.read_text(encoding="utf-8", errors="replace")
+            raise _error("pip" if arguments[1:3] == ["-m", "pip"] else "uv", process.returncode, said)
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[Uv]:
+    """Give uv to fill a folder with; what it downloads goes afterwards.
+
+    Raises:
+        EstimateError: uv is not here and cannot be fetched.
+    """
+    uv = Uv(folder)
+    try:
+        yield uv
+    finally:
+        uv.close()
+
+
+def is_reachable() -> bool:
+    """Return True where uv is installed, or pip can fetch it."""
+    return _here() is not None or importlib.util.find_spec("pip") is not None
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Wait a moment for a process, and return True when it has ended."""
+    try:
+        process.wait(_POLL)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _here() -> list[str] | None:
+    """Return the command of an installed uv that can leave packages out."""
+    found = shutil.which("uv")
+    if found is not None:
+        uv = [found]
+    elif importlib.util.find_spec("uv") is not None:
+        uv = [sys.executable, "-m", "uv"]
+    else:
+        return None
+    help_text = subprocess.run([*uv, "pip", "compile", "--help"], capture_output=True, check=False)
+    return uv if b"--excludes" in help_text.stdout else None
+
+
+def _settings(scratch: Path) -> tuple[dict[str, str], list[str]]:
+    """Return the user's variables, and options, with indexes as pip has them where uv has none."""
+    found = {**os.environ, "UV_CACHE_DIR": str(scratch / "cache"), "TMPDIR": str(scratch)}
+    found |= {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    for name in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_REPORT", "UV_TARGET", "UV_PREFIX"):
+        found.pop(name, None)
+    if {"UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX"} & found.keys():
+        return found, []
+    settings = _of_pip()
+    found |= {_PIP_AS_UV[name]: value for name, value in settings.items() if name in _PIP_AS_UV}
+    if settings.get("no-index", "0") in ("0", "false"):
+        return found, []
+    links = settings.get("find-links", "").split()
+    return found, ["--no-index", *(part for link in links for part in ("--find-links", link))]
+
+
+def _of_pip() -> dict[str, str]:
+    """Return pip's settings of installing; several values stand in one text."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    )
+    sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
+    for line in listed.stdout.splitlines():
+        name, _, value = line.partition("=")
+        section, _, key = name.rpartition(".")
+        if section in sections:
+            sections[section][key] = " ".join(str(ast.literal_eval(value)).split())
+    return sections["global"] | sections["install"] | sections[":env:"]
+
+
+def _error(tool: str, code: int, log: str) -> EstimateError:
+    if code < 0:
+        return EstimateError(f"{tool} was ended by signal {-code}.")
+    if _FULL in log:
+        return EstimateError(
+            "The disk of memcalc's cache is full: make room, or set MEMCALC_CACHE to a folder on "
+            "a larger disk."
+        )
+    if _NO_NETWORK.search(log):
+        return EstimateError(
+            f"{tool} could not reach a package index; check the network and {tool}'s settings of "
+            "index and proxy."
+        )
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    told = [line for line in lines if re.match(r"(ERROR|error|cause|Because)\b", line)] or lines
+    said = " ".join(told)[-400:].rstrip(".") or f"exit code {code}"
+    kind = UnsolvableError if "No solution found" in log else EstimateError
+    return kind(f"{tool} said: {said}.")
