@@ -165,7 +165,8 @@ class Uv:
                     command.end(process)
         if process.returncode:
             said = log.read_text(encoding="utf-8", errors="replace")
-            raise _error("pip" if arguments[1:3] == ["-m", "pip"] else "uv", process.returncode, said)
+            tool = "pip" if arguments[1:3] == ["-m", "pip"] else "uv"
+            raise _error(tool, process.returncode, said)
 
 
 @contextlib.contextmanager
