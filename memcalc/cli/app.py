@@ -1,5 +1,6 @@
 """The application: its verbs, in the order help shows them; one is loaded when it is typed."""
 
+import os
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
@@ -7,6 +8,7 @@ from typing import Annotated, Any, Self, get_args
 import typer
 from typer.core import TyperGroup
 
+from memcalc.errors import UsageError
 from memcalc.version import __version__
 
 COMPLETE = "_MEMCALC_COMPLETE"
@@ -77,6 +79,22 @@ class _Verbs(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return plainly_read(super().get_params(ctx))
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the verb; a model or a recipe in its place is estimated."""
+        first, *rest = args
+        if first == "version":
+            _tell_version(True)
+        if first == "help" and not rest:
+            typer.echo(ctx.get_help())
+            raise typer.Exit
+        if first == "help":
+            args = [rest[0], "--help"]
+        elif first.endswith(".py"):
+            raise UsageError(f"A script is simulated: type memcalc simulate -- python {first}.")
+        elif first not in VERBS and _is_model(first):
+            args = ["estimate", *args]
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
             return None
@@ -86,6 +104,13 @@ class _Verbs(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
+
+
+def _is_model(word: str) -> bool:
+    """Return True for the name of a model, and for a recipe or config that is there."""
+    from memcalc.catalog import models
+
+    return "/" in word or os.path.exists(word) or models.without_hub(word) is not None
 
 
 def _tell_version(wanted: bool) -> None:

@@ -5,7 +5,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from inspect import Parameter
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
@@ -68,8 +68,51 @@ METHOD = of(Method)
 DEVICE = of(FIELDS["target"].type)
 
 
+COMMON = (
+    *("gpu", "optim", "precision", "batch", "seq", "preset", "lora", "quant", "checkpointing"),
+    *("grad_accum", "parallel", "devices"),
+)
+"""Options of a plan that ``--help`` shows; ``--help-all`` shows the others too."""
+_MOST = "Common settings"
+_ALL = "memcalc.all"
+
+
+def show_all_options(ctx: typer.Context, wanted: bool) -> None:
+    """Print the help with every option, and leave, where that is wanted."""
+    if wanted:
+        ctx.meta[_ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
 AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Settings of a verb that takes a command: options behind the command are the command's own."""
+
+
+_SWITCHES = {
+    "--json": "--format json",
+    "--md": "--format markdown",
+    "--fp32": "--precision fp32",
+    **dict.fromkeys(("--bf16", "--bfloat16"), "--precision amp-bf16"),
+    **dict.fromkeys(("--fp16", "--float16"), "--precision amp-fp16"),
+    "--qlora": "--preset qlora",
+}
+"""Switches that other tools have, and what is taken for them."""
+
+
+def _with_switches_spelled_out(words: list[str], options: Collection[str]) -> list[str]:
+    """Put our options in place of switches that other tools have."""
+    taken: list[str] = []
+    for word in words:
+        ours = _SWITCHES.get(word, "").split()
+        known = bool(ours) and word not in options and ours[0] in options
+        taken += ours if known else [word]
+        if known and (half := ours[1].removeprefix("amp-")) != ours[1]:
+            say(
+                f"memcalc: {word} is taken as {' '.join(ours)} (fp32 weights, as the Trainer's "
+                f"--{half}); for weights in {half}: --precision {half}"
+            )
+    return taken
 
 
 class Command(TyperCommand):
@@ -86,6 +129,8 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read what was typed; an option in the place of another's value is no value."""
         options = {name: one for one in self.get_params(ctx) for name in one.opts}
+        if ctx.allow_interspersed_args:
+            args = _with_switches_spelled_out(args, options)
         for word, value in pairwise(args if ctx.allow_interspersed_args else ()):
             if word == "--":
                 break
@@ -96,17 +141,23 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write what is the verb's own, then the plan's options by group."""
+        """Write what is the verb's own, then the plan's options: by group, or the common ones."""
         groups: dict[str, list[tuple[str, str]]] = {}
+        left = 0
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
+            title = getattr(param, "rich_help_panel", None)
+            if title is not None and _ALL not in ctx.meta:
+                left += param.name not in COMMON
+                title, record = _MOST, record if param.name in COMMON else None
             if record is not None:
                 if param.param_type_name == "argument":
                     record = param.metavar or "", record[1]
-                usual = f"{param.param_type_name.capitalize()}s"
-                title = getattr(param, "rich_help_panel", None) or usual
+                title = title or f"{param.param_type_name.capitalize()}s"
                 groups.setdefault(title, []).append(record)
         for title, records in groups.items():
+            if title == _MOST:
+                records.append(("--help-all", f"Show {left} more: for rarer settings of a plan."))
             with formatter.section(title):
                 formatter.write_dl(records)
 

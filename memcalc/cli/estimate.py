@@ -22,6 +22,7 @@ from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import advised, answers
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
+from memcalc.report.rows import compared_as
 
 
 def train_script(plan: Plan) -> str:
@@ -69,10 +70,12 @@ def command(
     name = chosen("predictions", format, answer_output)
     plans = plans_of(settings)
     if (recipe or script) is not None and len(plans) > 1:
-        raise UsageError("A recipe or script has one optimizer: name one with --optim.")
+        raise UsageError("A recipe or script is of one plan: give each option one value.")
     text = train_script(plans[0]) if script is not None else ""
     if lengths is not None and (len(plans) > 1 or name == "csv"):
-        raise UsageError("--lengths is for one plan, as a table or JSON: name one optimizer.")
+        raise UsageError(
+            "--lengths is for one plan, as a table or JSON: give each option one value."
+        )
     if lengths is not None and method == "analytic":
         raise UsageError("--lengths replays what was traced: leave out --method analytic.")
     found: list[Prediction] = []
@@ -86,7 +89,7 @@ def command(
             else:
                 failed.append(advised(answer, plan, method))
                 if len(plans) > 1:
-                    say(f"{plan.optim}: {failed[-1]}")
+                    say(f"{compared_as(plan, plans)}: {failed[-1]}")
     if not found:
         raise failed[0]
     if lengths is not None:

@@ -5,8 +5,7 @@ from collections.abc import Collection
 _NAMES = {
     "--accelerate-config FILE": "accelerate",
     "--attention NAME": "attn attn-implementation flash flash-attn flash-attention sdpa",
-    "--batch N": "b bs batch-size micro-batch micro-batch-size train-batch-size "
-    "per-device-train-batch-size",
+    "--batch N": "b bs micro-batch micro-batch-size train-batch-size per-device-train-batch-size",
     "--checkpointing": "activation-checkpointing grad-checkpoint grad-checkpointing "
     "gradient-checkpointing recompute recomputation use-gradient-checkpointing",
     "--deepspeed FILE": "ds-config deepspeed-config",
@@ -14,9 +13,8 @@ _NAMES = {
     "num-processes world-size",
     "--find batch": "largest-batch max-batch max-batch-size",
     "--find seq": "largest-seq max-seq",
-    "--format json": "json",
     "--format csv": "csv",
-    "--format markdown": "markdown md",
+    "--format markdown": "markdown",
     "--generate N": "max-new-tokens new-tokens",
     "--gpu GPU": "card device gpu-name gpu-type",
     "--grad-accum N": "accumulate-grad-batches accumulation-steps grad-accumulation "
@@ -26,12 +24,7 @@ _NAMES = {
     "--parallel NAME": "ddp fsdp fsdp1 fsdp2 hsdp parallelism sharding strategy zero zero-stage "
     "zero1 zero2 zero3",
     "--parallel tp=N (with --engine: --devices N)": "tp tensor-parallel tensor-parallel-size",
-    "--precision NAME": "amp amp-bf16 amp-fp16 dtype fp32 half mixed-precision tf32 torch-dtype",
-    "--precision amp-bf16 (fp32 weights, as the Trainer's --bf16) or bf16 (bf16 weights)": "bf16 "
-    "bfloat16",
-    "--precision amp-fp16 (fp32 weights, as the Trainer's --fp16) or fp16 (fp16 weights)": "fp16 "
-    "float16",
-    "--preset qlora": "qlora",
+    "--precision NAME": "amp amp-bf16 amp-fp16 dtype half mixed-precision tf32 torch-dtype",
     "--quant int8": "8bit int8 load-in-8bit",
     "--quant nf4": "4bit bits fp4 int4 load-in-4bit nf4 quantization quantize",
     "--seq N": "block-size context context-length ctx len length max-len max-length "

@@ -68,6 +68,7 @@ def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
         artifact.check_place(output)
     known = formats(kind)
     if name is not None:
+        name = {"md": "markdown"}.get(name, name)
         if name not in known:
             raise unknown("format", name, known, hint=f"choose {listed(known)}.")
         return name

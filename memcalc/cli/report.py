@@ -75,7 +75,7 @@ def command(
             path = Path(str(settings.get("model")))
             asked = plans_of(settings) if data is None else plans_in(data, path, "report")
             if len(asked) != 1:
-                raise UsageError("One plan makes one snapshot: name one optimizer.")
+                raise UsageError("One plan makes one snapshot: give each option one value.")
             draw(tracer.trace(asked[0]), name, output)
             return
         elif data is None:

@@ -26,7 +26,7 @@ def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[B
         return answer.blocks(found) if brief else list(_single(found))
     first = predictions[0]
     return [
-        Line(rows.heading(first).replace(f" {first.plan.optim},", ""), Kind.HEADING),
+        Line(rows.heading(first, rows.compared([one.plan for one in predictions])), Kind.HEADING),
         comparison(predictions),
         *answer.notes(first, brief=not verbose),
     ]
@@ -128,14 +128,24 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
     known = [rung for rung in RUNGS if any(getattr(p.peak, rung) is not None for p in predictions)]
     rungs = known[1:] or known
     unit = unit_for(max(getattr(p.peak, rung) or 0 for p in predictions for rung in rungs))
+    told = rows.compared([one.plan for one in predictions])
     named = {p.fit.gpu if p.fit is not None else p.plan.gpu for p in predictions} - {None}
     column = [f"on {gpu}" for gpu in named] if len(named) == 1 else ["fits"] if named else []
     return Table(
         title=f"{unit.name}, the smallest peak first",
-        head=("optimizer", "state", *(rung.replace("_", " ") for rung in rungs), "in", *column),
+        head=(
+            *(rows.COMPARED[name] for name in told),
+            "state",
+            *(rung.replace("_", " ") for rung in rungs),
+            "in",
+            *column,
+        ),
         rows=[
             (
-                p.plan.optim,
+                *(
+                    f"{value:,}" if isinstance(value := getattr(p.plan, name), int) else str(value)
+                    for name in told
+                ),
                 Size(sum(map(p.optimizer_state.total, (Place.DEVICE, Place.MANAGED))), unit),
                 *(sized(getattr(p.peak, rung), unit) for rung in rungs),
                 p.peak.phase.value,

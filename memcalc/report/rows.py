@@ -1,6 +1,6 @@
 """Text and figures of a prediction, shared by all formats."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
@@ -70,18 +70,44 @@ def stacked(line: Timeline) -> Iterator[tuple[Style, list[int], list[int]]]:
             floor = top
 
 
-def heading(prediction: Prediction) -> str:
-    """The question, in one line."""
+COMPARED = {
+    "optim": "optimizer",
+    "precision": "precision",
+    "batch": "batch",
+    "seq": "tokens",
+    "gpu": "GPU",
+}
+"""Settings that may differ between plans side by side, as a column calls them."""
+
+
+def compared(plans: Sequence[Plan]) -> list[str]:
+    """Return the settings that differ between plans; the optimizer where none does."""
+    found = [name for name in COMPARED if len({getattr(plan, name) for plan in plans}) > 1]
+    return found or ["optim"]
+
+
+def compared_as(plan: Plan, others: Sequence[Plan]) -> str:
+    """Return what tells a plan from others, such as ``adam8bit, batch 8``."""
+    plain = ("optim", "precision", "gpu")
+    return ", ".join(
+        str(getattr(plan, name)) if name in plain else f"{COMPARED[name]} {getattr(plan, name)}"
+        for name in compared(others)
+    )
+
+
+def heading(prediction: Prediction, without: Collection[str] = ()) -> str:
+    """Return the question in one line, without some settings of ``COMPARED``."""
     plan = prediction.plan
     if plan.command:
         head = f" ({prediction.head})" if prediction.head else ""
         return f"{plan.name}{head}: {prediction.optimizer_state.optimizer}"
-    return f"{plan.model} ({prediction.head}): {described(plan, prediction.seq)}"
+    return f"{plan.model} ({prediction.head}): {described(plan, prediction.seq, without)}"
 
 
 def labels(predictions: Sequence[Prediction]) -> list[str]:
-    """A name for each, no two alike: the optimizer where that tells them apart."""
-    for name in (lambda one: one.plan.optim, heading):
+    """A name for each, no two alike: what differs between their plans, where that is enough."""
+    plans = [one.plan for one in predictions]
+    for name in (lambda one: compared_as(one.plan, plans), heading):
         found = [name(one) for one in predictions]
         if len(set(found)) == len(found):
             return found
@@ -96,11 +122,14 @@ def asked_for(plan: Plan) -> str:
     return f"{plan.model}: {samples}: {described(plan, plan.seq)}"
 
 
-def described(plan: Plan, seq: int | None) -> str:
+def described(plan: Plan, seq: int | None, without: Collection[str] = ()) -> str:
     """How a model is trained: settings that differ from the defaults."""
-    tokens = f" x {seq} tokens" if seq is not None else ""
+    batch = "" if "batch" in without else f"batch {plan.batch}"
+    tokens = f"{seq} tokens" if seq is not None and "seq" not in without else ""
+    size = " x ".join(filter(None, (batch, tokens)))
+    precision = "" if "precision" in without else plan.precision
     if plan.infers:
-        return ", ".join(_inference(plan, tokens))
+        return ", ".join(filter(None, _inference(plan, precision, size)))
     extras = [
         f"accumulation {plan.grad_accum}" if plan.grad_accum > 1 else "",
         "checkpointing" if plan.checkpointing else "",
@@ -115,14 +144,14 @@ def described(plan: Plan, seq: int | None) -> str:
         "resumed" if plan.resume else "",
         f"then {plan.eval} batches of evaluation" if plan.eval else "",
     ]
-    parts = [plan.optim, plan.precision, f"batch {plan.batch}{tokens}", *filter(None, extras)]
-    return ", ".join(parts)
+    optim = "" if "optim" in without else plan.optim
+    return ", ".join(filter(None, (optim, precision, size, *extras)))
 
 
-def _inference(plan: Plan, tokens: str) -> Iterator[str]:
+def _inference(plan: Plan, precision: str, size: str) -> Iterator[str]:
     yield "one forward pass" if plan.generate is None else f"{plan.generate} tokens generated"
-    yield plan.precision
-    yield f"batch {plan.batch}{tokens}"
+    yield precision
+    yield size
     yield from [f"{plan.scheme} base"] if plan.scheme else []
     yield from [f"LoRA {plan.adapters}"] if plan.adapters else []
     if plan.cache != "dynamic":

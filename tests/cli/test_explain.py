@@ -49,7 +49,7 @@ def test_one_trace_serves_all_pictures_and_files(memcalc, model, tmp_path):
     ("arguments", "words"),
     [
         (("explain", "gpt2", "--format", "yaml"), "choose table, json or markdown"),
-        (("explain", "gpt2", "--optim", "adamw,sgd"), "one optimizer at a time"),
+        (("explain", "gpt2", "--optim", "adamw,sgd"), "give --optim one value"),
         (
             ("explain", "gpt2", "-o", "x.html"),
             "end in .txt, .json or .md, or add --format",

@@ -84,7 +84,7 @@ def test_every_example_of_the_help_is_understood(example):
 
 def test_every_option_of_a_plan_has_a_heading_below_the_verbs_own(memcalc):
     assert all(field.group for field in FIELDS.values() if field.option is not None)
-    shown = memcalc("explain", "--help").stdout
+    shown = memcalc("explain", "--help-all").stdout
     assert shown.index("--under") < shown.index("\nTraining:") < shown.index("--optim ")
 
 

@@ -116,7 +116,7 @@ def test_what_cannot_be_asked_is_said_in_one_sentence(settings, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--gpu", "t4", "--optim", "adamw,sgd"], "one optimizer"),
+        (["--gpu", "t4", "--optim", "adamw,sgd"], "one plan at a time: give --optim one value"),
         (["--gpu", "t4", "--find", "speed"], "batch, seq"),
         (["--gpu", "t4", "--format", "csv"], "table, json or markdown"),
         (["--memory", "10"], "not a size"),
