@@ -2,11 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import as_completed
 from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.records import Change, Figures, Remedy, figures, fitting, needed
+from memcalc.advice.remedies.records import Change, Figures, Remedy, fitting, needed
 from memcalc.advice.remedies.rows.same_result import SHARDED, SHARDS
 from memcalc.advice.remedies.search import candidates, search
 from memcalc.advice.remedies.trials import Trials, apply, changed
@@ -67,9 +68,9 @@ def suggest_plan(
     plan: Plan,
     *,
     use_cache: bool = True,
-    seen: Callable[[Suggestion, int], None] = lambda one, count: None,
+    seen: Callable[[Suggestions], None] = lambda so_far: None,
 ) -> Suggestions:
-    """Find the ways that fit a plan's GPU; ``seen`` is told each, and how many there will be.
+    """Find the ways that fit a plan's GPU; ``seen`` is called with those known so far.
 
     Raises:
         UsageError: the plan names no GPU, or cannot be understood.
@@ -79,28 +80,31 @@ def suggest_plan(
     check_trains(plan)
     gpu = gpus.find(plan.gpu)
     tried = list(ways(plan))
+    order = [way.key for way in tried]
     found: list[Suggestion] = []
+
+    def so_far() -> Suggestions:
+        ordered = sorted(found, key=lambda one: (one.figures is None, not one.tight))
+        return Suggestions(plan=plan, gpu=gpu.name, capacity=gpu.memory, found=tuple(ordered))
+
+    def told(one: Suggestion) -> None:
+        found.append(one)
+        found.sort(key=lambda one: order.index(one.way.key))
+        seen(so_far())
+
     with Tracer(use_cache=use_cache, workers=None, counted=True, figures=True) as tracer:
         floor = Floor(plan)
-        # All of them first: who is asked cannot be asked something else in between.
-        bases = list(_bases(_divided(plan), tried, tracer, floor))
-        first = bases[0]
-        fits = isinstance(first, Prediction) and fitting(figures(first)) is None
-        several = plan.devices == 1 and not (fits or isinstance(first, MemcalcError))
         with tracer.pool().threads() as threads:
             searched = [
-                threads.submit(_suggestion, way, base, tracer, floor, _undivided(plan, way))
-                for way, base in zip(tried, bases, strict=True)
+                threads.submit(_on_this_many, _divided(plan), way, tracer, floor) for way in tried
             ]
-            for future in searched:
-                found.append(future.result())
-                seen(found[-1], len(tried) + several)
+            for future in as_completed(searched):
+                told(future.result())
         if plan.devices == 1 and found[0].figures is None and found[0].error is None:
-            found += _over_several(plan, tried[0], tracer, floor)
+            found[1:1] = _over_several(plan, tried[0], tracer, floor)
     if all(one.error is not None for one in found):
         raise UsageError(found[0].error or "Nothing can be tried.")
-    ordered = sorted(found, key=lambda one: (one.figures is None, not one.tight))
-    return Suggestions(plan=plan, gpu=gpu.name, capacity=gpu.memory, found=tuple(ordered))
+    return so_far()
 
 
 class Floor:
@@ -133,20 +137,20 @@ Base = Prediction | MemcalcError | int
 """A way estimated; or why it cannot be; or the bytes that it has no room for."""
 
 
-def _bases(plan: Plan, tried: list[Way], tracer: Tracer, floor: Floor) -> Iterator[Base]:
-    """The plan in each way, estimated side by side."""
-    plans: list[Plan | MemcalcError | int] = []
-    for way in tried:
-        try:
-            there = changed(plan, way.changes)
-            # Over several GPUs shards may wait in host memory.
-            size = floor.too_large(there) if there.devices == 1 else None
-            plans.append(size or there)
-        except UsageError as error:
-            plans.append(error)
-    answers = tracer.answers([one for one in plans if isinstance(one, Plan)])
-    for one in plans:
-        yield next(answers) if isinstance(one, Plan) else one
+def _on_this_many(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Suggestion:
+    """Search for what fits the GPUs of the plan by one way."""
+    return _suggestion(way, _base(plan, way, tracer, floor), tracer, floor, _undivided(plan, way))
+
+
+def _base(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Base:
+    """Estimate the plan in a way, unless it cannot fit."""
+    try:
+        there = changed(plan, way.changes)
+    except UsageError as error:
+        return error
+    # Over several GPUs shards may wait in host memory.
+    size = floor.too_large(there) if there.devices == 1 else None
+    return next(tracer.answers([there])) if size is None else size
 
 
 def _over_several(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Iterator[Suggestion]:
@@ -170,7 +174,7 @@ def _over_several(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Iterato
         )
         if floor.too_large(changed(plan, more.changes)) is not None:
             continue
-        (base,) = _bases(plan, [more], tracer, floor)
+        base = _base(plan, more, tracer, floor)
         # More GPUs are cheaper than the bus.
         one = _suggestion(more, base, tracer, floor, left_out=(*_LEFT_OUT, "offload"))
         if one.figures is not None:
