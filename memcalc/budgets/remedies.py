@@ -5,7 +5,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.records import Change, Figures, Goal, Search, figures
+from memcalc.advice.remedies.records import Change, Figures, Goal, Remedy, Search, figures
 from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
 from memcalc.budgets import metrics
@@ -102,16 +102,20 @@ def _outside(budget: Budget, before: Figures) -> int | None:
 
 def _clause(found: Search, sizes: dict[tuple[str, ...], int | None], now: int | None) -> str:
     if found.best is not None:
-        titles = ", ".join(_written(change) for one in found.remedies for change in one.changes)
-        costs = "; ".join(dict.fromkeys(remedy.cost for remedy in found.remedies))
+        changes = "; ".join(map(_with_cost, found.remedies))
         size = sizes.get(found.best.remedies)
         to = f" to {format_mib(size)}" if size is not None else ""
-        return f"{titles} in the file brings it{to} (cost: {costs})"
+        return f"in the file this brings it{to}: {changes}"
     lower = {keys: size for keys, size in sizes.items() if size is not None}
     nearest = min(lower, key=lower.__getitem__, default=None)
     if nearest is None or (now is not None and lower[nearest] >= now):
         return "none of the known changes helps"
     return f"no change is enough; {', '.join(nearest)}: {format_mib(lower[nearest])}"
+
+
+def _with_cost(remedy: Remedy) -> str:
+    """Write one change as a budget file says it, and what it costs."""
+    return f"{', '.join(map(_written, remedy.changes))} (cost: {remedy.cost})"
 
 
 def _written(change: Change) -> str:

@@ -78,6 +78,11 @@ def command(
         )
     if lengths is not None and method == "analytic":
         raise UsageError("--lengths replays what was traced: leave out --method analytic.")
+    if lengths is not None:
+        from memcalc.estimation.lengths import samples
+
+        # Before anything runs.
+        samples(lengths, 1, None)
     found: list[Prediction] = []
     failed: list[MemcalcError] = []
     with progress(f"estimating {plans[0].model}") as steps:

@@ -289,8 +289,7 @@ def suggested(memcalc, tmp_path):
 def test_a_suggestion_is_the_cheapest_change_that_keeps_the_budget(suggested):
     """Half a batch keeps half the activations."""
     remedy = suggested("1 MiB")
-    assert "batch = 4, grad_accum = 2 in the file" in remedy
-    assert "cost: " in remedy
+    assert "batch = 4, grad_accum = 2 (cost: " in remedy
 
 
 @pytest.mark.nightly

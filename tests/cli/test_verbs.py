@@ -148,3 +148,11 @@ def test_zsh_is_told_to_match_inside_names_in_either_case(memcalc):
     shown = memcalc("completion", "zsh").stdout
     assert "compdef _memcalc_completion memcalc" in shown
     assert "'m:{a-zA-Z}={A-Za-z} l:|=* r:|=*'" in shown
+
+
+@pytest.mark.parametrize("lengths", ["normal", "uniform:9,2", "no-such-file.txt"])
+def test_a_distribution_of_lengths_is_checked_before_anything_runs(memcalc, lengths):
+    # Nothing is fetched for a release that is not here.
+    done = memcalc("estimate", "gpt2", "--lengths", lengths, "--torch", "2.0")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: --lengths {lengths}")

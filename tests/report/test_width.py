@@ -152,8 +152,9 @@ def test_gpus_that_fail_for_one_reason_share_a_sentence_below_the_table():
     answer = FitAnswer(
         plan=plan, device=None, capacity=None, context=None, here=None, gpus=tuple(failed)
     )
-    table, line = fitted.tables(answer)
+    table, line, prices = fitted.tables(answer)
     assert not table.rows
+    assert "US dollars" in prices.text
     assert line.text == "A, B: no kernels"
 
 

@@ -148,7 +148,8 @@ class _Finder:
 
     def _fewest(self, stage: Sequence[Remedy]) -> int:
         """The fewest pieces that hold, where all pieces hold and one does not."""
-        pieces = {self._trier.plan.batch // n: n for n in reversed(self._pieces)}
+        # The whole batch does not hold, which bounds the others.
+        pieces = {self._trier.plan.batch // n: n for n in reversed((1, *self._pieces))}
 
         def ask(batch: int) -> Sample:
             cut = self._cut(stage, pieces[batch])

@@ -30,16 +30,18 @@ class Trials:
         tracer: Tracer,
         memory: int | None = None,
         begun: Iterable[tuple[Plan, Prediction | MemcalcError]] = (),
+        side_by_side: int | None = None,
     ) -> None:
         """Try nothing yet; ``memory`` is in bytes, in place of the GPU's own, for a traced plan.
 
-        ``begun``: answers that are under way.
+        ``begun``: answers that are under way. ``side_by_side``: plans that a search may run ahead;
+        None: as many as the tracer has processes.
         """
         self._begun = begun
         known = base if isinstance(base, Prediction) else base.prediction
         self.plan = known.plan
         self.inventory = base.trace.inventory if isinstance(base, Traced) else None
-        self.side_by_side = tracer.workers or room()
+        self.side_by_side = side_by_side or tracer.workers or room()
         self._base, self._tracer = base, tracer
         self._memory = memory
         self._known: dict[Plan, Prediction | MemcalcError] = {}

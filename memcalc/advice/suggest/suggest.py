@@ -197,7 +197,8 @@ def _suggestion(
         return Suggestion(way=way, floor=base)
     if isinstance(base, MemcalcError):
         return Suggestion(way=way, error=str(base))
-    trials = Trials(base, tracer)
+    # The processes are busy with the other ways.
+    trials = Trials(base, tracer, side_by_side=1)
     goal = fitting(trials.before)
     shards: tuple[Remedy, ...] = ()
     if undivided is not None:
