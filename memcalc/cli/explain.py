@@ -23,6 +23,7 @@ from memcalc.records.plan import Plan
     "memcalc explain gpt2 --gpu t4 --batch 64",
     "memcalc explain gpt2 --under '8 GiB'",
     "memcalc explain gpt2 --no-remedies --plot",
+    "memcalc explain oom.txt",
 )
 def command(
     settings: dict[str, Any],
@@ -45,6 +46,8 @@ def command(
     no_cache: out.NoCache = False,
 ) -> None:
     """Show what is alive at the peak, why, and what each remedy really buys."""
+    if _explain_oom_text(settings, format, output):
+        return
     plans, kept = _saved(settings)
     plans = plans or [plan_of(settings, "memcalc explain answers for")]
     if len(plans) > 1:
@@ -76,6 +79,18 @@ def command(
         write_recipe(recipe, best.figures.plan if best and best.figures else plans[0], output)
     if under is not None and best is None:
         raise typer.Exit(1)
+
+
+def _explain_oom_text(settings: dict[str, Any], format: str | None, output: Path | None) -> bool:
+    """Explain a log in which PyTorch says that memory ran out, where one is named."""
+    from memcalc.files.oom_text import is_oom_text, read
+
+    path = Path(str(settings.get("model") or ""))
+    if not is_oom_text(path):
+        return False
+    check_alone(settings)
+    out.deliver_answer(read(path), out.chosen("out-of-memory", format, output), output)
+    return True
 
 
 def _saved(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:

@@ -269,6 +269,13 @@ def verdict(prediction: Prediction) -> str | None:
     fit = prediction.fit
     if fit is not None and fit.verdict is FitVerdict.LEAKS:
         return f"{fit.verdict.value} on {fit.gpu}: fits at first, but keeps more memory every step"
+    refusal = prediction.refusal
+    if fit is not None and refusal is not None and refusal.last and not refusal.by_own_limit:
+        return (
+            f"{FitVerdict.DOES_NOT_FIT.value} on {fit.gpu}: {format_bytes(fit.needed)} of "
+            f"{format_bytes(fit.capacity)} were in use when {format_bytes(refusal.asked)} more "
+            "were asked for"
+        )
     if fit is not None:
         return fit_words(fit) + _managed_words(prediction, max(fit.margin, 0))
     reason = prediction.unknown.get("fit")
