@@ -64,7 +64,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Literal["full", "lora", "qlora"] | None,
         about(
             "Training",
-            "Settings that are usual together, where they are not given: bf16, paged 8-bit AdamW "
+            "Settings that are usual together, where they are not given: bf16 (fp16 on GPUs before "
+            "Ampere), paged 8-bit AdamW "
             "(fused AdamW where DTensors are trained) and checkpointing (full), with LoRA on all "
             "linear layers (lora), on a base in 4 bit (qlora).",
             otherwise="none",
