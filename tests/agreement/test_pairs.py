@@ -42,7 +42,7 @@ PAIRS = {
     "zero2": {**TWO, "parallel": "zero2", "precision": "amp-bf16"},
 }  # fmt: skip
 RUNGS = ("requested", "allocated", "reserved")
-BY_DAY = ("int8", "trainer")
+BY_DAY = ("trainer",)
 EXPLAINED = {"lora": {"requested": 128}, "generation": {"requested": 128}}
 """Bytes that scripts take beyond their plans. A plan casts the whole model; with
 ``dtype=torch.bfloat16`` two tensors of 32 rotary frequencies stay in fp32."""

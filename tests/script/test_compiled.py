@@ -39,6 +39,7 @@ def _forked():
     """A program that is compiled has a fresh process, as a user's has."""
 
 
+@pytest.mark.nightly
 def test_a_second_simulation_gives_the_first_and_the_users_caches_are_as_they_were(run, tmp_path):
     first, second = run(TUNED), run(TUNED)
     assert first.ending.code == second.ending.code == 0
