@@ -95,6 +95,7 @@ def test_a_named_release_is_its_newest_patch_and_brings_what_it_lacks(world):
     assert "triton" not in listed
 
 
+@pytest.mark.nightly
 def test_what_compiles_gets_the_triton_of_its_release(world):
     world.has_torch("2.14.1+cu130", "13.0")
     world.has("triton", "3.8.0")
@@ -273,6 +274,7 @@ def test_transformers_that_refuses_an_older_pytorch_is_hidden(world):
     assert "transformers" in found.hidden
 
 
+@pytest.mark.nightly
 def test_torchvision_of_another_pytorch_is_replaced_or_hidden(world):
     world.has_torch("2.14.1+cu130", "13.0")
     world.has("torchvision", "0.29.0", requires=["torch==2.14.1"])

@@ -103,6 +103,7 @@ mapped = open("/proc/self/maps").read()
     assert (found["name"], found["sum"], found["nvidia"]) == ("simulated GPU", 4950, [])
 
 
+@pytest.mark.nightly
 def test_what_the_library_lacks_is_made_to_do_nothing(tmp_path):
     _, root, cuda = needs_cuda_torch()
     needs_the_machine()

@@ -2,6 +2,8 @@
 
 import textwrap
 
+import pytest
+
 from memcalc.records.trace import Component
 
 LAUNCHED = """
@@ -78,6 +80,7 @@ def test_a_launched_script_is_one_rank_of_all(tmp_path, monkeypatch):
     assert any("rank 0 of 4" in one for one in prediction.assumptions)
 
 
+@pytest.mark.nightly
 def test_a_stage_of_a_pipeline_runs_alone_and_its_shards_are_not_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = launched(PIPELINED, tmp_path)
