@@ -129,12 +129,12 @@ def test_a_closed_standard_error_changes_nothing():
 
 def test_no_figures_are_spoken_of_where_nothing_was_on_the_gpu(memcalc, monkeypatch):
     from memcalc.script import simulate
+    from memcalc.script.answer import Simulated
     from memcalc.script.records import Ending
 
-    class Found:
-        traced, ending = None, Ending(code=1, started=("python a.py", "torchrun b.py"))
-
-    monkeypatch.setattr(simulate, "simulate", lambda *_, **__: Found)
+    ending = Ending(code=1, started=("python a.py", "torchrun b.py"))
+    found = Simulated(ending=ending, traced=None)
+    monkeypatch.setattr(simulate, "simulate", lambda *_, **__: found)
     run = memcalc("simulate", "--gpu", "t4", "--", "python", "train.py")
     assert run.returncode == 1
     assert "ended with exit code 1 before anything was on the GPU." in run.stderr
