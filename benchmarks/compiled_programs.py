@@ -88,11 +88,6 @@ def checkpointed() -> None:
 
 
 @program
-def dynamic_shapes() -> None:
-    train(gpt2(), lambda step: tokens(length=64 + 16 * step), dynamic=True)
-
-
-@program
 def growing_shapes() -> None:
     train(gpt2(), lambda step: tokens(length=64 + 16 * step))
 
@@ -105,11 +100,6 @@ def reduce_overhead() -> None:
 @program
 def max_autotune() -> None:
     train(gpt2(), tokens, mode="max-autotune")
-
-
-@program
-def aot_eager() -> None:
-    train(gpt2(), tokens, backend="aot_eager")
 
 
 @program

@@ -10,7 +10,7 @@ less. Each command has run once before, so bytecode is there.
 check: 50 budgets over 10 models, cold and warm; the yardstick is one cold estimate of each of the
 ten plans, every one in a process of its own, as somebody would do by hand.
 
-simulate: a step of a script, a cold start and memory of the host, in processor time.
+simulate: a step of a script, in processor time, where values are followed and where not.
 """
 
 import argparse
@@ -79,22 +79,6 @@ for _ in range(20):
     times.append(time.process_time() - begin)
 print(json.dumps(sorted(times)[10]), file=sys.stderr)
 """
-SCRIPT_IMPORTS = "import torch, transformers; from transformers import LlamaForCausalLM, Trainer\n"
-SCRIPT = (
-    SCRIPT_IMPORTS
-    + """
-config = transformers.LlamaConfig(
-    hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32,
-    num_key_value_heads=4, vocab_size=32000)
-ids = list(range(512))
-arguments = transformers.TrainingArguments(
-    "out", per_device_train_batch_size=2, max_steps=3, bf16=True, save_strategy="no",
-    report_to=[], disable_tqdm=True)
-Trainer(
-    LlamaForCausalLM(config), arguments,
-    train_dataset=[{"input_ids": ids, "labels": ids} for _ in range(8)]).train()
-"""
-)
 _WATCH = """
 import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
@@ -157,19 +141,16 @@ def check(folder: str, rounds: int) -> None:
 
     settings = ("--batch", "4", "--seq", "128", "--no-cache")
     alone = [wall("estimate", name, *settings) for name in MODELS]
-    cold = {"one worker": wall("check", "--jobs", "1", "--no-cache"), "": wall("check")}
+    cold = wall("check")
     warm = statistics.median(wall("check") for _ in range(rounds))
     print(f"one cold estimate (median of ten models)  {statistics.median(alone):6.2f} s")
-    print(f"ten cold estimates, one after the other   {sum(alone):6.2f} s")
-    print(f"check of 50 budgets, cold, one worker     {cold['one worker']:6.2f} s")
-    print(f"check of 50 budgets, cold                 {cold['']:6.2f} s")
+    print(f"check of 50 budgets, cold                 {cold:6.2f} s")
     print(f"check of 50 budgets, warm                 {warm:6.2f} s")
-    print(f"cold check / one cold estimate            {cold[''] / statistics.median(alone):6.2f}")
+    print(f"cold check / one cold estimate            {cold / statistics.median(alone):6.2f}")
 
 
 def simulate(folder: str, rounds: int) -> None:
-    for name, text in (("step", STEP), ("imports", SCRIPT_IMPORTS), ("large", SCRIPT)):
-        Path(folder, f"{name}.py").write_text(text)
+    Path(folder, "step.py").write_text(STEP)
     simulated = (*MEMCALC, "simulate", "--gpu", "h100-sxm")
 
     def step(**variables: str) -> float:
@@ -179,13 +160,8 @@ def simulate(folder: str, rounds: int) -> None:
         return float(next(line for line in done.stderr.splitlines() if line[:2] == b"0."))
 
     followed, own = step(), step(MEMCALC_READS="zeros")  # Values are not followed.
-    bare = spent(PYTHON, "imports.py", folder=folder)
-    cold = spent(*simulated, "--", "python", "large.py", folder=folder)
     print(f"a step: {1000 * followed:.1f} ms of processor time, bar 3 x, ", end="")
     print(f"is {followed / own:.1f} x of {1000 * own:.1f} ms with values not followed")
-    print(f"bare imports: {bare.cpu:.1f} s; 1B Trainer script, cold: {cold.cpu:.1f} s; ", end="")
-    print(f"bar 3 x, is {cold.cpu / bare.cpu:.1f} x")
-    print(f"host memory beyond the imports: {cold.peak - bare.peak:.0f} MiB; bar 300 MiB")
 
 
 def main() -> None:
