@@ -206,6 +206,7 @@ ERRORS = {
 
 
 AT_NIGHT = (
+    "test_that_another_plugin_runs",
     *("test_out_of_memory", "test_nothing_on_the_gpu", "test_own_failure_on_the_gpu"),
     *("test_skips_itself", "test_a_coroutine"),
     *("test_a_method_of_unittest_holds", "test_a_method_of_unittest_skips_itself"),

@@ -92,6 +92,7 @@ def test_a_stage_of_a_pipeline_runs_alone_and_its_shards_are_not_written(tmp_pat
     assert prediction.components[Component.OPTIMIZER_STATE] == state
 
 
+@pytest.mark.nightly
 def test_states_that_ranks_gather_are_whole_and_what_a_variable_holds_is_held(
     tmp_path, monkeypatch
 ):
