@@ -1,13 +1,13 @@
 """Hold what others read on real cards (evidence/published) against memcalc's estimates.
 
-    PYTHONPATH=benchmarks python benchmarks/judge_published.py -o evidence/judged.json
+    PYTHONPATH=evidence/programs python benchmarks/judge_published.py -o evidence/judged.json
     python benchmarks/judge_published.py --most 2 --sets tune report ...
 
 Every reading is judged under the releases of PyTorch and transformers it was made with, in the
 newest patch of each, which memcalc fetches once (``MEMCALC_CACHE``, about 2 GB a release). A
 reading of a PyTorch that memcalc does not run is refused, and counted apart; one whose source says
 no PyTorch is judged under the oldest that memcalc runs. A source that ``runs`` a script of
-benchmarks/published_scripts is judged by ``memcalc simulate``. Where a source does not say all that
+evidence/programs is judged by ``memcalc simulate``. Where a source does not say all that
 such a run depends on, it names ``limits``: words for the script that make it the least and the most
 that what is not said may be. Each is a run of its own, and the range is that of all.
 
@@ -44,9 +44,9 @@ from memcalc.records.trace import Phase
 from memcalc.report.rows import process_ends
 from memcalc.script.simulate import simulate
 
-FOLDER = pathlib.Path(__file__).resolve().parent
-PUBLISHED = FOLDER.parent / "evidence" / "published"
-SCRIPTS = FOLDER / "published_scripts"
+EVIDENCE = pathlib.Path(__file__).resolve().parent.parent / "evidence"
+PUBLISHED = EVIDENCE / "published"
+SCRIPTS = EVIDENCE / "programs"
 BESIDE = "allocated_and_outside"
 """What PyTorch's allocator had in use, and what the process held outside it."""
 RUNGS = ("allocated", "reserved", "process_used", BESIDE)

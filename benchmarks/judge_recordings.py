@@ -1,13 +1,12 @@
 """Hold recorded runs against the engine's, phase by phase, under the PyTorch they are of.
 
-python benchmarks/judge_recordings.py [--torch-root DIR] FILE...
+python benchmarks/judge_recordings.py [--torch-root DIR] [--recording NAME] TABLE...
 
 A run is equal when PyTorch's counters had the same highest levels in each phase of each step. DIR
 holds an unpacked PyTorch, as pip install --target makes it.
 """
 
 import argparse
-import json
 import os
 import pathlib
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import tables
 
 RUNGS = ("requested", "allocated", "reserved")
 Peaks = dict[tuple[int, str], tuple[int, ...]]
@@ -90,14 +90,13 @@ def open_driver(torch_root: str | None = None) -> None:
     driver.open_here()
 
 
-def judge(path: pathlib.Path, chosen: list[int] | None = None) -> Iterator[Verdict]:
+def judge(recording: dict[str, Any], chosen: list[int] | None = None) -> Iterator[Verdict]:
     """Run recorded plans again, one after the other.
 
     Args:
-        path: the recording.
+        recording: one of a table.
         chosen: places of runs; ``None``: all of them.
     """
-    recording = json.loads(path.read_text(encoding="utf-8"))
     # A number is the version of a cuDNN that had no functions: it was not used.
     os.environ.pop("MEMCALC_NO_CUDNN", None)
     # Over the stand-in driver all that a program reads from the GPU was zero.
@@ -126,9 +125,7 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
     run, environment = recording["runs"][index], recording["environment"]
     plan = decode(Plan, run["plan"])
     plan = replace(plan, gpu=CARDS[environment["capability"]], rank=run.get("rank", plan.rank))
-    recorded: Peaks = {}
-    for step, phase, *levels in run["phases"]:
-        _raise_to(recorded, step, phase, levels)
+    recorded = {(step, phase): tuple(levels) for step, phase, levels in tables.phases_of(run)}
     began = time.monotonic()
     seen: Peaks = {}
     error = ""
@@ -174,7 +171,8 @@ def _plain(value: Any) -> str:
 def main() -> int:
     """Print each run's verdict; 0: all are equal, or as near as was asked."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("files", nargs="+", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("tables", nargs="+", type=pathlib.Path, metavar="TABLE")
+    parser.add_argument("--recording", action="append", help="name; all of the tables without any")
     parser.add_argument("--torch-root", help="folder of an unpacked PyTorch")
     parser.add_argument("--runs", help="places of runs, such as 0,3 or 10:20 or ::5")
     parser.add_argument(
@@ -184,22 +182,26 @@ def main() -> int:
     options = parser.parse_args()
     open_driver(options.torch_root)
     failed = 0
-    for path in options.files:
+    for name, recording in tables.read_recordings(options.tables).items():
+        # Recordings of whole scripts and of generations have no settings.
+        chosen = options.recording or [name]
+        if name not in chosen or "settings" not in recording:
+            continue
         equal = off = errors = 0
-        for one in judge(path, _places(path, options.runs)):
+        for one in judge(recording, _places(len(recording["runs"]), options.runs)):
             equal, off = equal + one.equal, off + (not one.equal and not one.error)
             errors += bool(one.error)
             failed += not one.within(options.within)
             if not (options.quiet and one.equal):
                 print(one.words(), flush=True)
-        print(f"{path.name}: {equal} equal, {off} off, {errors} failed", flush=True)
+        print(f"{name}: {equal} equal, {off} off, {errors} failed", flush=True)
     return min(failed, 1)
 
 
-def _places(path: pathlib.Path, text: str | None) -> list[int] | None:
+def _places(count: int, text: str | None) -> list[int] | None:
     if text is None:
         return None
-    every = range(len(json.loads(path.read_text(encoding="utf-8"))["runs"]))
+    every = range(count)
     if ":" in text:
         return list(every[slice(*(int(word) if word else None for word in text.split(":")))])
     return [every[int(word)] for word in text.split(",")]

@@ -127,6 +127,16 @@ def once(shared):
 
 
 @pytest.fixture(autouse=True)
+def _same_variables():
+    """A variable that a library sets stays in one test: others' scripts would each start cold."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
     """No test reads what another, or the user, has cached."""
     monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path / "cache"))

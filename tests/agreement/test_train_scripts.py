@@ -50,7 +50,7 @@ PLANS = {
     "fsdp2": {"model": SMOL, **SMALL, **TWO, "parallel": "fsdp2"},
     "generated": {"model": SMOL, **SMALL, "generate": 16, "precision": "bf16"},
 }  # fmt: skip
-BY_DAY = ("plain", "trainer", "qlora")
+BY_DAY = ("plain",)
 RUNGS = ("requested", "allocated", "reserved")
 
 

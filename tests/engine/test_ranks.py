@@ -108,6 +108,7 @@ def test_replicas_of_shards_talk_in_groups_of_their_own_size():
     assert {("all-gather", 3), ("reduce-scatter", 3), ("all-reduce", 2)} <= talked
 
 
+@pytest.mark.nightly
 def test_the_card_is_the_plans_where_a_package_asks_for_it_as_it_is_imported(monkeypatch):
     # The session's warm process has imported it; peft imports bitsandbytes.
     monkeypatch.setenv("MEMCALC_WARM", "")

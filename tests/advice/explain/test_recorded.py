@@ -34,12 +34,15 @@ def snapshot(tmp_path):
     return unpack
 
 
-@pytest.mark.parametrize("version", ["2.11", "2.13"])
 @pytest.mark.parametrize(
-    "kind", ["training", "training-expandable", "random-max-split", "random-shared"]
+    "name",
+    [
+        *("training-torch2.11", "training-torch2.13", "training-expandable-torch2.11"),
+        *("training-expandable-torch2.13", "random-max-split-torch2.13", "random-shared-torch2.13"),
+    ],
 )
-def test_a_real_run_is_replayed_and_its_peaks_are_those_measured(snapshot, kind, version):
-    path, whole = snapshot(f"{kind}-torch{version}")
+def test_a_real_run_is_replayed_and_its_peaks_are_those_measured(snapshot, name):
+    path, whole = snapshot(name)
     found = read(path, player())
     assert found.conf == whole["conf"]
     assert found.not_replayed is None
