@@ -318,7 +318,10 @@ def fit_words(fit: Fit) -> str:
     if fit.limit != fit.capacity:
         allowed = f"{format_bytes(fit.limit)} that per_process_memory_fraction allows"
         offered = f"the {allowed} (of {offered})"
-    does = "needs" if found is FitVerdict.DOES_NOT_FIT else fit.metric.replace("_", " ")
+    does = fit.metric.replace("_", " ")
+    if found is FitVerdict.DOES_NOT_FIT:
+        # Closed forms know what is held for certain, and no more.
+        does = "needs at least" if fit.metric == "requested" else "needs"
     if found is FitVerdict.TIGHT:
         rest = why_tight(fit)
     else:
