@@ -99,6 +99,8 @@ def run_program(request: Request, answered: Path) -> NoReturn:
 
     os._exit = posix._exit = leaves
     ending = _ended(request, session)
+    # Python's exit ends daemon threads, whose errors nobody sees.
+    threading.excepthook = lambda _: None
     if not ending.stopped and not _raised:
         atexit._run_exitfuncs()
     if ending.code == 1 and _by_number:
