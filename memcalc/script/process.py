@@ -154,9 +154,16 @@ class Run:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
         # A program's own process may put anything there; a function is the caller's own code.
-        if self._work and one.raised:
-            self.raised = _raised(one.raised)
+        self.raised = _raised(one.raised) if self._work and one.raised else None
         return Ran({0: self._understood(one, None)})
+
+    def with_stand_ins(self, *, limited: bool, quiet: bool = False) -> Ran:
+        """Run it, and again with something in place of each package that it ended for lack of."""
+        ran = self.ranks(limited=limited, quiet=quiet)
+        while lacks := {one.ending.lacks for one in ran.found.values()} - {""}:
+            self.stand_ins += tuple(sorted(lacks))
+            ran = self.ranks(limited=limited, quiet=quiet)
+        return ran
 
     def _of_ranks(self, answers: Answers) -> Ran:
         if answers.refusal:

@@ -8,7 +8,7 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -156,6 +156,49 @@ class _Kept:
         return storages[key].as_strided(*self.view)
 
 
+class _Object:
+    """An object of a checkpoint, such as a whole module: its tensors are held on the host."""
+
+    def __init__(self, value: Any) -> None:
+        self._devices: dict[int, torch.device] = {}
+        self.tensors: list[torch.Tensor] = []
+        with _copying(self._to_host):
+            self._value = copy.deepcopy(value)
+
+    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        host = tensor.detach().to("cpu", copy=True)
+        self._devices[host.data_ptr()] = tensor.device
+        self.tensors.append(host)
+        return host
+
+    def loaded(self, location: Any) -> Any:
+        """Return a copy with each tensor where it is wanted."""
+
+        def to_device(host: torch.Tensor) -> torch.Tensor:
+            was = self._devices.get(host.data_ptr(), host.device)
+            return host.detach().to(_location(location, was), copy=True)
+
+        with _copying(to_device):
+            return copy.deepcopy(self._value)
+
+
+@contextlib.contextmanager
+def _copying(change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Have ``copy.deepcopy`` change tensors; parameters stay parameters."""
+
+    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if id(tensor) not in memo:
+            parameter = type(tensor) is torch.nn.Parameter
+            made = change(tensor.data if parameter else tensor)
+            memo[id(tensor)] = torch.nn.Parameter(made, tensor.requires_grad) if parameter else made
+        return memo[id(tensor)]  # type: ignore[no-any-return]
+
+    with Patches() as inside:
+        for kind in (torch.Tensor, torch.nn.Parameter):
+            inside.set(kind, "__deepcopy__", copied)
+        yield
+
+
 def install(patches: Patches) -> UnwrittenFiles:
     """Keep checkpoints in place of writing them, and say so; returns the files."""
     files = UnwrittenFiles()
@@ -282,7 +325,16 @@ def _location(asked: Any, was: torch.device) -> torch.device:
 
 
 def _kept(value: Any) -> Any:
-    return _Kept(value) if isinstance(value, torch.Tensor) else _mapped(value, _kept)
+    if isinstance(value, torch.Tensor):
+        return _Kept(value)
+    if isinstance(value, _WITH_TENSORS):
+        with contextlib.suppress(Exception):
+            return _Object(value)
+    return _mapped(value, _kept)
+
+
+_WITH_TENSORS = (torch.nn.Module, torch.optim.Optimizer)
+"""Objects that are saved whole, and hold tensors."""
 
 
 _ABOUT = 1024
@@ -293,8 +345,8 @@ def _size(content: Any, storages: dict[Any, int]) -> int:
     """Bytes that a checkpoint would take: storages are saved whole, and once."""
     if isinstance(content, _Tensors):
         content = content.tensors
-    if isinstance(content, torch.nn.Module):
-        content = {name: _kept(tensor) for name, tensor in content.state_dict().items()}
+    if isinstance(content, _Object):
+        storages |= {id(one): one.nbytes for one in content.tensors}
     if isinstance(content, _Kept):
         storages[content.storage] = content.elements * content.host.element_size()
     elif isinstance(content, Mapping):
@@ -308,9 +360,8 @@ def _loaded(value: Any, location: Any, storages: dict[Any, torch.Tensor]) -> Any
     """A checkpoint as it is loaded again; what was read of its storages is noted."""
     if isinstance(value, _Kept):
         return value.loaded(location, storages)
-    if isinstance(value, torch.nn.Module):
-        made = copy.deepcopy(value)
-        return made if location is None else made.to(_location(location, torch.device("cpu")))
+    if isinstance(value, _Object):
+        return value.loaded(location)
     return _mapped(value, lambda item: _loaded(item, location, storages))
 
 
