@@ -17,7 +17,7 @@ import signal
 import sys
 from typing import NoReturn
 
-THEN, KEPT = "then.py", "kept"
+THEN = "then.py"
 _PDEATHSIG, _SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None).prctl
 
@@ -117,14 +117,9 @@ def _end_like(code: int) -> NoReturn:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder; the kernel leaves some in it that their owner cannot look into.
-
-    Nothing is removed where a file ``kept`` says that something in it is of the user.
-    """
+    """Remove a folder; the kernel leaves some in it that their owner cannot look into."""
     import shutil
 
-    if os.path.exists(os.path.join(folder, KEPT)):
-        return
     for path, folders, _ in os.walk(folder):
         for name in folders:
             if not os.path.islink(os.path.join(path, name)):

@@ -22,7 +22,7 @@ _CAPABILITIES = 0x20080522
 """The version of the kernel's structure of capabilities (linux/capability.h)."""
 _RECORD = "namespace.json"
 _INSIDE = "MEMCALC_NAMESPACE"
-"""Variable that tells a process that it is in a namespace; a user's 0: there shall be none."""
+"""Variable that names the namespace that a process is in, which no other process can enter."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -48,17 +48,24 @@ def enter(shared: Path, layers: Path) -> Namespace:
         shared: a folder that stays as it is outside; the record is written there.
         layers: a folder for the layers.
     """
-    found, wanted = Namespace(), os.environ.get(_INSIDE, "")
-    if wanted == "0":
-        found = Namespace(refused=f"{_INSIDE}=0")
-    elif not wanted:
+    found = Namespace()
+    if not is_inside():
         try:
             found = _cover_all(shared, layers)
-            os.environ[_INSIDE] = "1"
+            os.environ[_INSIDE] = _own_name()
         except OSError as error:
             found = Namespace(refused=error.strerror or str(error))
     (shared / _RECORD).write_bytes(msgspec.json.encode(found))
     return found
+
+
+def is_inside() -> bool:
+    """Return whether this process is in a namespace in which files are protected."""
+    return os.environ.get(_INSIDE) == _own_name()
+
+
+def _own_name() -> str:
+    return os.readlink("/proc/self/ns/mnt")
 
 
 def read(shared: Path) -> Namespace | None:

@@ -17,6 +17,7 @@ from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
 from memcalc.engine.torch_internals import storage_key
 from memcalc.script import checkpoint_marks as marks
+from memcalc.script.namespace import is_inside
 
 NOT_WRITTEN = "checkpoints are not written"
 """What an answer says of all that is saved."""
@@ -31,6 +32,8 @@ class UnwrittenFiles:
         self._next = 0
         self._places: dict[int, list[tuple[int, os.stat_result]]] = {}
         """Descriptors of files with a mark, which tell when none has it any more."""
+        self._over: dict[tuple[int, int], int] = {}
+        """What was saved over files from before, where no namespace protects them."""
         self._lock = threading.RLock()
         """Checkpoints may be saved by threads."""
 
@@ -39,7 +42,7 @@ class UnwrittenFiles:
         patches.also(self._close)
         patches.wrap(shutil, "copyfile", self._copy)
         for name in ("rename", "replace"):
-            patches.wrap(os, name, _move)
+            patches.wrap(os, name, self._rename)
 
     def put(self, file: Any, content: Any, size: int = 0) -> None:
         """Keep what was saved in a path, or something open, and would have so many bytes."""
@@ -56,9 +59,19 @@ class UnwrittenFiles:
         """Return what was saved there; ``missing`` if nothing was."""
         is_path = isinstance(file, str | os.PathLike)
         number = (marks.number_of if is_path else marks.number_in)(file)
+        if number is None and is_path:
+            number = self._over.get(_identity(file))
         return missing if number is None else self._kept.get(number, missing)
 
     def _mark(self, path: Any, number: int, size: int) -> None:
+        if not is_inside():
+            if _is_old(path):
+                before = self._over.get(key := _identity(path), number)
+                self._over[key] = number
+                if before != number and before not in self._places:
+                    self._kept.pop(before, None)
+                return
+            marks.note_mark(path)
         with _open(path, "w+b") as opened:
             opened.write(marks.mark(number))
             # It takes no room: nothing is written after the mark.
@@ -76,11 +89,25 @@ class UnwrittenFiles:
             self._mark(target, number, os.stat(source).st_size)
         return target
 
+    def _rename(self, original: Any, source: Any, target: Any, **kwargs: Any) -> None:
+        number = None if kwargs or is_inside() else marks.number_of(source)
+        if number is not None and _is_old(target):
+            self._mark(target, number, 0)
+            os.unlink(source)
+            return
+        _move(original, source, target, **kwargs)
+        if not (kwargs or is_inside()):
+            files = [os.path.join(at, name) for at, _, names in os.walk(target) for name in names]
+            for path in files or [target]:
+                if marks.number_of(path) is not None:
+                    marks.note_mark(path)
+
     def _forget_what_is_gone(self) -> None:
         for number, places in list(self._places.items()):
             if all(_is_gone(number, *place) for place in places):
                 self._close_places(number)
-                del self._kept[number]
+                if number not in self._over.values():
+                    del self._kept[number]
 
     def _close(self) -> None:
         for number in list(self._places):
@@ -90,6 +117,19 @@ class UnwrittenFiles:
         for descriptor, before in self._places.pop(number):
             if _is_same(descriptor, before):
                 os.close(descriptor)
+
+
+def _identity(path: Any) -> tuple[int, int]:
+    """Return the device and inode of a file; zeros: there is none."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return 0, 0
+    return status.st_dev, status.st_ino
+
+
+def _is_old(path: Any) -> bool:
+    return os.path.isfile(path) and marks.number_of(path) is None
 
 
 def _is_same(descriptor: int, before: os.stat_result) -> bool:
@@ -253,15 +293,7 @@ class _Checkpoints:
                 return kept.on(device)
             return real(filename, framework, device, **more)
 
-        def serialize_file(tensors: Any, filename: Any, *more: Any, **options: Any) -> Any:
-            # It replaces a file by a system call of its own, which no library sees.
-            with contextlib.suppress(OSError):
-                os.truncate(filename, 0)
-            return serialize(tensors, filename, *more, **options)
-
-        serialize = module.serialize_file
         self._patches.set_everywhere(module, "safe_open", safe_open)
-        self._patches.set_everywhere(module, "serialize_file", serialize_file)
 
 
 class _Tensors(contextlib.AbstractContextManager["_Tensors"]):

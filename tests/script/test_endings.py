@@ -202,8 +202,7 @@ time.sleep(600)
         ),
     ],
 )
-@pytest.mark.parametrize("protected", ["", pytest.param("0", marks=pytest.mark.nightly)])
-def test_nothing_is_left_of_a_script_when_memcalc_ends(name, wait, protected, tmp_path):
+def test_nothing_is_left_of_a_script_when_memcalc_ends(name, wait, tmp_path):
     (tmp_path / "train.py").write_text(TRAINS_ON)
     (tmp_path / "old.pt").write_text("old")
     (tmp_path / "tmp").mkdir()
@@ -213,7 +212,6 @@ def test_nothing_is_left_of_a_script_when_memcalc_ends(name, wait, protected, tm
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT),
-            "MEMCALC_NAMESPACE": protected,
             "TMPDIR": str(tmp_path / "tmp"),
         },
         stdout=subprocess.PIPE,
