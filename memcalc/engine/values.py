@@ -182,7 +182,7 @@ class Values:
                 if count <= small or (puts and count <= _PUT):
                     return self._computed(one, args, kwargs)
                 # Most calls of a training.
-                if not first.is_cuda or type(first) is torch.nn.Parameter:
+                if not first.is_cuda or type(first) is not torch.Tensor:
                     return op(*args, **kwargs)
                 if count <= LARGE and (
                     held(first) or (count <= _PUT and postponed(first) is not None)
