@@ -33,6 +33,7 @@ class Counters(Notebook):
         """Of each GPU: the highest of each counter since the program last reset them."""
         self._levels: dict[int, Any] = {}
         """Of a GPU: its counters as the phase began, where they were read then."""
+        self._ended = False
         self._stats, self._reset = _C._cuda_memoryStats, _C._cuda_resetPeakMemoryStats
 
     def install(self, patches: Patches, *, with_lines: bool = False) -> None:
@@ -66,7 +67,9 @@ class Counters(Notebook):
     # ---- phases
 
     def enter(self, phase: Phase, step: int, line: str = "") -> None:
-        """Another phase begins, or another step."""
+        """Another phase begins, or another step; not of a thread that outlives the program."""
+        if self._ended:
+            return
         self._waiting = phase, step, line
         self.leave()
         self._open(phase, step, line)
@@ -145,6 +148,7 @@ class Counters(Notebook):
     def end(self) -> None:
         """The program has ended: read its last phase, and free what cuBLAS holds."""
         self.leave()
+        self._ended = True
         for notes in self.notes:
             with torch.cuda.device(notes.device):
                 if notes.intervals[-1].end:

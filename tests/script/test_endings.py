@@ -61,12 +61,13 @@ ON_AND_ON = """
 def train():
     while True:
         model(torch.ones(8, 8, device="cuda")).sum().backward()
-threading.Thread(target=train, daemon=True).start()
+for _ in range(3):
+    threading.Thread(target=train, daemon=True).start()
 time.sleep(0.2)
 """
 
 
-def test_a_thread_that_trains_on_does_not_end_the_process(run):
+def test_threads_that_train_on_do_not_end_the_process(run):
     assert run(BEGIN + ON_AND_ON).ending.code == 0
 
 
