@@ -13,7 +13,7 @@ from memcalc.cli.command import SIZE, Depth, Remedies, Top, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.progress import Steps, progress
 from memcalc.cli.recipes import recipe_output, write_recipe
-from memcalc.cli.saved import check_alone, plans_in, saved, traced_in
+from memcalc.cli.saved import check_alone, path_of, plans_in, saved, traced_in
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.records.plan import Plan
@@ -103,7 +103,7 @@ def _saved(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
         check_alone(settings)
     if data is None or data.get("kind") in ("measurements", "explanation"):
         return [], []
-    path = Path(str(settings["model"]))
+    path = path_of(settings["model"])
     return plans_in(data, path, "explain"), traced_in(data, path)
 
 

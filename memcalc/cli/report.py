@@ -10,7 +10,7 @@ from memcalc.cli.command import Depth, Remedies, argument, file_option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import NoCache, chosen, put, wrote
 from memcalc.cli.progress import progress
-from memcalc.cli.saved import check_alone, only_prediction, plans_in, saved, traced_in
+from memcalc.cli.saved import check_alone, only_prediction, path_of, plans_in, saved, traced_in
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.files import artifact
@@ -64,7 +64,7 @@ def command(
         with progress(f"explaining {plans[0].name}"):
             explanation = explain_plan(plans[0], depth=depth, use_cache=not no_cache)
     counted = explanation is not None
-    named = [(saved(file), Path(file)) for file in (settings.get("model"), other) if file]
+    named = [(saved(file), path_of(file)) for file in (settings.get("model"), other) if file]
     kept = [one for data_of, file in named for one in traced_in(data_of, file)]
     tracing = Tracer(use_cache=not no_cache, counted=counted, saved=kept)
     with tracing as tracer, progress("drawing"):

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from memcalc.catalog.models import TAKEN
-from memcalc.catalog.plan import to_simulate
 from memcalc.records.fields import options
 from memcalc.records.model import Place
 from memcalc.records.prediction import LONGER, RUNGS, OnGpu, OnRank, Prediction, Varied
@@ -364,10 +363,7 @@ def _next(prediction: Prediction) -> Iterator[Line]:
     """What to type next."""
     plan, fit = prediction.plan, prediction.fit
     if plan.command:
-        if fit is not None and not fit.fits:
-            yield Line("next: what is alive at the peak, and at which lines of the script")
-            run = to_simulate(plan, "-o run.json ")
-            yield Line(f"  {run} ; memcalc explain run.json", Kind.COMMAND)
+        # Whoever ran it knows where the run is kept.
         return
     if fit is None and plan.target != "cpu":
         yield Line(f"next: which GPUs are large enough {_MORE}")
