@@ -8,11 +8,14 @@ holds an unpacked PyTorch, as pip install --target makes it.
 
 import argparse
 import json
+import multiprocessing
 import os
 import pathlib
 import sys
 import time
+import types
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import msgspec
@@ -111,11 +114,8 @@ def judge(path: pathlib.Path, chosen: list[int] | None = None) -> Iterator[Verdi
 def _judged(recording: dict[str, Any], index: int) -> Verdict:
     from msgspec.structs import replace
 
-    from memcalc.children.child import Breadcrumbs
     from memcalc.engine import decisions
     from memcalc.errors import MemcalcError
-    from memcalc.estimation.question import asked
-    from memcalc.estimation.worker import Worker
     from memcalc.files.artifact import decode
     from memcalc.records.plan import Plan
 
@@ -133,11 +133,11 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
     seen: Peaks = {}
     error = ""
     try:
-        question = asked(plan)
-        target = replace(question.target, multiprocessors=int(environment["multiprocessors"]))
-        for one in Worker(Breadcrumbs()).trace(replace(question, target=target)).readings:
-            levels = [getattr(one, rung) for rung in RUNGS]
-            _raise_to(seen, one.step, one.phase.value, levels)
+        # CUDA over the stub driver belongs to the fork then, and to no other run.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as fork:
+            readings = fork.submit(_readings, plan, int(environment["multiprocessors"])).result()
+        for step, phase, *levels in readings:
+            _raise_to(seen, step, phase, levels)
     except MemcalcError as failure:
         error = f"{type(failure).__name__}: {failure}"
     return Verdict(
@@ -148,6 +148,21 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
         error=error,
         seconds=time.monotonic() - began,
     )
+
+
+def _readings(plan: Any, multiprocessors: int) -> list[Any]:
+    """Run a plan on a card with so many multiprocessors; return the levels of its phases."""
+    from msgspec.structs import replace
+
+    from memcalc.children.child import Breadcrumbs
+    from memcalc.estimation.question import asked
+    from memcalc.estimation.worker import SimulatedRun
+
+    question = asked(plan)
+    target = replace(question.target, multiprocessors=multiprocessors)
+    speaker: Any = types.SimpleNamespace(breadcrumbs=Breadcrumbs())
+    found = SimulatedRun(replace(question, target=target), speaker, {}).trace_ranks().readings
+    return [(one.step, one.phase.value, *(getattr(one, rung) for rung in RUNGS)) for one in found]
 
 
 def _raise_to(peaks: Peaks, step: int, phase: str, levels: list[int | None]) -> None:

@@ -6,25 +6,22 @@ of them runs on a GPU. Read in bitsandbytes 0.50 (backends/default/ops.py).
 
 import contextlib
 import importlib
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
-from memcalc import registry
 from memcalc.engine.patches import Patches
-from memcalc.records.plan import Plan
 
 
-def load(plan: Plan) -> None:
-    """Import it where a plan's run on a GPU would: peft does, and its optimizers."""
-    used = plan.adapters is not None or plan.scheme is not None
-    if plan.target == "cpu" or not (used or registry.of(plan).row.package == "bitsandbytes"):
-        return
+def load(packages: Collection[str]) -> None:
+    """Import it, and peft, where they are among these packages."""
     with contextlib.suppress(ImportError):
-        with Patches() as patches:
-            patches.set(torch, "compile", _as_it_is)
-            importlib.import_module("bitsandbytes")
-        if plan.adapters is not None:
+        if "bitsandbytes" in packages:
+            with Patches() as patches:
+                patches.set(torch, "compile", _as_it_is)
+                importlib.import_module("bitsandbytes")
+        if "peft" in packages:
             importlib.import_module("peft")
 
 
