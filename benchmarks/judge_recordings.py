@@ -15,7 +15,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
@@ -115,7 +115,6 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
     from msgspec.structs import replace
 
     from memcalc.engine import decisions
-    from memcalc.errors import MemcalcError
     from memcalc.files.artifact import decode
     from memcalc.records.plan import Plan
 
@@ -131,15 +130,19 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
         _raise_to(recorded, step, phase, levels)
     began = time.monotonic()
     seen: Peaks = {}
-    error = ""
+    # CUDA over the stub driver belongs to the fork then, and to no other run.
+    context = multiprocessing.get_context("fork")
+    heard, told = context.Pipe(duplex=False)
+    fork = context.Process(target=_run, args=(plan, int(environment["multiprocessors"]), told))
+    fork.start()
+    told.close()
     try:
-        # CUDA over the stub driver belongs to the fork then, and to no other run.
-        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as fork:
-            readings = fork.submit(_readings, plan, int(environment["multiprocessors"])).result()
+        readings, error = heard.recv()
         for step, phase, *levels in readings:
             _raise_to(seen, step, phase, levels)
-    except MemcalcError as failure:
-        error = f"{type(failure).__name__}: {failure}"
+    except EOFError:
+        error = "the run died"
+    fork.join()
     return Verdict(
         index=index,
         label=label(plan),
@@ -150,19 +153,26 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
     )
 
 
-def _readings(plan: Any, multiprocessors: int) -> list[Any]:
-    """Run a plan on a card with so many multiprocessors; return the levels of its phases."""
+def _run(plan: Any, multiprocessors: int, told: Connection) -> None:
+    """Run a plan on a card with so many multiprocessors; tell the levels of its phases."""
     from msgspec.structs import replace
 
     from memcalc.children.child import Breadcrumbs
+    from memcalc.errors import MemcalcError
     from memcalc.estimation.question import asked
     from memcalc.estimation.worker import SimulatedRun
 
-    question = asked(plan)
-    target = replace(question.target, multiprocessors=multiprocessors)
-    speaker: Any = types.SimpleNamespace(breadcrumbs=Breadcrumbs())
-    found = SimulatedRun(replace(question, target=target), speaker, {}).trace_ranks().readings
-    return [(one.step, one.phase.value, *(getattr(one, rung) for rung in RUNGS)) for one in found]
+    try:
+        question = asked(plan)
+        target = replace(question.target, multiprocessors=multiprocessors)
+        speaker: Any = types.SimpleNamespace(breadcrumbs=Breadcrumbs())
+        found = SimulatedRun(replace(question, target=target), speaker, {}).trace_ranks()
+    except MemcalcError as error:
+        told.send(((), f"{type(error).__name__}: {error}"))
+        return
+    levels = ((one.step, one.phase.value, one) for one in found.readings)
+    rows = [(step, phase, *(getattr(one, rung) for rung in RUNGS)) for step, phase, one in levels]
+    told.send((rows, ""))
 
 
 def _raise_to(peaks: Peaks, step: int, phase: str, levels: list[int | None]) -> None:
