@@ -8,7 +8,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -19,7 +18,6 @@ from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation import kept
 from memcalc.estimation.kept import Traced
 from memcalc.estimation.question import canonical, code_in
-from memcalc.estimation.serving import exact
 from memcalc.estimation.validate import Checked, check
 from memcalc.files import cache
 from memcalc.records.plan import Plan
@@ -122,6 +120,9 @@ class Answers:
         if min(self.workers, len(items)) <= 1:
             yield from map(function, items)
             return
+        # Imported here, for an answer that is known has no need of it.
+        from concurrent.futures import Future
+
         results: list[Future[U]] = [Future() for _ in items]
         waiting = deque(zip(items, results, strict=True))
 
@@ -187,6 +188,8 @@ class Answers:
     def _run(self, plan: Plan) -> Answer:
         checked = self._check(plan)
         if plan.engine is not None and isinstance(checked, Checked):
+            from memcalc.estimation.serving import exact
+
             found = exact.answer(plan, checked.source)
             if found is not None:
                 return found
@@ -252,7 +255,11 @@ class Answers:
         config = checked.source.config
         if config is None or code_in(plan) is not None:
             return None
-        return cache.key(canonical(plan), config, kind + exact.method_of(plan))
+        if plan.engine is not None:
+            from memcalc.estimation.serving import exact
+
+            kind += exact.method_of(plan)
+        return cache.key(canonical(plan), config, kind)
 
 
 def _engine() -> Engine:

@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.engine.cudnn.library import OFFLINE
-from memcalc.files import cache
+from memcalc.files import cache, offline
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
@@ -27,7 +26,7 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
 def store(name: str, answer: Prediction | Traced) -> None:
     """Keep an answer under a name, unless it was found without a network that it asked for."""
     prediction = answer.prediction if isinstance(answer, Traced) else answer
-    if any(OFFLINE in sentence for sentence in prediction.uncounted):
+    if any(offline.MISSING in sentence for sentence in prediction.uncounted):
         return  # An answer with a network is another.
     if isinstance(answer, Traced):
         cache.store(name, answer.trace)
