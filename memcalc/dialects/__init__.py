@@ -76,7 +76,7 @@ def parse(written: str, path: Path) -> tuple[Dialect, Mapping[str, Any]]:
     data = _table_in(written, path)
     dialect = recognise(data)
     if dialect is None:
-        raise UsageError(f"{path} is no recipe that memcalc knows: it reads {', '.join(dialects())}.")
+        raise _unknown(str(path))
     return dialect, data
 
 
@@ -96,8 +96,12 @@ def find(name: str) -> Path | None:
             # A model's config, or a file of results, whose readers say what is wrong.
             return None
     if recognise(load(path)) is None:
-        raise UsageError(f"{name} is no recipe that memcalc knows: it reads {', '.join(dialects())}.")
+        raise _unknown(name)
     return path
+
+
+def _unknown(name: str) -> UsageError:
+    return UsageError(f"{name} is no recipe that memcalc knows: it reads {', '.join(dialects())}.")
 
 
 def read(setting: str, path: str, given: Mapping[str, Any]) -> Recipe:

@@ -7,7 +7,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -77,7 +77,7 @@ class Answers:
 
     def predict(self, plans: Sequence[Plan]) -> Iterator[Answer]:
         """Answer plans in order; a plan that fails yields its error and the rest go on."""
-        return map(self._add_notes, plans, self._each(plans, self._load, self._run))
+        return map(self._add_notes, plans, cast(Iterator[Answer], self._each(plans, ())))
 
     def trace(self, plan: Plan) -> Traced:
         """Trace one plan and keep its events, or find them in the cache.
@@ -93,14 +93,7 @@ class Answers:
         Raises:
             MemcalcError: it cannot be traced.
         """
-
-        def load(one: Plan) -> Traced | Answer | None:
-            return self._load_traced(one) if one == plan else self._load(one)
-
-        def ask(one: Plan) -> Traced | Answer:
-            return self._run_for_events(one) if one == plan else self._run(one)
-
-        found = self._each([plan, *others], load, ask)
+        found = self._each([plan, *others], [plan])
         traced = next(found)
         if isinstance(traced, MemcalcError):
             raise traced
@@ -109,7 +102,7 @@ class Answers:
 
     def traces(self, plans: Sequence[Plan]) -> Iterator[Traced | MemcalcError]:
         """Trace several plans, in order, side by side; what fails yields its error."""
-        return self._each(plans, self._load_traced, self._run_for_events)
+        return cast(Iterator[Traced | MemcalcError], self._each(plans, plans))
 
     def side_by_side(self, function: Callable[[T], U], items: Sequence[T]) -> Iterator[U]:
         """Call a function that asks for each item, as many at once as have room; keep the order.
@@ -159,47 +152,39 @@ class Answers:
         with self._turn:
             return _engine().judge(plan, devices, lengths, timeout=self._timeout)
 
-    def _each(
-        self,
-        plans: Sequence[Plan],
-        load: Callable[[Plan], T | MemcalcError | None],
-        ask: Callable[[Plan], T],
-    ) -> Iterator[T | MemcalcError]:
-        """Answer each plan from the cache, or run it and cache the answer."""
+    def _each(self, plans: Sequence[Plan], traced: Collection[Plan]) -> Iterator[Traced | Answer]:
+        """Answer each plan from the cache, or run it and cache the answer.
 
-        def answer(plan: Plan) -> T | MemcalcError:
-            try:
-                with self._turn:
-                    return ask(plan)
-            except MemcalcError as error:
-                return error
-            except OSError as error:
-                return EstimateError(f"The simulated run did not start: {error}.")
-
-        known = {plan: load(plan) for plan in plans}
+        ``traced``: those of the plans whose events are asked for.
+        """
+        known = {one: self._load_traced(one) if one in traced else self._load(one) for one in plans}
         missing = [plan for plan, found in known.items() if found is None]
-        fresh = zip(missing, self.side_by_side(answer, missing), strict=True)
+        runs = self.side_by_side(lambda plan: self._run(plan, plan in traced), missing)
+        fresh = zip(missing, runs, strict=True)
         for plan in plans:
             while (found := known[plan]) is None:
                 asked, known[asked] = next(fresh)
                 self._store(asked, known[asked])
             yield found
 
-    def _run(self, plan: Plan) -> Answer:
+    def _run(self, plan: Plan, traced: bool) -> Traced | Answer:
         checked = self._check(plan)
-        if plan.engine is not None and isinstance(checked, Checked):
-            from memcalc.estimation.serving import exact
+        try:
+            with self._turn:
+                if traced:
+                    return _engine().trace(plan, timeout=self._timeout)
+                if plan.engine is not None and isinstance(checked, Checked):
+                    from memcalc.estimation.serving import exact
 
-            found = exact.answer(plan, checked.source)
-            if found is not None:
-                return found
-        return _engine().predict(
-            plan, counted=self._counted, figures=self._figures, timeout=self._timeout
-        )
-
-    def _run_for_events(self, plan: Plan) -> Traced:
-        prediction, trace = _engine().trace(plan, timeout=self._timeout)
-        return Traced(prediction=prediction, trace=trace)
+                    found = exact.answer(plan, checked.source)
+                    if found is not None:
+                        return found
+                how = {"counted": self._counted, "figures": self._figures}
+                return _engine().predict(plan, timeout=self._timeout, **how)
+        except MemcalcError as error:
+            return error
+        except OSError as error:
+            return EstimateError(f"The simulated run did not start: {error}.")
 
     def _add_notes(self, plan: Plan, answer: Answer) -> Answer:
         """Add the notes that depend on how the plan was written."""

@@ -8,7 +8,7 @@ import os
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -20,6 +20,7 @@ from memcalc.children.client import WARM, ForkServer
 from memcalc.engine import driver, environment, replay, simulated_gpu
 from memcalc.errors import EstimateError, took_too_long
 from memcalc.estimation.fits import Device
+from memcalc.estimation.kept import Traced
 from memcalc.estimation.question import asked, code_in
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import DamagedTraceError, unpack
@@ -29,7 +30,6 @@ from memcalc.records.names import FLASH_ATTN
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, Prediction
 from memcalc.records.replay import Play
-from memcalc.records.trace import Trace
 
 T = TypeVar("T")
 JOB = "memcalc.estimation.child"
@@ -128,14 +128,14 @@ class Engine:
         answer = self._run(plan, timeout, counted=counted, figures=figures)
         return decode(Prediction, answer["prediction"])
 
-    def trace(self, plan: Plan, *, timeout: float = math.inf) -> tuple[Prediction, Trace]:
+    def trace(self, plan: Plan, *, timeout: float = math.inf) -> Traced:
         """Run one plan, and keep the events; arguments and errors are those of ``predict``."""
         answer = self._run(plan, timeout, keep=True)
         try:
             trace = unpack(base64.b64decode(answer["trace"]))
         except DamagedTraceError as error:
             raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
-        return decode(Prediction, answer["prediction"]), trace
+        return Traced(prediction=decode(Prediction, answer["prediction"]), trace=trace)
 
     def judge(
         self,
@@ -159,50 +159,42 @@ class Engine:
 
         It raises ``EstimateError`` where there is no PyTorch with CUDA.
         """
-        own = Releases(plan.torch, plan.transformers) if plan is not None else Releases()
-        return replay.through(lambda request: self.ask(replay.__name__, replay.NAME, request, own))
+        return replay.through(lambda request: self.ask(replay.__name__, replay.NAME, request, plan))
 
     def ask(
-        self,
-        module: str,
-        name: str,
-        request: dict[str, Any],
-        releases: Releases = Releases(),  # noqa: B008  # It is frozen.
-        gpu: Mapping[str, str] | None = None,
-        *,
-        hint: Sequence[str] = (),
-        alone: bool = False,
-        timeout: float = math.inf,
+        self, module: str, name: str, request: dict[str, Any], plan: Plan | None = None
     ) -> dict[str, Any]:
-        """Ask a fork of the server for these releases; ``module`` to ``hint`` as it has them.
+        """Ask a fork of the server with a plan's PyTorch, or the installed one.
 
-        ``gpu``: settings of the GPU that the server starts with, if it has not started; ``alone``:
-        no server will do that has started with another.
+        ``module``, ``name`` and ``request`` are those of ``ForkServer.ask``.
         """
-        with self._lend(releases, gpu or {}, alone) as server:
-            return server.ask(module, name, request, hint=hint, timeout=timeout)
+        own = Releases(plan.torch, plan.transformers) if plan is not None else Releases()
+        with self._lend(own, {}, alone=False) as server:
+            return server.ask(module, name, request)
 
     def _run(self, plan: Plan, timeout: float, **request: Any) -> dict[str, Any]:
         """Have a plan run, and again where the answer asks for that."""
-        architecture = models.find(plan.model).model_type
-        request["plan"] = encode(plan)
-        where = Releases.of(plan), _gpu_of(plan)
-        hint = (architecture, *_packages(plan))
-
-        def ask() -> dict[str, Any]:
+        hint = (models.find(plan.model).model_type, *_packages(plan))
+        answer: dict[str, Any] = {"again": {"plan": encode(plan)}}
+        while "again" in answer:
+            request |= answer["again"]
             alone = bool(request.get("alone"))
-            return self.ask(JOB, RUN, request, *where, hint=hint, alone=alone, timeout=timeout)
-
-        try:
-            return ask_again(ask, request)
-        except TimeoutError:
-            raise EstimateError(took_too_long(RUN, timeout)) from None
+            with self._lend(Releases.of(plan), _gpu_of(plan), alone=alone) as server:
+                try:
+                    answer = server.ask(JOB, RUN, request, hint=hint, timeout=timeout)
+                except TimeoutError:
+                    raise EstimateError(took_too_long(RUN, timeout)) from None
+        return answer
 
     @contextlib.contextmanager
     def _lend(
-        self, releases: Releases, gpu: Mapping[str, str], alone: bool
+        self, releases: Releases, gpu: Mapping[str, str], *, alone: bool
     ) -> Iterator[ForkServer]:
-        """Find or make a server; it is not ended while somebody asks it."""
+        """Find or make a server; it is not ended while somebody asks it.
+
+        ``gpu``: settings of the GPU that it starts with, if it has not started; ``alone``: none
+        will do that has started with another.
+        """
         own = tuple(gpu.items()) if alone else None
         key = releases, tuple(sorted(os.environ.items())), own
         with self._lock:
@@ -223,13 +215,6 @@ class Engine:
                     self._timer = threading.Timer(_IDLE, self.close)
                     self._timer.daemon = True
                     self._timer.start()
-
-
-def ask_again(ask: Callable[[], dict[str, Any]], request: dict[str, Any]) -> dict[str, Any]:
-    """Ask until the answer no longer wants more in the request."""
-    while (again := (answer := ask()).get("again")) is not None:
-        request |= again
-    return answer
 
 
 engine = Engine()

@@ -24,7 +24,7 @@ from memcalc.engine.cudnn.library import Library, Missing
 from memcalc.engine.packages import bitsandbytes, stand_ins
 from memcalc.errors import UsageError
 from memcalc.estimation.described import state_for
-from memcalc.estimation.engine import JOB, RUN, Judged, ask_again
+from memcalc.estimation.engine import JOB, RUN, Judged
 from memcalc.estimation.fits import Device
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import ASSUMED, Asked, asked
@@ -65,6 +65,14 @@ def warm(architecture: str = "", *packages: str) -> None:
             bitsandbytes.load(packages)
 
 
+class AskAgainError(Exception):
+    """The request has to be asked again in another fork, with more in it."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__()
+        self.more = more
+
+
 def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
     """Answer a request; ``{"again": more}``: it has to be asked again, with more in it.
 
@@ -74,38 +82,30 @@ def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
     internals.use_one_thread()
     # Code that asks for the GPU as it is imported finds the one that this process started with.
     internals.allow_cuda_after_fork()
+    plan = decode(Plan, request["plan"])
     try:
-        return _answer(decode(Plan, request["plan"]), request, speaker)
+        if plan.engine is not None:
+            if request.get("keep"):
+                raise UsageError("Only memcalc estimate answers for an engine: leave out engine.")
+            return {"prediction": encode(_served(plan, speaker))}
+        if request.get("inventory"):
+            source = models.find(plan.model)
+            return {"inventory": encode(whole(source, tasks.choose(source, plan.task), plan))}
+        simulated = SimulatedRun(asked(plan), speaker, request)
+        traced = simulated.trace_ranks()
+        if "rank" in request:
+            return {"trace": pack(traced)}
+        return _said(simulated.question, traced, request, _player(speaker))
+    except AskAgainError as error:
+        return {"again": error.more}
     except simulated_gpu.AnotherGpuError:
         if request.get("alone"):
             raise
         return {"again": {"alone": True}}
 
 
-def _answer(plan: Plan, request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
-    if plan.engine is not None:
-        if request.get("keep"):
-            raise UsageError("Only memcalc estimate answers for an engine: leave out engine.")
-        return {"prediction": encode(_served(plan, speaker))}
-    if request.get("inventory"):
-        source = models.find(plan.model)
-        return {"inventory": encode(whole(source, tasks.choose(source, plan.task), plan))}
-    simulated = SimulatedRun(asked(plan), speaker, request)
-    try:
-        traced = simulated.trace_ranks()
-    except RuntimeError as error:
-        ran_out = type(error).__name__ == _OUT_OF_MEMORY
-        if not ran_out or plan.generate is None or simulated.room >= UNLIMITED:
-            raise
-        # The answer is that of the first device of 2, 4, 8 times the size on which it fits.
-        return {"again": {"room": 2 * max(simulated.room, GIB)}}
-    if "rank" in request:
-        return {"trace": pack(traced)}
-    return _said(simulated.question, traced, request, _player(speaker))
-
-
 def _player(speaker: Speaker) -> Play:
-    return replay.through(lambda asked: speaker.server.ask(replay.__name__, replay.NAME, asked))
+    return replay.through(lambda calls: speaker.server.ask(replay.__name__, replay.NAME, calls))
 
 
 class SimulatedRun:
@@ -148,8 +148,9 @@ class SimulatedRun:
 
     def _ask_for(self, rank: int) -> Trace:
         """Have a rank run in a fork of its own."""
-        request = {**self._request, "rank": rank}
-        said = ask_again(lambda: self._speaker.server.ask(JOB, RUN, request), request)
+        said = self._speaker.server.ask(JOB, RUN, {**self._request, "rank": rank})
+        if "again" in said:
+            raise AskAgainError(**said["again"])
         return unpack(base64.b64decode(said["trace"]))
 
     def trace(self, rank: int) -> Trace:
@@ -158,18 +159,25 @@ class SimulatedRun:
         plan, request = question.plan, self._request
         keep = bool(request.get("keep"))
         cudnn = self._settle(rank)
-        with in_its_words(plan.model, crumbs.where):
-            traced = run.trace(
-                self.program,
-                lengths=request.get("lengths", ()),
-                detailed=keep,
-                # Figures alone do not tell what operators ask for, so that none need be named.
-                named=not request.get("figures") and "devices" not in request,
-                counted=keep or bool(request.get("counted")),
-                # A benchmark wants zeros.
-                values=plan.target != "cpu" and os.environ.get("MEMCALC_READS") != "zeros",
-                drop=crumbs.drop,
-            )
+        try:
+            with in_its_words(plan.model, crumbs.where):
+                traced = run.trace(
+                    self.program,
+                    lengths=request.get("lengths", ()),
+                    detailed=keep,
+                    # Figures alone do not tell what operators ask for, so none need be named.
+                    named=not request.get("figures") and "devices" not in request,
+                    counted=keep or bool(request.get("counted")),
+                    # A benchmark wants zeros.
+                    values=plan.target != "cpu" and os.environ.get("MEMCALC_READS") != "zeros",
+                    drop=crumbs.drop,
+                )
+        except RuntimeError as error:
+            ran_out = type(error).__name__ == _OUT_OF_MEMORY
+            if not ran_out or plan.generate is None or self.room >= UNLIMITED:
+                raise
+            # The answer is that of the first device of 2, 4, 8 times the size on which it fits.
+            raise AskAgainError(room=2 * max(self.room, GIB)) from None
         notes = [
             *question.notes,
             *stand_ins.said(),

@@ -164,9 +164,11 @@ def test_what_generates_is_found_with_few_runs_and_agrees_with_estimates(
     for limit in found.limits:
         for probe, fits in ((limit.best, True), (limit.above, False)):
             plan = replace(found.plan, batch=probe.batch, seq=probe.seq)
-            answer, trace = engine.trace(plan)
+            traced = engine.trace(plan)
             device = device_of(gpus.find("t4"), settings["memory"], plan)
-            assert on_device(answer, trace, device, engine.player()).fit == probe.fit, plan
+            assert (
+                on_device(traced.prediction, traced.trace, device, engine.player()).fit == probe.fit
+            ), plan
             assert probe.fit.fits is fits, plan
 
 
