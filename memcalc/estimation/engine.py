@@ -42,6 +42,8 @@ _IDLE = 300.0
 """Seconds after which fork servers that nobody asks are ended."""
 _KEPT = 3
 """Fork servers that are kept for who asks next; one takes 0.4 GB."""
+_OF_LOOPS = {"trainer": ("peft", "transformers.trainer"), "accelerate": ("accelerate",)}
+"""What loops import, and with it bitsandbytes."""
 _ENVIRONMENT = {
     # Whoever asks for a GPU while packages are imported asks NVML, and not CUDA.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
@@ -174,7 +176,7 @@ class Engine:
 
     def _run(self, plan: Plan, timeout: float, **request: Any) -> dict[str, Any]:
         """Have a plan run, and again where the answer asks for that."""
-        hint = (models.find(plan.model).model_type, *_packages(plan))
+        hint = (models.find(plan.model).model_type, *_modules(plan))
         answer: dict[str, Any] = {"again": {"plan": encode(plan)}}
         while "again" in answer:
             request |= answer["again"]
@@ -243,10 +245,12 @@ def _gpu_of(plan: Plan) -> dict[str, str]:
     return {} if plan.target == "cpu" else simulated_gpu.settings(question.gpu, question.target)
 
 
-def _packages(plan: Plan) -> tuple[str, ...]:
-    """Return the packages that a plan's run on a GPU imports and many runs have in common."""
+def _modules(plan: Plan) -> tuple[str, ...]:
+    """Return the modules that a plan's run on a GPU imports and many runs have in common."""
     if plan.target == "cpu":
         return ()
-    peft = ("peft",) if plan.adapters is not None else ()
+    used = _OF_LOOPS.get(plan.loop, ())
+    if plan.adapters is not None:
+        used = ("peft", *used)
     quantizes = plan.scheme is not None or registry.of(plan).row.package == "bitsandbytes"
-    return ("bitsandbytes", *peft) if peft or quantizes else ()
+    return ("bitsandbytes", *used) if used or quantizes else ()

@@ -54,15 +54,15 @@ _OF_TRANSFORMERS = ("masking_utils", "modeling_layers", "models.auto.modeling_au
 """What every model of transformers imports."""
 
 
-def warm(architecture: str = "", *packages: str) -> None:
+def warm(architecture: str = "", *modules: str) -> None:
     """Import what runs of an architecture have in common; of a callable, nothing is known."""
     for name in (*_OF_TRANSFORMERS, f"models.{architecture}.modeling_{architecture}"):
         if architecture:
             with contextlib.suppress(ImportError):
                 importlib.import_module(f"transformers.{name}")
-    if packages:
+    if modules:
         with simulated_gpu.asked_without_cuda(ASSUMED):
-            bitsandbytes.load(packages)
+            bitsandbytes.load(modules)
 
 
 class AskAgainError(Exception):

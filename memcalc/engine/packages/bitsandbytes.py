@@ -6,7 +6,7 @@ of them runs on a GPU. Read in bitsandbytes 0.50 (backends/default/ops.py).
 
 import contextlib
 import importlib
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,15 +14,13 @@ import torch
 from memcalc.engine.patches import Patches
 
 
-def load(packages: Collection[str]) -> None:
-    """Import it, and peft, where they are among these packages."""
-    with contextlib.suppress(ImportError):
-        if "bitsandbytes" in packages:
-            with Patches() as patches:
+def load(modules: Sequence[str]) -> None:
+    """Import it and others, so far as they are here."""
+    for module in modules:
+        with contextlib.suppress(ImportError), Patches() as patches:
+            if module == "bitsandbytes":
                 patches.set(torch, "compile", _as_it_is)
-                importlib.import_module("bitsandbytes")
-        if "peft" in packages:
-            importlib.import_module("peft")
+            importlib.import_module(module)
 
 
 def _as_it_is(function: Any = None, **_: Any) -> Any:
