@@ -51,7 +51,7 @@ BOUNDS = (
     Bound(HELP, BARE, 1.3),
     Bound(CACHED, BARE, 2.5),
     Bound(ANALYTIC, BARE, 2.5),
-    Bound(COLD, IMPORTS, 1.15),
+    Bound(COLD, IMPORTS, 1.0),
     Bound(LARGEST, COLD, 1.25),
     Bound(SPREAD, COLD, 1.5),
 )

@@ -137,7 +137,7 @@ class Answers:
             for result in results:
                 yield result.result()
         except (KeyboardInterrupt, SystemExit):
-            waiting.clear()
+            waiting.clear()  # before the runs that end here make room for others
             _engine().close()
             raise
         finally:

@@ -212,8 +212,8 @@ class Engine:
             yield server
         finally:
             with self._lock:
-                self._askers[key] -= 1
-                if not self._askers.total():
+                self._askers -= Counter([key])
+                if not self._askers:
                     self._timer = threading.Timer(_IDLE, self.close)
                     self._timer.daemon = True
                     self._timer.start()

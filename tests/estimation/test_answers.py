@@ -140,3 +140,21 @@ def test_one_process_answers_all_questions_and_ends_with_who_asked(tmp_path):
     )
     assert ran.returncode == 0, ran.stderr
     assert not psutil.pid_exists(int(ran.stdout))
+
+
+WARMED = """
+import sys
+from memcalc.catalog.plan import make
+from memcalc.estimation import child, engine
+child.warm("gpt2", *engine._modules(make({"model": "gpt2", "loop": "trainer"})))
+import torch
+assert {"transformers.trainer", "peft", "bitsandbytes"} <= sys.modules.keys()
+assert "torch._inductor.graph" not in sys.modules
+assert not torch.cuda.is_initialized()
+"""
+
+
+@pytest.mark.nightly
+def test_what_all_runs_of_the_trainer_import_is_imported_once_without_inductor_and_cuda():
+    ran = subprocess.run([sys.executable, "-c", WARMED], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
