@@ -36,7 +36,7 @@ from memcalc.accuracy.compare import Difference
 from memcalc.engine import environment
 from memcalc.engine.environment.releases import OLDEST_TORCH
 from memcalc.errors import EstimateError, MemcalcError
-from memcalc.estimation.client import Client
+from memcalc.estimation.engine import engine
 from memcalc.files import cache
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -165,13 +165,13 @@ def judged(
     reason = refused(source)
     wanted = spread(len(rows), None if reason else most)
     old = iter(before)
-    with patch.dict(os.environ, PYTHONPATH=installed(source)), Client() as client:
+    with patch.dict(os.environ, PYTHONPATH=installed(source)):
         for index, (plan, read) in enumerate(rows):
             kept = [row for _, row in zip(read, old, strict=False)]
             if index not in wanted:
                 yield from kept
                 continue
-            answer, ends, ran = answered(plan, source, client, reason)
+            answer, ends, ran = answered(plan, source, reason)
             for rung, published in read.items():
                 told: dict[str, Any] = {"reason": str(answer).splitlines()[0][:200]}
                 if isinstance(answer, Prediction):
@@ -215,12 +215,12 @@ def spread(count: int, most: int | None) -> set[int]:
 
 
 def answered(
-    plan: Plan, source: dict[str, Any], client: Client, reason: str | None
+    plan: Plan, source: dict[str, Any], reason: str | None
 ) -> tuple[Prediction | Exception, list[Prediction], Ran | None]:
     """What memcalc says of a plan, of its runs at the limits, and which releases ran."""
     if reason:
         return EstimateError(reason), [], None
-    answer = of_script(plan) if plan.command else client.ask(plan)
+    answer = of_script(plan) if plan.command else predicted(plan)
     if not isinstance(answer, Prediction):
         return answer, [], None
     words = source.get("limits", {})
@@ -230,6 +230,14 @@ def answered(
     ran = Ran(torch=found.torch, transformers=answer.versions.get("transformers"))
     # A run that has no room at a limit says nothing.
     return answer, [one for one in ends if isinstance(one, Prediction)], ran
+
+
+def predicted(plan: Plan) -> Prediction | Exception:
+    """What memcalc says of a plan, or why it says nothing."""
+    try:
+        return engine.predict(plan)
+    except MemcalcError as error:
+        return error
 
 
 def of_script(plan: Plan) -> Prediction | Exception:

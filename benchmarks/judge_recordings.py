@@ -7,11 +7,14 @@ holds an unpacked PyTorch, as pip install --target makes it.
 """
 
 import argparse
+import multiprocessing
 import os
 import pathlib
 import sys
 import time
+import types
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
@@ -110,11 +113,7 @@ def judge(recording: dict[str, Any], chosen: list[int] | None = None) -> Iterato
 def _judged(recording: dict[str, Any], index: int) -> Verdict:
     from msgspec.structs import replace
 
-    from memcalc.children.child import Breadcrumbs
     from memcalc.engine import decisions
-    from memcalc.errors import MemcalcError
-    from memcalc.estimation.question import asked
-    from memcalc.estimation.worker import Worker
     from memcalc.files.artifact import decode
     from memcalc.records.plan import Plan
 
@@ -128,15 +127,19 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
     recorded = {(step, phase): tuple(levels) for step, phase, levels in tables.phases_of(run)}
     began = time.monotonic()
     seen: Peaks = {}
-    error = ""
+    # CUDA over the stub driver belongs to the fork then, and to no other run.
+    context = multiprocessing.get_context("fork")
+    heard, told = context.Pipe(duplex=False)
+    fork = context.Process(target=_run, args=(plan, int(environment["multiprocessors"]), told))
+    fork.start()
+    told.close()
     try:
-        question = asked(plan)
-        target = replace(question.target, multiprocessors=int(environment["multiprocessors"]))
-        for one in Worker(Breadcrumbs()).trace(replace(question, target=target)).readings:
-            levels = [getattr(one, rung) for rung in RUNGS]
-            _raise_to(seen, one.step, one.phase.value, levels)
-    except MemcalcError as failure:
-        error = f"{type(failure).__name__}: {failure}"
+        readings, error = heard.recv()
+        for step, phase, *levels in readings:
+            _raise_to(seen, step, phase, levels)
+    except EOFError:
+        error = "the run died"
+    fork.join()
     return Verdict(
         index=index,
         label=label(plan),
@@ -145,6 +148,28 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
         error=error,
         seconds=time.monotonic() - began,
     )
+
+
+def _run(plan: Any, multiprocessors: int, told: Connection) -> None:
+    """Run a plan on a card with so many multiprocessors; tell the levels of its phases."""
+    from msgspec.structs import replace
+
+    from memcalc.children.child import Breadcrumbs
+    from memcalc.errors import MemcalcError
+    from memcalc.estimation.question import asked
+    from memcalc.estimation.worker import SimulatedRun
+
+    try:
+        question = asked(plan)
+        target = replace(question.target, multiprocessors=multiprocessors)
+        speaker: Any = types.SimpleNamespace(breadcrumbs=Breadcrumbs())
+        found = SimulatedRun(replace(question, target=target), speaker, {}).trace_ranks()
+    except MemcalcError as error:
+        told.send(((), f"{type(error).__name__}: {error}"))
+        return
+    levels = ((one.step, one.phase.value, one) for one in found.readings)
+    rows = [(step, phase, *(getattr(one, rung) for rung in RUNGS)) for step, phase, one in levels]
+    told.send((rows, ""))
 
 
 def _raise_to(peaks: Peaks, step: int, phase: str, levels: list[int | None]) -> None:

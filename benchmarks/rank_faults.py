@@ -210,7 +210,7 @@ def _forked(pids: list[int]) -> list[psutil.Process]:
     for pid in pids:
         with suppress(psutil.Error):
             one = psutil.Process(pid)
-            found += [one] if "memcalc.children.parent" in one.cmdline() else []
+            found += [one] if "memcalc.children.fork_server" in one.cmdline() else []
     return found
 
 

@@ -15,7 +15,8 @@ from memcalc.cli.progress import Steps, progress
 from memcalc.cli.recipes import recipe_output, write_recipe
 from memcalc.cli.saved import check_alone, path_of, plans_in, saved, traced_in
 from memcalc.errors import UsageError
-from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.kept import Traced
 from memcalc.records.plan import Plan
 
 
@@ -67,12 +68,12 @@ def command(
     out.deliver_answer(found, name, None if recipe else output, top=top, verbose=verbose)
     if plot:
         from memcalc.advice.explain.timeline import timeline
-        from memcalc.estimation.client import player
+        from memcalc.estimation.engine import engine
         from memcalc.report import terminal
 
-        with Tracer(use_cache=not no_cache, saved=kept) as tracer:
-            answer = tracer.trace(plans[0])
-        line = timeline(answer.trace, plans[0], player(plans[0]))
+        answers = Answers(use_cache=not no_cache, saved=kept)
+        answer = answers.trace(plans[0])
+        line = timeline(answer.trace, plans[0], engine.player(plans[0]))
         out.put(terminal.timeline(line, width=out.width()))
     best = found.search.best if found.search is not None else None
     if recipe is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from memcalc.errors import UsageError
-from memcalc.estimation.estimate import Traced
+from memcalc.estimation.kept import Traced
 from memcalc.estimation.question import code_in
 from memcalc.files import artifact, cache
 from memcalc.files.results import predictions, with_traces

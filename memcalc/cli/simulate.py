@@ -31,7 +31,7 @@ from memcalc.script.records import Ending
 from memcalc.units import format_bytes
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import Traced
+    from memcalc.estimation.kept import Traced
 
 _Steps = Annotated[
     int,

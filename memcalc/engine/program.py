@@ -279,7 +279,9 @@ def filler(model: torch.nn.Module, *, on_host: bool = True) -> Callable[[torch.n
         with torch.no_grad():
             for parameter in placed.parameters():
                 if parameter.is_floating_point() and (on_host or parameter.device.type != "cpu"):
-                    parameter.normal_(std=_SPREAD)
+                    # Through a DTensor it takes as long as a step.
+                    shard = getattr(parameter, "to_local", lambda whole=parameter: whole)()
+                    shard.normal_(std=_SPREAD)
             for module in placed.modules():
                 for name, buffer in module._buffers.items():
                     value = values.get((id(module), name))

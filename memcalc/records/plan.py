@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import replace
 
 from memcalc.records.values import (
     NO_LORA,
@@ -414,11 +413,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """What people call what is trained: the model, or the command."""
         return self.command or self.model
-
-    @property
-    def program(self) -> "Plan":
-        """What plans have in common that run the same model and loop on other sizes and GPUs."""
-        return replace(self, batch=1, seq=None, grad_accum=1, gpu=None, alloc_conf="")
 
     @property
     def half_weights(self) -> bool:

@@ -1,10 +1,12 @@
 """Text and figures of a prediction, shared by all formats."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from memcalc.advice.explain.timeline import Timeline
 from memcalc.estimation.fits import growth_words, why_tight
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
@@ -12,6 +14,9 @@ from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak, P
 from memcalc.records.trace import Component, Sent
 from memcalc.units import GIB, MIB, Unit, format_bytes, format_mib
 from memcalc.workload import loops
+
+if TYPE_CHECKING:
+    from memcalc.advice.explain.timeline import Timeline
 
 
 class Style(msgspec.Struct, frozen=True):

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.estimation.client import player
-from memcalc.estimation.estimate import Traced
+from memcalc.estimation.engine import engine
+from memcalc.estimation.kept import Traced
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked
 from memcalc.records.model import OptimizerState
@@ -64,7 +64,9 @@ _WORST = *_FITTING, FitVerdict.DOES_NOT_FIT
 def answered(question: Asked, traces: Mapping[int, Trace], state: OptimizerState) -> Traced | None:
     """The answer of the GPU on which most is, beside the peaks of all; ``None``: none was used."""
     found = {
-        gpu: Traced(prediction=predict(question, trace, state, player(question.plan)), trace=trace)
+        gpu: Traced(
+            prediction=predict(question, trace, state, engine.player(question.plan)), trace=trace
+        )
         for gpu, trace in traces.items()
     }
     if not found or [*found] == [0]:

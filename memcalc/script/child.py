@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from memcalc.children import exit_reason
-from memcalc.children.fork import flush
+from memcalc.children.child import flush
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.packages import compiled, stand_ins

@@ -23,7 +23,7 @@ from memcalc.engine.environment.search import Environment
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError, took_too_long
 from memcalc.estimation.card import card_of
-from memcalc.estimation.estimate import Traced
+from memcalc.estimation.kept import Traced
 from memcalc.estimation.question import Asked
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.replay import UNLIMITED

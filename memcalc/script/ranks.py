@@ -18,8 +18,8 @@ from typing import NoReturn
 
 import msgspec
 
+from memcalc.children.child import die_with, flush
 from memcalc.children.exit_reason import ending, oom_kills
-from memcalc.children.fork import die_with, flush
 from memcalc.engine.scripts import mail
 from memcalc.engine.scripts.mail import Ties
 from memcalc.files.trace_file import unpack

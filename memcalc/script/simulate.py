@@ -16,7 +16,7 @@ from memcalc.catalog import gpus
 from memcalc.catalog.plan import STEPS, make
 from memcalc.engine.packages.stand_ins import STAND_INS
 from memcalc.estimation.card import card_of
-from memcalc.estimation.estimate import Traced, keep
+from memcalc.estimation.kept import Traced, keep
 from memcalc.estimation.question import Asked, asked
 from memcalc.records.plan import Plan
 from memcalc.script.answer import Simulated, as_it_ended, of_ranks

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from memcalc.catalog.plan import make
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from memcalc.script.simulate import plan_of, simulate
 from tests.conftest import ROOT
 from tests.evidence.judged import DEEPSPEED
@@ -60,8 +60,8 @@ def config(tmp_path, monkeypatch):
 
 
 def of_plan(config, name):
-    with Tracer() as tracer:
-        return tracer.trace(make({"model": str(config), **SETTINGS, **PAIRS[name]})).trace
+    answers = Answers()
+    return answers.trace(make({"model": str(config), **SETTINGS, **PAIRS[name]})).trace
 
 
 def of_script(config, name):

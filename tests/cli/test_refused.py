@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-import memcalc.estimation.client
-import memcalc.estimation.pool
 from memcalc.__main__ import run
+from memcalc.children.client import ForkServer
 from memcalc.estimation.question import code_in
 from memcalc.files import artifact
 from memcalc.files.results import Run, save
@@ -27,8 +26,7 @@ def _nothing_is_traced(monkeypatch, tmp_path):
     def started(*_: object, **__: object) -> None:
         raise AssertionError("a child was started")
 
-    for home in (memcalc.estimation.client.Client, memcalc.estimation.pool.Pool):
-        monkeypatch.setattr(home, "__init__", started)
+    monkeypatch.setattr(ForkServer, "ask", started)
     monkeypatch.chdir(tmp_path)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memcalc.errors import EstimateError, UsageError
-from memcalc.estimation.client import player
+from memcalc.estimation.engine import engine
 from memcalc.records.levels import Levels, highest
 from memcalc.records.replay import UNLIMITED, Card, Refused, Wanted
 
@@ -19,7 +19,7 @@ NEVER_FULL = Card(capacity=80 * GIB)
 
 
 def replayed(calls, card=NEVER_FULL, **wanted):
-    (found,) = player()(calls, [card], Wanted(**wanted))
+    (found,) = engine.player()(calls, [card], Wanted(**wanted))
     return found
 
 
@@ -91,7 +91,7 @@ def test_each_card_and_each_setting_has_an_allocator_of_its_own():
         Card(capacity=500 * MIB, room=310 * MIB),
         Card(conf="per_process_memory_fraction:0.5", capacity=700 * MIB),
     ]
-    roomy, tight, full, half = player()(calls, cards, Wanted())
+    roomy, tight, full, half = engine.player()(calls, cards, Wanted())
     assert (roomy.peaks.reserved, roomy.retries) == (620 * MIB, 0)
     assert (tight.peaks.reserved, tight.retries) == (320 * MIB, 1)
     assert full.refused == Refused(asked=320 * MIB, free=310 * MIB)

@@ -22,8 +22,9 @@ from memcalc.advice.remedies.search import advise, candidates
 from memcalc.advice.remedies.trials import begin
 from memcalc.catalog.plan import make, to_simulate
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.client import player
-from memcalc.estimation.estimate import Traced, Tracer, may_run_again
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.engine import engine
+from memcalc.estimation.kept import Traced, may_run_again
 from memcalc.estimation.question import asked, code_in
 from memcalc.estimation.replays import Replays, judged, room_of, roomy_card
 from memcalc.records.fields import version_changes
@@ -50,11 +51,11 @@ def chapter(traced: Traced, *, depth: int | None = None) -> Chapter:
     return Chapter(
         prediction=prediction,
         peak=moments(traced.trace, plan, depth=depth)[prediction.peak.phase],
-        line=timeline(traced.trace, plan, player(plan)),
+        line=timeline(traced.trace, plan, engine.player(plan)),
     )
 
 
-def again(saved: Prediction, tracer: Tracer, *, depth: int | None = None) -> Chapter:
+def again(saved: Prediction, answers: Answers, *, depth: int | None = None) -> Chapter:
     """A saved prediction with the trace it lacks: from the cache, or traced again.
 
     The figures stay those that were saved; where the trace says something else, a note says so,
@@ -68,14 +69,14 @@ def again(saved: Prediction, tracer: Tracer, *, depth: int | None = None) -> Cha
     elif code is not None:
         found = f"no timeline: {code} is Python code, and a file does not run code"
     else:
-        found = _anew(saved, tracer, depth)
+        found = _anew(saved, answers, depth)
     return Chapter(prediction=saved, notes=(found,)) if isinstance(found, str) else found
 
 
-def _anew(saved: Prediction, tracer: Tracer, depth: int | None) -> Chapter | str:
+def _anew(saved: Prediction, answers: Answers, depth: int | None) -> Chapter | str:
     """A saved prediction with the trace of a new run, or why there is none."""
     try:
-        answer = tracer.trace(saved.plan)
+        answer = answers.trace(saved.plan)
     except MemcalcError as error:
         return f"no timeline: {error}"
     fresh = answer.prediction
@@ -139,26 +140,24 @@ def explain_plan(
     for name, least in (("depth", depth), ("under", under)):
         if least is not None and least < 1:
             raise UsageError(f"{name} = {least} leaves nothing: type 1 or more.")
-    with Tracer(
-        use_cache=use_cache, workers=None, counted=True, figures=True, saved=saved
-    ) as tracer:
-        traced, trials = begin(plan, tracer, _tried(plan) if remedies else ())
-        found = _explained(traced, depth)
-        seen(found)
-        if plan.command:
-            if not remedies:
-                return found
-            told = tuple(in_the_code(found.peak, found.prediction.plan))
-            return replace(found, options=tuple(script_remedies(traced)), in_the_code=told)
-        goal = within(under, found.figures) if under is not None else None
-        if goal is None and remedies:
-            goal = fitting(found.figures)
-        options, search = advise(
-            trials,
-            goal,
-            by_itself=remedies,
-            seen=lambda options: seen(replace(found, options=options)),
-        )
+    answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True, saved=saved)
+    traced, trials = begin(plan, answers, _tried(plan) if remedies else ())
+    found = _explained(traced, depth)
+    seen(found)
+    if plan.command:
+        if not remedies:
+            return found
+        told = tuple(in_the_code(found.peak, found.prediction.plan))
+        return replace(found, options=tuple(script_remedies(traced)), in_the_code=told)
+    goal = within(under, found.figures) if under is not None else None
+    if goal is None and remedies:
+        goal = fitting(found.figures)
+    options, search = advise(
+        trials,
+        goal,
+        by_itself=remedies,
+        seen=lambda options: seen(replace(found, options=options)),
+    )
     return replace(found, options=options, search=search)
 
 
@@ -186,7 +185,7 @@ def script_remedies(traced: Traced) -> Iterator[Option]:
     """Half the batch, by running the command again; the allocator's settings, by replaying."""
     yield from _halved(traced.prediction.plan)
     before = traced.prediction
-    run = Replays(traced.trace, player(before.plan))
+    run = Replays(traced.trace, engine.player(before.plan))
     for remedy in same_result.expandable(before.plan):
         question = asked(replace(before.plan, **dict(remedy.changes)))
         (found,) = run.on([roomy_card(question)])

@@ -19,7 +19,7 @@ from memcalc.catalog import gpus as catalog
 from memcalc.catalog.gpus import ARCHITECTURES, Architecture
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from memcalc.estimation.fits import Device, device_of
 from memcalc.estimation.predict import UNCOUNTED
 from memcalc.estimation.question import ASSUMED
@@ -78,18 +78,17 @@ def answer(
         raise UsageError(f"Unknown thing to find {unknown[0]!r}: choose {', '.join(_FINDS)}.")
     checked = check(plan)
     _refuse(plan, find, memory)
-    with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
-        found = FitAnswer(plan=plan)
-        if "devices" in find:
-            found = replace(found, devices=devices_that_fit(plan, tracer))
-        if "settings" in find:
-            found = with_settings(found, memory, tracer)
-        # A client's process starts when it is first asked.
-        oracle = Oracle(tracer.pool(), checked.source.config)
-        if plan.gpu is not None or memory is not None:
-            found = _on_device(found, find, memory, oracle)
-        if "gpus" in find:
-            found = replace(found, gpus=gpus_that_fit(plan, among or catalog.rented(), oracle))
+    answers = Answers(use_cache=use_cache, workers=None, counted=True)
+    found = FitAnswer(plan=plan)
+    if "devices" in find:
+        found = replace(found, devices=devices_that_fit(plan, answers))
+    if "settings" in find:
+        found = with_settings(found, memory, answers)
+    oracle = Oracle(answers, checked.source.config)
+    if plan.gpu is not None or memory is not None:
+        found = _on_device(found, find, memory, oracle)
+    if "gpus" in find:
+        found = replace(found, gpus=gpus_that_fit(plan, among or catalog.rented(), oracle))
     longest = max((one.best.seq or 0 for one in found.limits if one.best is not None), default=0)
     return replace(
         found,
@@ -145,14 +144,14 @@ def _on_device(
     )
 
 
-def with_settings(answer: FitAnswer, memory: int | None, tracer: Tracer) -> FitAnswer:
+def with_settings(answer: FitAnswer, memory: int | None, answers: Answers) -> FitAnswer:
     """Try every remedy on the plan, and the cheapest of them together where it does not fit.
 
     Raises:
         MemcalcError: the plan itself cannot be traced.
     """
-    traced = tracer.trace(answer.plan)
-    trials = Trials(traced, tracer, memory)
+    traced = answers.trace(answer.plan)
+    trials = Trials(traced, answers, memory)
     before = trials.before
     assert before.fit is not None
     options, found = advise(trials, fitting(before))

@@ -8,10 +8,9 @@ from msgspec.structs import replace
 
 from memcalc.advice.fit.records import Probe
 from memcalc.catalog import positions
-from memcalc.errors import MemcalcError
-from memcalc.estimation.client import Judged
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.engine import Judged
 from memcalc.estimation.fits import Device, margin
-from memcalc.estimation.pool import Pool
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict
 
@@ -24,8 +23,8 @@ class Oracle:
     Threads may share it. ``config``: the model's, where it has one.
     """
 
-    def __init__(self, pool: Pool, config: dict[str, Any] | None) -> None:
-        self._pool = pool
+    def __init__(self, answers: Answers, config: dict[str, Any] | None) -> None:
+        self._answers = answers
         self._config = config
         self._lock = threading.Lock()
         self._known: dict[tuple[Plan, tuple[Device, ...]], Judged] = {}
@@ -50,8 +49,7 @@ class Oracle:
         Raises:
             MemcalcError: one could not be answered.
         """
-        with self._pool.threads() as threads:
-            return [one.result() for one in [threads.submit(job) for job in jobs]]
+        return list(self._answers.side_by_side(lambda job: job(), jobs))
 
     def table(self, plans: Sequence[Plan], device: Device) -> list[Probe]:
         """Probe plans that differ in batch and sequence only, small ones first.
@@ -80,9 +78,8 @@ class Oracle:
                 too_large.append((plan, found[index]))
 
         order = sorted(range(len(plans)), key=lambda n: plans[n].batch * (plans[n].seq or 1))
-        with self._pool.threads() as threads:
-            for done in [threads.submit(one, index) for index in order]:
-                done.result()
+        for _ in self._answers.side_by_side(one, order):
+            pass
         return [found[index] for index in range(len(plans))]
 
     def longest(self, plan: Plan) -> int | None:
@@ -102,10 +99,7 @@ class Oracle:
             known = self._known.get((plan, devices))
         if known is not None:
             return known
-        with self._pool.client() as client:
-            answer = client.judged(plan, devices)
-        if isinstance(answer, MemcalcError):
-            raise answer
+        answer = self._answers.judge(plan, devices)
         with self._lock:
             self.traces += 1
             self.assumptions, self.uncounted = answer.assumptions, answer.uncounted

@@ -9,10 +9,10 @@ from memcalc.advice.remedies.records import Change, Option, Remedy, Trial, figur
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.client import player
-from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.engine import engine
 from memcalc.estimation.fits import device_of
-from memcalc.estimation.pool import room
+from memcalc.estimation.kept import Traced
 from memcalc.estimation.replays import on_device
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -24,7 +24,7 @@ class Trials:
     def __init__(
         self,
         base: Traced | Prediction,
-        tracer: Tracer,
+        answers: Answers,
         memory: int | None = None,
         begun: Iterable[tuple[Plan, Prediction | MemcalcError]] = (),
     ) -> None:
@@ -36,8 +36,8 @@ class Trials:
         known = base if isinstance(base, Prediction) else base.prediction
         self.plan = known.plan
         self.inventory = base.trace.inventory if isinstance(base, Traced) else None
-        self.side_by_side = tracer.workers or room()
-        self._tracer = tracer
+        self.side_by_side = answers.workers
+        self._answers = answers
         self._memory = memory
         self._known: dict[Plan, Prediction | MemcalcError] = {}
         if isinstance(base, Traced):
@@ -61,7 +61,7 @@ class Trials:
         plans = [_changed(self.plan, stage) for stage in stages]
         fresh = [plan for plan in plans if isinstance(plan, Plan) and plan not in self._known]
         asked = list(dict.fromkeys(fresh))
-        answers = chain(self._begun, zip(asked, self._answers(asked), strict=True))
+        answers = chain(self._begun, zip(asked, self._ask(asked), strict=True))
         for stage, plan in zip(stages, plans, strict=True):
             names = tuple(remedy.name or remedy.key for remedy in stage)
             if isinstance(plan, str):
@@ -82,11 +82,11 @@ class Trials:
         assert isinstance(found, Prediction)
         return found
 
-    def _answers(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
+    def _ask(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
         if self._memory is None:
-            yield from self._tracer.answers(plans)
+            yield from self._answers.predict(plans)
             return
-        for found in self._tracer.traces(plans):
+        for found in self._answers.traces(plans):
             yield found if isinstance(found, MemcalcError) else self._on_device(found)
 
     def _on_device(self, traced: Traced) -> Prediction:
@@ -95,10 +95,10 @@ class Trials:
         gpu = gpus.find(self.plan.gpu) if self.plan.gpu is not None else None
         plan = traced.prediction.plan
         device = device_of(gpu, self._memory, plan)
-        return on_device(traced.prediction, traced.trace, device, player(plan))
+        return on_device(traced.prediction, traced.trace, device, engine.player(plan))
 
 
-def begin(plan: Plan, tracer: Tracer, remedies: Sequence[Remedy]) -> tuple[Traced, Trials]:
+def begin(plan: Plan, answers: Answers, remedies: Sequence[Remedy]) -> tuple[Traced, Trials]:
     """Trace a plan, and try each remedy by itself side by side with it.
 
     Raises:
@@ -106,8 +106,8 @@ def begin(plan: Plan, tracer: Tracer, remedies: Sequence[Remedy]) -> tuple[Trace
     """
     tried = dict.fromkeys(_changed(plan, [remedy]) for remedy in remedies)
     others = [one for one in tried if isinstance(one, Plan) and one != plan]
-    traced, answers = tracer.trace_beside(plan, others)
-    return traced, Trials(traced, tracer, begun=zip(others, answers, strict=True))
+    traced, begun = answers.trace_beside(plan, others)
+    return traced, Trials(traced, answers, begun=zip(others, begun, strict=True))
 
 
 def _changed(plan: Plan, remedies: Sequence[Remedy]) -> Plan | str:

@@ -20,7 +20,7 @@ from memcalc.advice.suggest.suggest import COUNTS, Floor, check_trains
 from memcalc.catalog import gpus
 from memcalc.catalog.gpus import ARCHITECTURES, Gpu
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from memcalc.estimation.fits import device_of, hopeless
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -55,12 +55,12 @@ def cards(
         found.append(card)
         seen(card, 2 * len(tried))
 
-    with Tracer(use_cache=use_cache, workers=None, counted=True, figures=True) as tracer:
-        _answer([_search(plan, way, False, sizes, floor) for way in tried], tracer, told)
-        # Who fits the smallest card as it is needs nothing leaner.
-        done = {one.way.key for one in found if one.gpu == sizes[0].name}
-        lean = [_search(plan, way, True, sizes, floor) for way in tried if way.key not in done]
-        _answer(lean, tracer, told)
+    answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True)
+    _answer([_search(plan, way, False, sizes, floor) for way in tried], answers, told)
+    # Who fits the smallest card as it is needs nothing leaner.
+    done = {one.way.key for one in found if one.gpu == sizes[0].name}
+    lean = [_search(plan, way, True, sizes, floor) for way in tried if way.key not in done]
+    _answer(lean, answers, told)
     order = [way.key for way in tried]
     found.sort(key=lambda one: (order.index(one.way.key), one.lean))
     if all(one.error is not None for one in found):
@@ -72,7 +72,7 @@ Search = Generator[Plan, Prediction | MemcalcError | None, Card]
 """Asks for one estimate after the other, until the card is known."""
 
 
-def _answer(searches: Iterable[Search], tracer: Tracer, told: Callable[[Card], None]) -> None:
+def _answer(searches: Iterable[Search], answers: Answers, told: Callable[[Card], None]) -> None:
     """Take searches to their ends, a question of each side by side."""
 
     def next_of(
@@ -86,7 +86,7 @@ def _answer(searches: Iterable[Search], tracer: Tracer, told: Callable[[Card], N
 
     waiting = [one for search in searches for one in next_of(search, None)]
     while waiting:
-        both = zip(waiting, tracer.answers([plan for _, plan in waiting]), strict=True)
+        both = zip(waiting, answers.predict([plan for _, plan in waiting]), strict=True)
         waiting = [one for (search, _), answer in both for one in next_of(search, answer)]
 
 

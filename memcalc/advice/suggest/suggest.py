@@ -17,7 +17,8 @@ from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.analytic import least
-from memcalc.estimation.estimate import Inventories, Tracer
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.estimate import Inventories
 from memcalc.estimation.fits import device_of, hopeless
 from memcalc.estimation.validate import check
 from memcalc.records.model import Inventory
@@ -80,23 +81,23 @@ def suggest_plan(
     gpu = gpus.find(plan.gpu)
     tried = list(ways(plan))
     found: list[Suggestion] = []
-    with Tracer(use_cache=use_cache, workers=None, counted=True, figures=True) as tracer:
-        floor = Floor(plan)
-        # All of them first: who is asked cannot be asked something else in between.
-        bases = list(_bases(_divided(plan), tried, tracer, floor))
-        first = bases[0]
-        fits = isinstance(first, Prediction) and fitting(figures(first)) is None
-        several = plan.devices == 1 and not (fits or isinstance(first, MemcalcError))
-        with tracer.pool().threads() as threads:
-            searched = [
-                threads.submit(_suggestion, way, base, tracer, floor, _undivided(plan, way))
-                for way, base in zip(tried, bases, strict=True)
-            ]
-            for future in searched:
-                found.append(future.result())
-                seen(found[-1], len(tried) + several)
-        if plan.devices == 1 and found[0].figures is None and found[0].error is None:
-            found += _over_several(plan, tried[0], tracer, floor)
+    answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True)
+    floor = Floor(plan)
+    # All of them first: who is asked cannot be asked something else in between.
+    bases = list(_bases(_divided(plan), tried, answers, floor))
+    first = bases[0]
+    fits = isinstance(first, Prediction) and fitting(figures(first)) is None
+    several = plan.devices == 1 and not (fits or isinstance(first, MemcalcError))
+
+    def suggestion(way: Way, base: Base) -> Suggestion:
+        return _suggestion(way, base, answers, floor, _undivided(plan, way))
+
+    pairs = list(zip(tried, bases, strict=True))
+    for one in answers.side_by_side(lambda pair: suggestion(*pair), pairs):
+        found.append(one)
+        seen(one, len(tried) + several)
+    if plan.devices == 1 and found[0].figures is None and found[0].error is None:
+        found += _over_several(plan, tried[0], answers, floor)
     if all(one.error is not None for one in found):
         raise UsageError(found[0].error or "Nothing can be tried.")
     ordered = sorted(found, key=lambda one: (one.figures is None, not one.tight))
@@ -109,8 +110,8 @@ class Floor:
     def __init__(self, plan: Plan) -> None:
         self.inventory: Inventory | None = None
         # Whoever traces a plan says why its model cannot be built.
-        with contextlib.suppress(MemcalcError), Inventories() as inventories:
-            self.inventory = inventories.of(check(replace(plan, lora=None, quant=None)))
+        with contextlib.suppress(MemcalcError):
+            self.inventory = Inventories().of(check(replace(plan, lora=None, quant=None)))
 
     def too_large(self, plan: Plan) -> int | None:
         """Bytes of weights, gradients and optimizer state that leave no room; ``None``: they do."""
@@ -133,7 +134,7 @@ Base = Prediction | MemcalcError | int
 """A way estimated; or why it cannot be; or the bytes that it has no room for."""
 
 
-def _bases(plan: Plan, tried: list[Way], tracer: Tracer, floor: Floor) -> Iterator[Base]:
+def _bases(plan: Plan, tried: list[Way], answers: Answers, floor: Floor) -> Iterator[Base]:
     """The plan in each way, estimated side by side."""
     plans: list[Plan | MemcalcError | int] = []
     for way in tried:
@@ -144,12 +145,12 @@ def _bases(plan: Plan, tried: list[Way], tracer: Tracer, floor: Floor) -> Iterat
             plans.append(size or there)
         except UsageError as error:
             plans.append(error)
-    answers = tracer.answers([one for one in plans if isinstance(one, Plan)])
+    found = answers.predict([one for one in plans if isinstance(one, Plan)])
     for one in plans:
-        yield next(answers) if isinstance(one, Plan) else one
+        yield next(found) if isinstance(one, Plan) else one
 
 
-def _over_several(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Iterator[Suggestion]:
+def _over_several(plan: Plan, way: Way, answers: Answers, floor: Floor) -> Iterator[Suggestion]:
     """A way that one GPU is too small for, over the fewest that it fits, with as many samples."""
     samples = plan.batch * plan.grad_accum
     for count in COUNTS:
@@ -170,9 +171,9 @@ def _over_several(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Iterato
         )
         if floor.too_large(changed(plan, more.changes)) is not None:
             continue
-        (base,) = _bases(plan, [more], tracer, floor)
+        (base,) = _bases(plan, [more], answers, floor)
         # More GPUs are cheaper than the bus.
-        one = _suggestion(more, base, tracer, floor, left_out=(*_LEFT_OUT, "offload"))
+        one = _suggestion(more, base, answers, floor, left_out=(*_LEFT_OUT, "offload"))
         if one.figures is not None:
             yield one
             return
@@ -181,24 +182,24 @@ def _over_several(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Iterato
 def _suggestion(
     way: Way,
     base: Base,
-    tracer: Tracer,
+    answers: Answers,
     floor: Floor,
     undivided: Plan | None = None,
     left_out: tuple[str, ...] = _LEFT_OUT,
 ) -> Suggestion:
     """What a way comes to; ``undivided`` is its plan where the layout was not said."""
     if isinstance(base, MemcalcError) and undivided is not None:
-        (base,), undivided = tracer.answers([undivided]), None
+        (base,), undivided = answers.predict([undivided]), None
     if isinstance(base, int):
         return Suggestion(way=way, floor=base)
     if isinstance(base, MemcalcError):
         return Suggestion(way=way, error=str(base))
-    trials = Trials(base, tracer)
+    trials = Trials(base, answers)
     goal = fitting(trials.before)
     shards: tuple[Remedy, ...] = ()
     if undivided is not None:
         if goal is None:
-            less = _less_divided(way, undivided, trials.before, floor.inventory, tracer)
+            less = _less_divided(way, undivided, trials.before, floor.inventory, answers)
             if less is not None:
                 return less
         shards = tuple(one for one in candidates(undivided) if one.key == SHARDED)
@@ -240,7 +241,7 @@ def _undivided(plan: Plan, way: Way) -> Plan | None:
 
 
 def _less_divided(
-    way: Way, plan: Plan, divided: Figures, inventory: Inventory | None, tracer: Tracer
+    way: Way, plan: Plan, divided: Figures, inventory: Inventory | None, answers: Answers
 ) -> Suggestion | None:
     """The layout that divides least and fits; ``None``: only that which divides most does."""
     assert divided.fit is not None
@@ -254,10 +255,10 @@ def _less_divided(
         held = least(changed(plan, alone), inventory) if inventory is not None else 0
         if held + outside > divided.fit.limit:
             continue
-        (answer,) = tracer.answers([apply(plan, remedies)])
+        (answer,) = answers.predict([apply(plan, remedies)])
         if isinstance(answer, MemcalcError):
             continue
-        there = Trials(answer, tracer)
+        there = Trials(answer, answers)
         if fitting(there.before) is None:
             return _fits(way, there, there.before, remedies)
     return None

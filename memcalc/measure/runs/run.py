@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from memcalc.children.child import Breadcrumbs, Speaker
+from memcalc.children.child import Speaker
 from memcalc.engine import program as programs
 from memcalc.errors import NO_GPU, MeasureError
 from memcalc.files.artifact import decode, encode
@@ -229,7 +229,7 @@ _MAKE_IT_ASK = ("torchao", "flash_attn", "flash_attn_interface")
 """Packages for which transformers (5.23) asks CUDA, or imports what does, as it is imported."""
 
 
-def warm(architecture: str) -> None:
+def warm(architecture: str = "") -> None:
     """Import what runs have in common, but nothing that asks CUDA: a fork could not use it then.
 
     bitsandbytes asks at once; transformers does where it finds others.
@@ -240,12 +240,8 @@ def warm(architecture: str) -> None:
         _ = transformers.PreTrainedModel
 
 
-def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], dict[str, Any]]:
-    """A function that answers requests."""
-    return _answer
-
-
-def _answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
+def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
+    """Measure a plan, as the module of a child process."""
     asked, listener = decode(Request, request), Listener(speaker)
     with in_its_words(asked.plan.model, lambda: listener.place):
         return {"measurement": encode(measure(asked.plan, asked, listener))}

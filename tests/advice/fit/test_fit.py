@@ -16,8 +16,8 @@ from memcalc.catalog.gpus import ARCHITECTURES
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation import estimate as api
-from memcalc.estimation.client import Client, player
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.engine import engine
 from memcalc.estimation.fits import device_of
 from memcalc.estimation.replays import on_device
 from memcalc.records.plan import Plan
@@ -169,10 +169,11 @@ def test_what_generates_is_found_with_few_runs_and_agrees_with_estimates(
     for limit in found.limits:
         for probe, fits in ((limit.best, True), (limit.above, False)):
             plan = replace(found.plan, batch=probe.batch, seq=probe.seq)
-            with Client() as client:
-                answer, trace = client.trace(plan)
+            traced = engine.trace(plan)
             device = device_of(gpus.find("t4"), settings["memory"], plan)
-            assert on_device(answer, trace, device, player()).fit == probe.fit, plan
+            assert (
+                on_device(traced.prediction, traced.trace, device, engine.player()).fit == probe.fit
+            ), plan
             assert probe.fit.fits is fits, plan
 
 
@@ -214,8 +215,8 @@ def test_layouts_that_keep_a_model_whole_are_not_traced_where_it_alone_is_too_la
 
 def test_a_layout_that_is_refused_says_why_and_products_that_cannot_be_divided_are_left_out():
     plan = Plan(model="gpt2", gpu="t4", batch=64, seq=1024, optim="adam8bit")
-    with Tracer(use_cache=False, workers=None) as tracer:
-        rows = {row.parallel: row for row in _over(plan, 2, tracer, "too large")}
+    answers = Answers(use_cache=False, workers=None)
+    rows = {row.parallel: row for row in _over(plan, 2, answers, "too large")}
     assert rows.keys() == {"ddp", "zero1", "fsdp2"}
     assert "take no DTensors" in rows["fsdp2"].reason
 

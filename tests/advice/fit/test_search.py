@@ -1,8 +1,5 @@
 """The search finds what trying every size would, with few questions."""
 
-import contextlib
-import threading
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +10,8 @@ from memcalc.advice.fit.search import Oracle, fits, islands, largest, may_fit
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError
-from memcalc.estimation import pool
-from memcalc.estimation.client import Judged
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.engine import Judged
 from memcalc.estimation.fits import device_of, margin
 from memcalc.records.levels import Levels
 from memcalc.records.prediction import Fit, FitVerdict
@@ -114,68 +111,50 @@ LIMIT = 1000
 NONE = Levels(requested=0, allocated=0, active=0, reserved=0)
 
 
-class Client(contextlib.nullcontext):
-    """A client whose runs need as many bytes as they have tokens."""
+class Made(Answers):
+    """Answers of runs that need as many bytes as they have tokens."""
 
-    def __init__(self):
-        super().__init__(self)
+    def __init__(self, workers=1):
+        super().__init__(workers=workers)
         self.asked = []
-        self._busy = threading.Lock()
 
-    def judged(self, plan, devices):
-        assert self._busy.acquire(blocking=False), "two threads asked one client"
+    def judge(self, plan, devices, lengths=()):
         self.asked.append((plan.batch, plan.seq))
         needed = plan.batch * plan.seq
         verdict = FitVerdict.FITS if needed <= LIMIT else FitVerdict.DOES_NOT_FIT
         fit = Fit(gpu="T4", capacity=LIMIT, needed=needed, metric="process_used", verdict=verdict)
-        self._busy.release()
         return Judged(peaks=NONE, fits=(fit,) * len(devices), seq=plan.seq)
 
 
-@pytest.fixture
-def over(monkeypatch):
-    """An oracle over such clients."""
-
-    def made(*clients):
-        given = iter(clients)
-        monkeypatch.setattr(pool, "Client", lambda *_: next(given))
-        return Oracle(stack.enter_context(pool.Pool(len(clients))), None)
-
-    with contextlib.ExitStack() as stack:
-        yield made
-
-
-def test_a_question_is_asked_once_however_often_it_is_put(over):
-    client = Client()
-    oracle = over(client)
+def test_a_question_is_asked_once_however_often_it_is_put():
+    answers = Made()
+    oracle = Oracle(answers, None)
     assert oracle.probe(PLAN, DEVICE) == oracle.probe(PLAN, DEVICE)
-    assert client.asked == [(1, 64)]
+    assert answers.asked == [(1, 64)]
 
 
-def test_what_is_larger_than_one_that_does_not_fit_is_not_run(over):
-    clients = [Client(), Client()]
+def test_what_is_larger_than_one_that_does_not_fit_is_not_run():
+    answers = Made(workers=2)
     plans = [replace(PLAN, batch=b, seq=s) for s in (64, 128, 256) for b in (1, 4, 8, 16, 64)]
-    found = over(*clients).table(plans, DEVICE)
+    found = Oracle(answers, None).table(plans, DEVICE)
     assert [probe.fit.fits for probe in found] == [p.batch * p.seq <= LIMIT for p in plans]
-    assert (64, 256) not in {one for client in clients for one in client.asked}
+    assert (64, 256) not in answers.asked
     assert found[-1].fit.metric == "allocated"
 
 
-def test_each_client_is_asked_by_one_thread_at_a_time(over):
-    clients = [Client(), Client()]
-    oracle = over(*clients)
+def test_several_questions_are_answered_in_their_order():
+    answers = Made(workers=2)
+    oracle = Oracle(answers, None)
     plans = [replace(PLAN, batch=n) for n in range(1, 30)]
     found = oracle.each([lambda plan=plan: oracle.probe(plan, DEVICE) for plan in plans])
     assert [probe.batch for probe in found] == [plan.batch for plan in plans]
-    assert sorted(one for client in clients for one in client.asked) == [
-        (p.batch, 64) for p in plans
-    ]
+    assert sorted(answers.asked) == [(p.batch, 64) for p in plans]
 
 
-def test_a_run_that_fails_is_an_error(over):
-    class Broken(Client):
-        def judged(self, plan, devices):
-            return EstimateError("it broke")
+def test_a_run_that_fails_is_an_error():
+    class Broken(Made):
+        def judge(self, plan, devices, lengths=()):
+            raise EstimateError("it broke")
 
     with pytest.raises(EstimateError, match="it broke"):
-        over(Broken()).probe(PLAN, DEVICE)
+        Oracle(Broken(), None).probe(PLAN, DEVICE)
