@@ -29,6 +29,7 @@ from memcalc.estimation.client import Judged
 from memcalc.estimation.described import state_for
 from memcalc.estimation.fits import Device
 from memcalc.estimation.predict import predict
+from memcalc.estimation.processes import of_processes
 from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.replays import Replays, judged, outcome, room_of
 from memcalc.estimation.serving.answer import Engine, Model, predicted
@@ -110,26 +111,20 @@ class Worker:
         question = asked(plan)
         program = self._prepared(question)
         first, *others = ranks.asked(program)
-        if others:
-            return _said(question, self.trace(question), request, replay.play)
+        stages = layouts.spread(plan).stages
+        if others or plan.rank == "all":
+            traces = {rank: self._trace(question, program, rank) for rank in (first, *others)}
+            if "devices" in request or (plan.rank != "all" and stages == 1):
+                most = ranks.largest(traces, layouts.spread(plan).world)
+                return _said(question, most, request, replay.play)
+            told = {rank: _said(question, traces[rank], request, replay.play) for rank in traces}
+            return of_processes(told, layouts.spread(plan))
 
         def here(room: int, ask: Ask) -> dict[str, Any]:
             traced = self._run_here(question, program, first, room)
             return _said(question, traced, request, replay.through(ask))
 
         return self._in_enough_room(question, here)
-
-    def trace(self, question: Asked) -> Trace:
-        """The run that a question asks about; of several ranks the one that needs most.
-
-        Raises:
-            MemcalcError: it cannot be run.
-        """
-        program = self._prepared(question)
-        traces = {rank: self._trace(question, program, rank) for rank in ranks.asked(program)}
-        if len(traces) == 1:
-            return next(iter(traces.values()))
-        return ranks.largest(traces, layouts.spread(question.plan).world)
 
     def _trace(self, question: Asked, program: Program, rank: int) -> Trace:
         """Run one rank in a copy of this process."""
