@@ -111,14 +111,14 @@ class Worker:
         question = asked(plan)
         program = self._prepared(question)
         first, *others = ranks.asked(program)
-        stages = layouts.spread(plan).stages
+        over = layouts.spread(plan)
         if others or plan.rank == "all":
             traces = {rank: self._trace(question, program, rank) for rank in (first, *others)}
-            if "devices" in request or (plan.rank != "all" and stages == 1):
-                most = ranks.largest(traces, layouts.spread(plan).world)
+            if "devices" in request or (plan.rank != "all" and over.stages == 1):
+                most = ranks.largest(traces, over.world)
                 return _said(question, most, request, replay.play)
             told = {rank: _said(question, traces[rank], request, replay.play) for rank in traces}
-            return of_processes(told, layouts.spread(plan))
+            return of_processes(told, over)
 
         def here(room: int, ask: Ask) -> dict[str, Any]:
             traced = self._run_here(question, program, first, room)

@@ -41,8 +41,6 @@ _DIMENSIONS = {
 }
 """Dimensions of a device mesh by the layouts that go together, outermost first, named and ordered
 as torchtitan and accelerate's ``ParallelismConfig`` do."""
-_SHARED = ("dp_shard",)
-"""The dimension of a layout that goes with no other."""
 _INSIDE = ("pp", "ep", "cp", "tp")
 """Layouts inside of data parallelism; the first of a plan's is the one that places its model."""
 
@@ -187,13 +185,12 @@ def of(plan: Plan) -> Layout:
         taken = [layout.options, *(find(name).options for name in inner)]
         layout = replace(layout, options=tuple(sorted({name for one in taken for name in one})))
     known = (*layout.options, _QUIET) if layout.quiet else layout.options
-    told = plan.parallel if inner else layout.name
     for name, value in plan.parallel_args:
         if name not in known:
             options = ", ".join(known) or "none"
             raise UsageError(
-                f"--parallel-arg {name} is not one that memcalc gives to {told}: "
-                f"there are {options}."
+                f"--parallel-arg {name} is not one that memcalc gives to "
+                f"{plan.parallel if inner else layout.name}: there are {options}."
             )
         wanted = _refused(name, value)
         if wanted is not None:
@@ -301,7 +298,7 @@ def spread(plan: Plan) -> Spread:
             f"there are {math.prod(sizes)}: their product must be the number of devices."
         )
     sizes = mesh or sizes
-    names = ("dp_replicate", "dp_shard") if len(sizes) > 1 else _DIMENSIONS.get(layout, _SHARED)
+    names = _DIMENSIONS["hsdp" if len(sizes) > 1 else layout if layout in _DIMENSIONS else "fsdp2"]
     return Spread(layout=layout, axes=dict(zip(names, sizes, strict=True)))
 
 

@@ -14,8 +14,6 @@ from memcalc.workload.layouts import Layout, Rank, fsdp2, tp
 if TYPE_CHECKING:
     import torch
 
-_NEEDED = "Expert parallelism is transformers' own, which has it since 5.21: install a newer one."
-
 
 def divide(model: torch.nn.Module, rank: Rank, _: Any) -> None:
     """Leave this rank its experts, in shards where others have the same.
@@ -30,7 +28,8 @@ def divide(model: torch.nn.Module, rank: Rank, _: Any) -> None:
         from transformers.distributed import DistributedConfig
         from transformers.distributed.expert_parallel import apply_expert_parallelism
     except ImportError:
-        raise UsageError(_NEEDED) from None
+        told = "Expert parallelism is transformers' own, since 5.21: install a newer one."
+        raise UsageError(told) from None
     over, kind = rank.spread, rank.device.type
     inner = over.axes.get("tp", 1)
     within = inner * over.axes.get("dp_shard", 1) * over.axes.get("cp", 1)

@@ -105,9 +105,8 @@ def _replicated(part: torch.nn.Module, rank: Rank, mesh: Any) -> torch.nn.Module
     from memcalc.workload.layouts import ddp
 
     own = {name: value for name, value in rank.options.items() if name in ddp.LAYOUT.options}
-    ids = None if rank.device.type == "cpu" else [rank.device.index]
-    group = mesh["dp_replicate"].get_group()
-    return DistributedDataParallel(part, device_ids=ids, process_group=group, **own)
+    own |= {"device_ids": [rank.device.index], "process_group": mesh["dp_replicate"].get_group()}
+    return DistributedDataParallel(part, **own)
 
 
 def check(plan: Plan) -> None:

@@ -23,7 +23,7 @@ _BY_COLUMNS = (
 _BY_ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
 
-def divide(model: torch.nn.Module, rank: Rank, mesh: Any) -> None:
+def divide(model: Any, rank: Rank, mesh: Any) -> None:
     """Divide each block over the inner dimension of the mesh."""
     from torch.distributed.tensor import Replicate, parallel
 
@@ -53,15 +53,14 @@ def divide(model: torch.nn.Module, rank: Rank, mesh: Any) -> None:
         for name in products
     }
     root: dict[str, Any] = {"lm_head": parallel.ColwiseParallel(output_layouts=Replicate())}
-    if _ends(model)[1] is None:
-        # A stage that another one follows.
-        root = {}
     if sequence:
         inner |= _along_tokens()
         root |= _around_tokens()
     elif _tied(model) or options.get("divide_embedding"):
         # One tensor cannot be a part in the head and whole in the embedding.
         root |= _embedding()
+    # Stages in the middle have neither an embedding nor a head.
+    root = {name: style for name, style in root.items() if name in dict(model.named_modules())}
     for layer in layers:
         parallel.parallelize_module(layer, mesh, _with_adapters(layer, inner, sequence))
     parallel.parallelize_module(model, mesh, _with_adapters(model, root, sequence))
@@ -159,14 +158,9 @@ def _embedding() -> dict[str, Any]:
     }
 
 
-def _tied(model: torch.nn.Module) -> bool:
-    embedding, head = _ends(model)
+def _tied(model: Any) -> bool:
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     return embedding is not None and head is not None and embedding.weight is head.weight
-
-
-def _ends(model: Any) -> tuple[Any, Any]:
-    """Return the embedding and the head; stages in the middle have none."""
-    return model.get_input_embeddings(), model.get_output_embeddings()
 
 
 def groups(model: torch.nn.Module) -> list[Any]:
