@@ -155,15 +155,18 @@ def _run(plan: Any, multiprocessors: int, told: Connection) -> None:
     from msgspec.structs import replace
 
     from memcalc.children.child import Breadcrumbs
+    from memcalc.engine import ranks
     from memcalc.errors import MemcalcError
     from memcalc.estimation.question import asked
     from memcalc.estimation.worker import SimulatedRun
+    from memcalc.workload import layouts
 
     try:
         question = asked(plan)
         target = replace(question.target, multiprocessors=multiprocessors)
         speaker: Any = types.SimpleNamespace(breadcrumbs=Breadcrumbs())
-        found = SimulatedRun(replace(question, target=target), speaker, {}).trace_ranks()
+        traces = SimulatedRun(replace(question, target=target), speaker, {}).trace_ranks()
+        found = ranks.largest(traces, layouts.spread(plan).world)
     except MemcalcError as error:
         told.send(((), f"{type(error).__name__}: {error}"))
         return

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -137,17 +138,16 @@ def place(program: Program, device: str, *, simulated: bool = False) -> Program:
 
 
 def _laid_out(program: Program, device: str, move: Move, simulated: bool) -> Program:
-    number, world = _group()
+    number, _ = _group()
     if program.plan.liger:
         liger.apply(program.model)
     rank = Rank(
         number=number,
-        world=world,
+        spread=layouts.spread(program.plan),
         device=_device(device),
-        sizes=layouts.spread(program.plan).sizes,
         options=layouts.arguments(program.plan),
         move=move,
-        fill=filler(program.model, on_host=not simulated),
+        filler=functools.partial(filler, on_host=not simulated),
     )
     return replace(program, model=layouts.of(program.plan).place(program.model, rank))
 

@@ -27,6 +27,7 @@ from memcalc.estimation.described import state_for
 from memcalc.estimation.engine import JOB, RUN, Judged
 from memcalc.estimation.fits import Device
 from memcalc.estimation.predict import predict
+from memcalc.estimation.processes import of_processes
 from memcalc.estimation.question import ASSUMED, Asked, asked
 from memcalc.estimation.replays import Replays, judged, outcome, room_of
 from memcalc.estimation.serving.answer import Model, ServingEngine, predicted
@@ -92,10 +93,9 @@ def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
             source = models.find(plan.model)
             return {"inventory": encode(whole(source, tasks.choose(source, plan.task), plan))}
         simulated = SimulatedRun(asked(plan), speaker, request)
-        traced = simulated.trace_ranks()
         if "rank" in request:
-            return {"trace": pack(traced)}
-        return _said(simulated.question, traced, request, _player(speaker))
+            return {"trace": pack(simulated.trace(request["rank"]))}
+        return _said_of_ranks(simulated, request, _player(speaker))
     except AskAgainError as error:
         return {"again": error.more}
     except simulated_gpu.AnotherGpuError:
@@ -133,18 +133,16 @@ class SimulatedRun:
         if plan.target != "cpu":
             simulated_gpu.check_imports(question.target)
 
-    def trace_ranks(self) -> Trace:
-        """Run the rank that is asked about, or of several the one that needs most.
+    def trace_ranks(self) -> dict[int, Trace]:
+        """Run the ranks that are asked about: one of them here.
 
         Raises:
-            MemcalcError: it cannot be run.
+            MemcalcError: one cannot be run.
         """
-        rank = self._request.get("rank")
-        wanted = ranks.asked(self.program) if rank is None else (rank,)
-        if len(wanted) == 1:
-            return self.trace(wanted[0])
-        traces = {rank: self._ask_for(rank) for rank in wanted}
-        return ranks.largest(traces, layouts.spread(self.question.plan).world)
+        first, *others = ranks.asked(self.program)
+        if not others:
+            return {first: self.trace(first)}
+        return {rank: self._ask_for(rank) for rank in (first, *others)}
 
     def _ask_for(self, rank: int) -> Trace:
         """Have a rank run in a fork of its own."""
@@ -258,6 +256,18 @@ def _said_of_room(question: Asked, room: int) -> Iterator[str]:
         yield f"reserved is from a run on a card of {size} (name yours with --gpu)"
     elif question.plan.generate is not None and room > _room(question):
         yield f"does not fit; reserved is from a run on an imaginary {size} card"
+
+
+def _said_of_ranks(simulated: SimulatedRun, request: dict[str, Any], play: Play) -> dict[str, Any]:
+    """Answer what was asked of the ranks that run: of the one that needs most, or of each."""
+    question, traces = simulated.question, simulated.trace_ranks()
+    over, every = layouts.spread(question.plan), question.plan.rank == "all"
+    if len(traces) == 1 and not every:
+        return _said(question, next(iter(traces.values())), request, play)
+    if "devices" in request or (over.stages == 1 and not every):
+        return _said(question, ranks.largest(traces, over.world), request, play)
+    told = {rank: _said(question, traced, request, play) for rank, traced in traces.items()}
+    return of_processes(told, over)
 
 
 def _said(question: Asked, traced: Trace, request: dict[str, Any], play: Play) -> dict[str, Any]:

@@ -287,8 +287,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Text | None,
         about(
             "Several GPUs",
-            "Layout over several GPUs: ddp, zero1, zero2, zero3, fsdp1, fsdp2, hsdp=2x4, tp=2, "
-            "tp=2,fsdp2=4.",
+            "Layout over several GPUs: ddp, zero1, zero2, zero3, fsdp1, fsdp2, hsdp=2x4; pp=4, "
+            "cp=2, tp=2, ep=8 and such as pp=2,tp=2,fsdp2=4.",
             otherwise="ddp",
         ),
     ] = None
@@ -306,7 +306,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         about(
             "Several GPUs",
             "Rank whose memory is shown: its number, first, last, or all.",
-            otherwise="the first or the last, whichever needs more; of a command the first",
+            otherwise="the first or the last, whichever needs more, of stages each; of a command "
+            "the first",
         ),
     ] = None
     recipe: Annotated[

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from memcalc.workload.job import Job, Watch
 
 DEFAULT = "plain"
-WITH_A_LAYOUT = ("deepspeed",)
+WITH_A_LAYOUT = ("deepspeed", "pipeline")
 """Loops that are not chosen by name: a script around a layout's library is written so."""
 
 
