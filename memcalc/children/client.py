@@ -96,7 +96,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         """
         deadline = time.monotonic() + timeout
         number, channel = self._fork(module, name, hint)
-        garbled = ended = False
+        garbled, ended = False, ""
         try:
             _send(channel, {**self._place(), "request": request})
             for message in _messages(channel, deadline, interval, tick):
@@ -108,11 +108,10 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
                 elif "answer" in message or "error" in message:
                     return self._answer_in(message, name)
                 elif "ended" in message:
-                    ended = True
-                    reason = GARBLED.format(name) if garbled else str(message["ended"])
-                    raise self._failure(reason) from ChildProcessError()
-            reason = GARBLED.format(name) if garbled else self._how_it_ended()
-            raise self._failure(reason) from ChildProcessError()
+                    ended = str(message["ended"])
+                    break
+            why = GARBLED.format(name) if garbled else ended or self._how_it_ended()
+            raise self._failure(why) from ChildProcessError()
         finally:
             if not ended:
                 self._end(number, channel)
