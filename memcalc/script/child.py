@@ -24,10 +24,10 @@ from memcalc.children import exit_reason
 from memcalc.children.fork import flush
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.follow.mail import EndlessWaitError
+from memcalc.engine.follow.session import Session
+from memcalc.engine.follow.steps import EnoughStepsError
 from memcalc.engine.packages import stand_ins
-from memcalc.engine.scripts.mail import EndlessWaitError
-from memcalc.engine.scripts.session import Session
-from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.engine.serving import start
 from memcalc.errors import EstimateError
 from memcalc.files.trace_file import pack

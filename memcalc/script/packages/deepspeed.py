@@ -6,8 +6,8 @@ the engine's. Read in 0.19.8.
 
 from typing import Any
 
+from memcalc.engine.follow.session import Session
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.session import Session
 from memcalc.errors import EstimateError
 from memcalc.records.trace import Component
 

@@ -18,14 +18,14 @@ from memcalc.engine import torch_internals as internals
 from memcalc.engine.compiling import Compiling
 from memcalc.engine.counters import Counters
 from memcalc.engine.cudnn import loading
+from memcalc.engine.follow import variables
+from memcalc.engine.follow.group import Groups
+from memcalc.engine.follow.models import Models
+from memcalc.engine.follow.phases import Phases
+from memcalc.engine.follow.steps import BY_HAND, Steps
 from memcalc.engine.history import Timeline
 from memcalc.engine.notes import Interval, Told
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts import variables
-from memcalc.engine.scripts.group import Groups
-from memcalc.engine.scripts.models import Models
-from memcalc.engine.scripts.phases import Phases
-from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.engine.values import Values
 from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import LONGER, Refusal

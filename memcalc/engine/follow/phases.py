@@ -18,12 +18,12 @@ from torch.nn.utils import clip_grad
 from memcalc.engine import source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.counters import Counters
+from memcalc.engine.follow.hand_state import HandState
+from memcalc.engine.follow.models import Models
+from memcalc.engine.follow.steps import BY_HAND, Steps
 from memcalc.engine.host_view import tensors_in
 from memcalc.engine.notes import AtWork, held_by
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.hand_state import HandState
-from memcalc.engine.scripts.models import Models
-from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.records.trace import Component, Phase
 from memcalc.workload.inference import caches_of
 from memcalc.workload.job import scaler_class
