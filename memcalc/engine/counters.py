@@ -71,6 +71,13 @@ class Counters(Notebook):
         self.leave()
         self._open(phase, step, line)
 
+    def rename(self, phase: Phase, step: int) -> None:
+        """Say of the interval that runs that it is of another phase or step."""
+        if self._waiting is not None:
+            self._waiting = phase, step, self._waiting[2]
+        for notes in self.notes:
+            notes.intervals[-1].phase, notes.intervals[-1].step = phase, step
+
     def interval(self) -> int:
         """The number of the present interval, on every GPU."""
         return len(self.notes[0].intervals) - 1 if self.notes else 0

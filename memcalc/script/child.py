@@ -153,6 +153,7 @@ def _ended(request: Request, session: Session) -> Ending:
         session.leave(enough)
         return Ending(code=0, stopped=True)
     except BaseException as error:
+        session.phases.end(failed=isinstance(error, torch.cuda.OutOfMemoryError))
         if request.work:
             _raised.update(_described(error))
             return Ending(code=1, out_of_memory=_lacked(error))

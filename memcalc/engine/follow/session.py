@@ -21,6 +21,7 @@ from memcalc.engine.cudnn import loading
 from memcalc.engine.follow import variables
 from memcalc.engine.follow.group import Groups
 from memcalc.engine.follow.models import Models
+from memcalc.engine.follow.names import Names
 from memcalc.engine.follow.phases import Phases
 from memcalc.engine.follow.steps import BY_HAND, Steps
 from memcalc.engine.history import Timeline
@@ -59,9 +60,10 @@ class Session:
         self.counters = Counters()
         self.models = Models(self.counters)
         self.steps = Steps(steps)
-        self.phases = Phases(self.counters, self.models, self.steps)
+        self.names = Names(self.counters, self.models, self.steps)
+        self.phases = Phases(self.counters, self.steps, self.names)
         # A function that trains to the end of the program takes its variables with it.
-        self.phases.unwatched = lambda: self._own(variables.running_scopes())
+        self.names.unwatched = lambda: self._own(variables.running_scopes())
         self.groups = Groups(self.counters)
         self.values = Values(self.say)
         self.compiling = Compiling(self.say)
@@ -75,7 +77,7 @@ class Session:
         internals.see_simulated_gpus(self.patches)
         self.counters.install(self.patches, with_lines=True)
         self.counters.enter(Phase.LOAD, 0)
-        for part in (self.models, self.steps, self.phases, self.compiling):
+        for part in (self.models, self.steps, self.names, self.phases, self.compiling):
             part.install(self.patches)
         if os.environ.get("MEMCALC_READS") != "zeros":
             self.values.install(self.patches)
@@ -86,6 +88,7 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.values.stop()
         self.groups.settle()
+        self.phases.end()
         for said in loading.assumptions():
             self.say(said)
         if BY_HAND in self.steps.made:
@@ -104,7 +107,7 @@ class Session:
             scopes = variables.scopes_of_traceback(left.__traceback__)
         else:
             scopes = iter([variables.Scope(left, str(left.get("__file__", "")))])
-            self.phases.end()
+            self.names.end()
         self._own(scopes)
 
     def _own(self, scopes: Iterable[variables.Scope]) -> None:
@@ -161,11 +164,7 @@ def _name_held(timeline: Timeline, intervals: list[Interval], *, wrapped: bool) 
 
     ``wrapped``: or by what spreads the model over several GPUs, unless a variable holds it.
     """
-    ends = [
-        one.end
-        for one, after in itertools.pairwise(intervals)
-        if (one.phase, after.phase) == (Phase.BACKWARD, Phase.FORWARD)
-    ]
+    ends = [one.end for one in intervals[:-1] if one.phase is Phase.BACKWARD]
     begins = [one.begin for one in intervals]
 
     def outlives(block: Any) -> bool:
