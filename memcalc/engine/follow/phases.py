@@ -13,6 +13,7 @@ next batch, is forward of the coming step.
 """
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -96,7 +97,7 @@ class Phases:
         """Optimizers that stepped since the step began."""
         self._after: Phase | None = None
         """The phase before the gap that the program is in; ``None``: it is in none."""
-        self._interval = Phase.LOAD, 0
+        self._interval: tuple[Phase, int] | None = None
         """Phase and step that the counters know."""
         self._back_to: Phase | None = None
         """The phase that an evaluation interrupts."""
@@ -109,8 +110,8 @@ class Phases:
         patches.also(modules.register_module_forward_hook(self._leaving, always_call=True).remove)
         patches.wrap(torch.autograd, "backward", self._backward)
         patches.wrap(torch.autograd, "grad", self._grad)
-        patches.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
-        patches.wrap(torch.nn.Module, "zero_grad", self._zero_grad)
+        patches.wrap(torch.optim.Optimizer, "zero_grad", self.clear_gradients)
+        patches.wrap(torch.nn.Module, "zero_grad", self.clear_gradients)
         patches.wrap(scaler_class(), "unscale_", self._stepping)
         for name in _CLIPPING:
             patches.wrap(torch.nn.utils, name, self._stepping)
@@ -145,8 +146,8 @@ class Phases:
         self._observer.pauses(self.step + ahead)
         if after is not Phase.EVAL:
             self.phase = Phase.FORWARD
-            self._interval = Phase.FORWARD, self.step + ahead
-            self._counters.enter(*self._interval)
+            self._interval = None
+            self._counters.enter(Phase.FORWARD, self.step + ahead)
 
     def _end_gap(self, phase: Phase) -> None:
         """Name a gap by what it led to; an evaluation goes on until something else begins."""
@@ -155,12 +156,17 @@ class Phases:
             clears = after is phase is Phase.ZERO_GRAD
             self.phase = phase if clears else _LEADS_TO.get(phase, phase)
             self._interval = self.phase, self.step
-            self._counters.rename(*self._interval)
+            self._counters.rename(self.phase, self.step)
 
-    def begin(self, phase: Phase) -> None:
+    def begin(self, phase: Phase, step: int = 0) -> None:
         """Begin a phase that only the caller knows of, such as loading."""
-        self._after = None
+        self._after, self.step = None, step
         self._mark(phase)
+
+    def leave(self) -> None:
+        """End the phase that runs: what is done until another begins is of none."""
+        self._interval = None
+        self._counters.leave()
 
     def begin_training(self) -> None:
         """Loading has ended: what follows belongs to what the program calls next."""
@@ -175,8 +181,31 @@ class Phases:
         self._after = None
         self._counters.rename(Phase.FORWARD, self.step)
 
+    def end_training(self) -> None:
+        """The loop has ended: what it leaves behind is of no phase."""
+        if self._after not in (None, Phase.EVAL):
+            self._after = None
+            self._counters.forget()
+
     @contextlib.contextmanager
-    def _during(self, phase: Phase) -> Iterator[None]:
+    def follow_passes(self, model: torch.nn.Module) -> Iterator[None]:
+        """Take the calls of a model that generates for prefill first, and then for decoding."""
+        numbers = itertools.count()
+
+        def begins(*_: object) -> None:
+            if number := next(numbers):
+                self._observer.begins_step(number)
+                self.begin(Phase.DECODE, number)
+
+        self.begin(Phase.PREFILL)
+        hook = model.register_forward_pre_hook(begins, prepend=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @contextlib.contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
         """A phase that interrupts another one, or a gap."""
         before = None if self._after is not None else self.phase
         self._enter(phase)
@@ -199,6 +228,10 @@ class Phases:
             self._observer.has_gradients(inputs, found)
         return found
 
+    def follow_engine(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Take a function of a library around autograd's backward for backward as a whole."""
+        return self._run_backward(original, (), args, kwargs)
+
     def _run_backward(
         self, original: Any, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -213,14 +246,16 @@ class Phases:
             self._observer.leaves_backward(self.backwards)
             self._begin_gap(Phase.BACKWARD)
 
-    def _zero_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.phase in (Phase.ZERO_GRAD, Phase.LOAD, Phase.BACKWARD):
+    def clear_gradients(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Take a function for ``zero_grad``; inside backward and before training it is none."""
+        inside = self.phase in (Phase.ZERO_GRAD, Phase.LOAD, Phase.BACKWARD)
+        if inside or self._after in (Phase.LOAD, Phase.RESUME):
             return original(*args, **kwargs)
-        with self._during(Phase.ZERO_GRAD):
+        with self.during(Phase.ZERO_GRAD):
             return original(*args, **kwargs)
 
     def _stepping(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._during(Phase.STEP):
+        with self.during(Phase.STEP):
             return original(*args, **kwargs)
 
     def _step_begins(self, optimizer: Any) -> None:

@@ -76,7 +76,7 @@ class Session:
             self.say(_NO_CUDNN)
         internals.see_simulated_gpus(self.patches)
         self.counters.install(self.patches, with_lines=True)
-        self.counters.enter(Phase.LOAD, 0)
+        self.phases.begin(Phase.LOAD)
         for part in (self.models, self.steps, self.names, self.phases, self.compiling):
             part.install(self.patches)
         if os.environ.get("MEMCALC_READS") != "zeros":
