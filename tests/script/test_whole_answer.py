@@ -46,7 +46,7 @@ def test_what_follows_zero_grad_is_forward_of_the_coming_step(run):
     steps = {}
     for one in run(TRAINS.replace(after, fetches), steps=3).traced.trace.readings:
         steps.setdefault(one.step, []).append(one)
-    phases = [Phase.FORWARD, Phase.BACKWARD, Phase.STEP, Phase.STEP, Phase.ZERO_GRAD]
+    phases = [Phase.FORWARD, Phase.BACKWARD, Phase.STEP, Phase.ZERO_GRAD]
     assert [one.phase for one in steps[1]] == phases
     # The batch is there as the first step ends, and gradients of 1 MB are gone by then.
     forward, (*_, clears) = steps[1][0], steps[1]

@@ -64,6 +64,8 @@ class Steps:
         ):
             patches.also(hook.remove)
         patches.wrap(torch.optim.Optimizer, "__init__", self._optimizer_made)
+        if self._wanted:
+            patches.wrap(threading, "excepthook", _thread_ended)
         if self._wanted and threading.current_thread() is threading.main_thread():
             before = signal.signal(_ENOUGH, _end_main)
             patches.also(functools.partial(signal.signal, _ENOUGH, before))
