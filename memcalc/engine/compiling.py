@@ -59,7 +59,7 @@ class Compiling:
         own = {name: os.environ[name] for name in simulated_gpu.CACHES if name in os.environ}
         # A program may have named others by now.
         patches.when_imported("triton", lambda _: os.environ.update(own))
-        patches.when_imported("torch._dynamo.eval_frame", lambda m: self._hide_hooks(m, patches))
+        hide_hooks(patches)
         patches.when_imported("torch._dynamo.callback", self._watch)
         heuristics = "torch._inductor.runtime.triton_heuristics"
         patches.wrap_later(heuristics, "CachingAutotuner.bench", self._bench)
@@ -81,23 +81,6 @@ class Compiling:
         if math.isfinite(timings[0]):
             self._chosen = tuner.nargs
         return timings
-
-    def _hide_hooks(self, module: ModuleType, patches: Patches) -> None:
-        """Compiled code runs without our hooks on modules."""
-
-        def compiled(original: Any, context: Any, fn: Any) -> Any:
-            made = original(context, fn)
-            if isinstance(made, torch.nn.Module | type) or not callable(made):
-                return made
-
-            @functools.wraps(made)
-            def without_hooks(*args: Any, **kwargs: Any) -> Any:
-                with hidden_hooks():
-                    return made(*args, **kwargs)
-
-            return without_hooks
-
-        patches.wrap(module._TorchDynamoContext, "__call__", compiled)
 
     def _watch(self, module: ModuleType) -> None:
         handler = getattr(module, "callback_handler", None)
@@ -149,3 +132,21 @@ class hidden_hooks:  # noqa: N801
     def __exit__(self, *_: object) -> None:
         for hooks, kept in zip(_HOOKS, self._kept, strict=True):
             hooks.update(kept)
+
+
+def hide_hooks(patches: Patches) -> None:
+    """Let compiled code run without our hooks on modules."""
+
+    def compiled(original: Any, context: Any, fn: Any) -> Any:
+        made = original(context, fn)
+        if isinstance(made, torch.nn.Module | type) or not callable(made):
+            return made
+
+        @functools.wraps(made)
+        def without_hooks(*args: Any, **kwargs: Any) -> Any:
+            with hidden_hooks():
+                return made(*args, **kwargs)
+
+        return without_hooks
+
+    patches.wrap_later("torch._dynamo.eval_frame", "_TorchDynamoContext.__call__", compiled)

@@ -24,10 +24,10 @@ from memcalc.children import exit_reason
 from memcalc.children.child import flush
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.follow.mail import EndlessWaitError
+from memcalc.engine.follow.session import Session
+from memcalc.engine.follow.steps import EnoughStepsError
 from memcalc.engine.packages import compiled, stand_ins
-from memcalc.engine.scripts.mail import EndlessWaitError
-from memcalc.engine.scripts.session import Session
-from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.engine.serving import start
 from memcalc.errors import EstimateError
 from memcalc.files.trace_file import pack
@@ -156,6 +156,7 @@ def _ended(request: Request, session: Session) -> Ending:
         session.leave(enough)
         return Ending(code=0, stopped=True)
     except BaseException as error:
+        session.phases.end(failed=isinstance(error, torch.cuda.OutOfMemoryError))
         if request.work:
             _raised.update(_described(error))
             lacks = stand_ins.lacking(error)

@@ -21,8 +21,8 @@ class Pipeline(nn.Module):
         self.parts = nn.ModuleList(parts.values())
         self.numbers, self.count, self.kind, self.mesh = tuple(parts), count, kind, mesh
 
-    def schedule(self, passed: torch.Tensor, microbatches: int, loss: Any) -> tuple[Any, list[Any]]:
-        """Make the schedule and its stages, which pass on tensors like one on the meta device.
+    def schedule(self, passed: torch.Tensor, microbatches: int, loss: Any) -> Any:
+        """Make the schedule; its stages pass on tensors like one on the meta device.
 
         Raises:
             UsageError: PyTorch refuses the schedule.
@@ -50,7 +50,7 @@ class Pipeline(nn.Module):
                 f"{self.kind.__name__}: {line(error)}. --batch is divided into n_microbatches, as "
                 "many as there are samples if not said."
             ) from None
-        return made, stages
+        return made
 
 
 def stage_of(model: Any, layers: range, *, first: bool, last: bool) -> nn.Module:

@@ -40,6 +40,19 @@ def test_the_answer_is_what_the_script_itself_sees_of_its_gpu(run, tmp_path):
     assert {"0", "1"} <= {one.module for one in found.traced.trace.storages if one.step == 1}
 
 
+def test_what_follows_zero_grad_is_forward_of_the_coming_step(run):
+    after = 'file=open("said", "a"))'
+    fetches = f'{after}\n        batch = torch.empty(1 << 22, device="cuda"); del batch'
+    steps = {}
+    for one in run(TRAINS.replace(after, fetches), steps=3).traced.trace.readings:
+        steps.setdefault(one.step, []).append(one)
+    phases = [Phase.FORWARD, Phase.BACKWARD, Phase.STEP, Phase.ZERO_GRAD]
+    assert [one.phase for one in steps[1]] == phases
+    # The batch is there as the first step ends, and gradients of 1 MB are gone by then.
+    forward, (*_, clears) = steps[1][0], steps[1]
+    assert forward.requested - clears.requested == (1 << 24) - WEIGHTS
+
+
 RUNS_OUT = """
     import torch
     model = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(8)]).cuda()
@@ -217,7 +230,7 @@ IN_HOOKS = """
 
 def test_gradients_are_known_in_hooks_and_other_processes_are_told(run):
     prediction = run(IN_HOOKS, gpu="2xt4").traced.prediction
-    assert prediction.peak.phase is Phase.STEP
+    assert prediction.peak.phase is Phase.BACKWARD
     assert prediction.components[Component.GRADIENTS] == 4 * 512 * 512
     assert any(one.startswith("processes that the script started") for one in prediction.uncounted)
     assert any("uses 1 of 2 GPUs" in one for one in prediction.assumptions)

@@ -8,36 +8,27 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, cast
 
-from memcalc.records.trace import Phase
 from memcalc.workload.loops import Loop
 
 if TYPE_CHECKING:
-    from memcalc.workload.job import Job, Turns, Watch
-
-_CHUNKS = {
-    "forward_one_chunk": Phase.FORWARD,
-    "backward_one_chunk": Phase.BACKWARD,
-    "backward_weight_one_chunk": Phase.BACKWARD,
-}
-"""Methods of a stage that a schedule calls for each micro-batch."""
+    from memcalc.workload.job import Job
 
 
-def run(job: Job, watch: Watch, steps: int) -> None:
+def run(job: Job, steps: int) -> None:
     """Train for some optimizer steps."""
-    from memcalc.workload.job import Turns, forward_context
+    from memcalc.workload.job import forward_context
 
-    turns, schedule, outputs = Turns(watch), None, None
+    schedule, outputs = None, None
     context, pipeline = forward_context(job.plan, job.device), cast(Any, job.model)
     is_last = pipeline.count - 1 in pipeline.numbers
-    for step in range(steps):
+    for _ in range(steps):
         for _ in range(job.plan.grad_accum):
-            turns.to(Phase.FORWARD, step)
             batch = job.batch()
             with contextlib.ExitStack() as stack:
                 given, target = _divided(job, batch, stack)
                 tokens = given.pop("input_ids")
                 if schedule is None:
-                    schedule = _schedule(job, tokens, turns)
+                    schedule = _schedule(job, tokens)
                 stack.enter_context(context())
                 # A script's names: its losses live until the next step begins.
                 losses: list[Any] = []
@@ -48,13 +39,10 @@ def run(job: Job, watch: Watch, steps: int) -> None:
                     return_outputs=job.keep_outputs,
                     **given,
                 )
-        turns.to(Phase.STEP, step)
         if job.max_grad_norm is not None:
             job.clip(job.max_grad_norm)
         job.optimizer.step()
-        turns.to(Phase.ZERO_GRAD, step)
         job.optimizer.zero_grad(set_to_none=job.plan.set_to_none)
-    turns.end()
     del outputs
 
 
@@ -69,8 +57,8 @@ def _divided(job: Job, batch: Any, stack: contextlib.ExitStack) -> tuple[dict[st
     return given, batch.get("shift_labels", batch["labels"])
 
 
-def _schedule(job: Job, tokens: Any, turns: Turns) -> Any:
-    """Make the schedule; the stages say when forward and backward begin."""
+def _schedule(job: Job, tokens: Any) -> Any:
+    """Make the schedule."""
     import torch
 
     from memcalc.workload.blocks import dtype_of
@@ -94,19 +82,7 @@ def _schedule(job: Job, tokens: Any, turns: Turns) -> Any:
         shifted = {"labels": None, "shift_labels": labels} if split else {"labels": labels}
         return model.loss_function(logits=logits, vocab_size=model.config.vocab_size, **shifted)
 
-    schedule, stages = pipeline.schedule(passed, microbatches, loss)
-    for stage in stages:
-        for name, phase in _CHUNKS.items():
-            setattr(stage, name, _telling(getattr(stage, name), turns, phase))
-    return schedule
-
-
-def _telling(method: Any, turns: Turns, phase: Phase) -> Any:
-    def tell(*args: Any, **kwargs: Any) -> Any:
-        turns.then(phase)
-        return method(*args, **kwargs)
-
-    return tell
+    return pipeline.schedule(passed, microbatches, loss)
 
 
 LOOP = Loop(

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
 from memcalc.engine.counters import Counters
+from memcalc.engine.follow.messages import Messages
+from memcalc.engine.follow.objects import Objects
 from memcalc.engine.packages import fsdp, pipelining, zero_redundancy
 from memcalc.engine.patches import Patches
 from memcalc.engine.ranks import SingleRankStore, name_buckets
-from memcalc.engine.scripts.messages import Messages
-from memcalc.engine.scripts.objects import Objects
 
 PAUSE = 0.25
 """Seconds after which NCCL's watchdog has let go of tensors of collectives that are done: it looks

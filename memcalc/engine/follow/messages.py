@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from memcalc.engine import source_lines
+from memcalc.engine.follow.mail import EndlessWaitError, Ties, from_environment
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.mail import EndlessWaitError, Ties, from_environment
 from memcalc.engine.stub import load as stub
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

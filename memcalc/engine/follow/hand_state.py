@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from memcalc.engine.follow import variables
 from memcalc.engine.notes import Notebook
-from memcalc.engine.scripts import variables
 from memcalc.records.trace import Component
 
 _LOOKS = 3

@@ -18,14 +18,15 @@ from memcalc.engine import torch_internals as internals
 from memcalc.engine.compiling import Compiling
 from memcalc.engine.counters import Counters
 from memcalc.engine.cudnn import loading
+from memcalc.engine.follow import variables
+from memcalc.engine.follow.group import Groups
+from memcalc.engine.follow.models import Models
+from memcalc.engine.follow.names import Names
+from memcalc.engine.follow.phases import Phases
+from memcalc.engine.follow.steps import BY_HAND, Steps
 from memcalc.engine.history import Timeline
 from memcalc.engine.notes import Interval, Told
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts import variables
-from memcalc.engine.scripts.group import Groups
-from memcalc.engine.scripts.models import Models
-from memcalc.engine.scripts.phases import Phases
-from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.engine.values import Values
 from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import LONGER, Refusal
@@ -59,9 +60,10 @@ class Session:
         self.counters = Counters()
         self.models = Models(self.counters)
         self.steps = Steps(steps)
-        self.phases = Phases(self.counters, self.models, self.steps)
+        self.names = Names(self.counters, self.models, self.steps)
+        self.phases = Phases(self.counters, self.steps, self.names)
         # A function that trains to the end of the program takes its variables with it.
-        self.phases.unwatched = lambda: self._own(variables.running_scopes())
+        self.names.unwatched = lambda: self._own(variables.running_scopes())
         self.groups = Groups(self.counters)
         self.values = Values(self.say)
         self.compiling = Compiling(self.say)
@@ -74,8 +76,8 @@ class Session:
             self.say(_NO_CUDNN)
         internals.see_simulated_gpus(self.patches)
         self.counters.install(self.patches, with_lines=True)
-        self.counters.enter(Phase.LOAD, 0)
-        for part in (self.models, self.steps, self.phases, self.compiling):
+        self.phases.begin(Phase.LOAD)
+        for part in (self.models, self.steps, self.names, self.phases, self.compiling):
             part.install(self.patches)
         if os.environ.get("MEMCALC_READS") != "zeros":
             self.values.install(self.patches)
@@ -86,6 +88,7 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.values.stop()
         self.groups.settle()
+        self.phases.end()
         for said in loading.assumptions():
             self.say(said)
         if BY_HAND in self.steps.made:
@@ -104,7 +107,7 @@ class Session:
             scopes = variables.scopes_of_traceback(left.__traceback__)
         else:
             scopes = iter([variables.Scope(left, str(left.get("__file__", "")))])
-            self.phases.end()
+            self.names.end()
         self._own(scopes)
 
     def _own(self, scopes: Iterable[variables.Scope]) -> None:
@@ -161,11 +164,7 @@ def _name_held(timeline: Timeline, intervals: list[Interval], *, wrapped: bool) 
 
     ``wrapped``: or by what spreads the model over several GPUs, unless a variable holds it.
     """
-    ends = [
-        one.end
-        for one, after in itertools.pairwise(intervals)
-        if (one.phase, after.phase) == (Phase.BACKWARD, Phase.FORWARD)
-    ]
+    ends = [one.end for one in intervals[:-1] if one.phase is Phase.BACKWARD]
     begins = [one.begin for one in intervals]
 
     def outlives(block: Any) -> bool:

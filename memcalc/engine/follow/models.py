@@ -12,9 +12,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from memcalc.engine.counters import Counters
+from memcalc.engine.follow.counts import Counts
 from memcalc.engine.notes import held_by, state_of
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.counts import Counts
 from memcalc.records.model import Inventory, OptimizerState
 from memcalc.records.trace import Component
 

@@ -26,9 +26,12 @@ class EnoughStepsError(BaseException):
 
 
 class Steps:
-    """Counts for every optimizer; before one goes beyond ``wanted`` (0: any), the program ends."""
+    """Counts for every optimizer, or for ``only`` one.
 
-    def __init__(self, wanted: int) -> None:
+    Before one goes beyond ``wanted`` steps (0: any), the program ends.
+    """
+
+    def __init__(self, wanted: int = 0, only: Any = None) -> None:
         self.most = 0
         """Of the optimizer that has made most."""
         self.made: dict[int, int] = {}
@@ -42,7 +45,7 @@ class Steps:
         """Told that parameters were changed in place after a backward, by no optimizer."""
         self.settle: Callable[[], None] = lambda: None
         """Called before each step: collectives of before it are done."""
-        self._wanted = wanted
+        self._wanted, self._only = wanted, only
         self._driven = 0
         """How many libraries drive optimizers of theirs at this moment: those make no steps."""
         self._alive: dict[int, weakref.ref[Any]] = {}
@@ -53,19 +56,23 @@ class Steps:
         self._patches = patches
         for hook in (
             optimizers.register_optimizer_step_pre_hook(
-                lambda one, *_: None if self._driven else self._begin(one)
+                lambda one, *_: self._begin(one) if self._counts(one) else None
             ),
             optimizers.register_optimizer_step_post_hook(
-                lambda one, *_: None if self._driven else self._end(one)
+                lambda one, *_: self._end(one) if self._counts(one) else None
             ),
         ):
             patches.also(hook.remove)
         patches.wrap(torch.optim.Optimizer, "__init__", self._optimizer_made)
-        patches.wrap(threading, "excepthook", _thread_ended)
-        if threading.current_thread() is threading.main_thread():
+        if self._wanted:
+            patches.wrap(threading, "excepthook", _thread_ended)
+        if self._wanted and threading.current_thread() is threading.main_thread():
             before = signal.signal(_ENOUGH, _end_main)
             patches.also(functools.partial(signal.signal, _ENOUGH, before))
         self._count_replays(patches)
+
+    def _counts(self, optimizer: Any) -> bool:
+        return not self._driven and (self._only is None or optimizer is self._only)
 
     def _optimizer_made(self, original: Any, *args: Any, **kwargs: Any) -> None:
         self.has_optimizer = True

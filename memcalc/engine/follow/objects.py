@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from memcalc.engine import source_lines
+from memcalc.engine.follow.messages import Messages, channel_of, global_rank, ranks_of
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.messages import Messages, channel_of, global_rank, ranks_of
 
 
 class Objects:
