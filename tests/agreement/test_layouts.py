@@ -5,7 +5,7 @@ import json
 import pytest
 
 from memcalc.catalog.plan import make
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from memcalc.script.simulate import plan_of, simulate
 from tests.agreement.test_pairs import LLAMA, peaks
 from tests.conftest import ROOT
@@ -60,9 +60,8 @@ def test_a_rank_of_a_layout_takes_what_its_script_takes(
     config, world, (script, *words), settings, _ = CASES[name]
     (tmp_path / "config.json").write_text(json.dumps(config))
     monkeypatch.chdir(tmp_path)
-    with Tracer() as tracer:
-        plan = make({"model": "config.json", "rank": rank, **SETTINGS, **settings})
-        planned = peaks(tracer.trace(plan).trace)
+    plan = make({"model": "config.json", "rank": rank, **SETTINGS, **settings})
+    planned = peaks(Answers().trace(plan).trace)
     pair = str(ROOT / "tests" / "agreement" / "pairs" / script)
     command = ["torchrun", f"--nproc-per-node={world}", pair, str(tmp_path), *words]
     run = simulate(plan_of(command, steps=0, gpu=SETTINGS["gpu"], rank=rank), quiet=True)
@@ -79,8 +78,7 @@ def test_a_plan_in_stages_answers_each_and_shows_the_one_that_needs_most(tmp_pat
     path = tmp_path / "config.json"
     path.write_text(json.dumps(DENSE))
     settings = {"batch": 8, "parallel": "pp=2,ddp=2", "parallel_args": {"layers_per_stage": "2,6"}}
-    with Tracer() as tracer:
-        found = tracer.trace(make({"model": str(path), **SETTINGS, **settings})).prediction
+    found = Answers().trace(make({"model": str(path), **SETTINGS, **settings})).prediction
     assert [(one.rank, one.alike, one.stage) for one in found.ranks] == [(0, (1,), 0), (2, (3,), 1)]
     first, second = (one.peak.allocated for one in found.ranks)
     assert found.rank == 2

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from memcalc.catalog.plan import make
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from tests.agreement.test_pairs import LLAMA, SETTINGS
 
 MEASURES = """
@@ -47,7 +47,6 @@ def test_a_run_is_measured_by_the_counters_that_its_estimate_reads(name, tmp_pat
         [sys.executable, "-c", MEASURES, json.dumps(settings)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    with Tracer() as tracer:
-        read = tracer.trace(make(settings)).trace.readings
+    read = Answers().trace(make(settings)).trace.readings
     expected = [[r.step, r.phase.value, r.requested, r.allocated, r.reserved] for r in read]
     assert json.loads(done.stdout.splitlines()[-1]) == expected
