@@ -114,7 +114,7 @@ def _restore_content(folder: Path, entry: Entry, _: set[str]) -> None:
     _set_status(path, entry)
 
 
-def _remove_new_names(_: Path, entry: Entry, kept: set[str]) -> None:
+def _remove_new_names(__: Path, entry: Entry, kept: set[str]) -> None:
     """Remove names that a script gave to files that get their old ones back."""
     inside = [os.path.join(at, name) for at, _, names in os.walk(entry.path) for name in names]
     for path in inside or [entry.path]:

@@ -184,7 +184,7 @@ real, count = namespace._overlay, []
 def fail(folder, at, layer):
     if not layer.endswith("tried"):
         count.append(at)
-        if len(count) == 3:
+        if len(count) == 2:
             raise OSError(5, "fails midway")
     real(folder, at, layer)
 def refuse(*_):
@@ -202,9 +202,9 @@ Path("old.txt").write_text("changed")
         text=True,
         cwd=tmp_path / "work",
     )
-    if not done.stdout.endswith(" 3\n"):
+    if not done.stdout.endswith(" 2\n"):
         pytest.skip(f"no namespace here: {done.stdout}{done.stderr}")
-    assert (done.stdout, done.stderr) == ("fails midway 3\n", "")
+    assert (done.stdout, done.stderr) == ("fails midway 2\n", "")
     assert (tmp_path / "work" / "old.txt").read_text() == "changed"
 
 
