@@ -41,9 +41,10 @@ def as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
     refused = ending.refusal is not None and not ending.refusal.by_own_limit
     if refused and fit is not None:
         prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.DOES_NOT_FIT))
-    elif fit is not None and fit.verdict in _FITTING and grows and grows.runs_full:
+        return replace(traced, prediction=prediction)
+    if fit is not None and fit.verdict in _FITTING and grows and grows.runs_full:
         prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.LEAKS))
-    elif ending.code:
+    if ending.code:
         prediction = _until_then(prediction, ending.code)
     return replace(traced, prediction=prediction)
 
@@ -52,13 +53,13 @@ def _until_then(prediction: Prediction, code: int) -> Prediction:
     """A program that failed might have taken more: that it fits is not known then."""
     until_then = f"the script ended with exit code {code}; figures cover the run until then"
     told = replace(prediction, assumptions=(until_then, *prediction.assumptions))
-    if told.fit is None or told.fit.verdict is FitVerdict.DOES_NOT_FIT:
+    if told.fit is None or told.fit.verdict not in _FITTING:
         return told
     return replace(told, fit=None, unknown={**told.unknown, "fit": until_then})
 
 
 _FITTING = FitVerdict.FITS, FitVerdict.TIGHT
-_WORST = *_FITTING, FitVerdict.DOES_NOT_FIT
+_WORST = *_FITTING, FitVerdict.LEAKS, FitVerdict.DOES_NOT_FIT
 
 
 def answered(question: Asked, traces: Mapping[int, Trace], state: OptimizerState) -> Traced | None:
