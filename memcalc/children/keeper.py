@@ -48,8 +48,8 @@ def main(owner: int, folder: str, status: int, *command: str) -> NoReturn:
         code = 1
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_children()
-    run_then(folder)
-    if os.getppid() != owner and folder:
+    done = run_then(folder)
+    if done and os.getppid() != owner and folder:
         remove(folder)
     _end_like(code)
 
@@ -97,11 +97,17 @@ def _children() -> list[int]:
     return found
 
 
-def run_then(folder: str) -> None:
-    """Run what is to be done in a folder when a command has ended."""
+def run_then(folder: str) -> bool:
+    """Run what is to be done in a folder when a command has ended, once; returns False if it fails.
+
+    What is in the folder is needed then.
+    """
     path = os.path.join(folder, THEN)
     if folder and os.path.exists(path):
-        os.waitpid(os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, path]), 0)
+        if os.waitpid(os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, path]), 0)[1]:
+            return False
+        os.unlink(path)
+    return True
 
 
 def _end_like(code: int) -> NoReturn:

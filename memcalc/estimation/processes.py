@@ -10,7 +10,7 @@ from memcalc.records.prediction import FitVerdict, OnRank, Prediction
 from memcalc.workload.spread import Spread
 
 FITTING = FitVerdict.FITS, FitVerdict.TIGHT
-_WORST = *FITTING, FitVerdict.DOES_NOT_FIT
+_WORST = *FITTING, FitVerdict.LEAKS, FitVerdict.DOES_NOT_FIT
 
 
 def need(prediction: Prediction) -> tuple[int, int, int]:

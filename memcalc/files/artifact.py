@@ -101,7 +101,7 @@ def write_bytes(path: Path, data: bytes) -> None:
             with open(path, "ab") if number is None else open(os.dup(number), "wb") as stream:
                 stream.write(data)
         else:
-            _put(Path(os.path.realpath(path)), data)
+            put(Path(os.path.realpath(path)), data)
     except (OSError, ValueError) as error:
         raise UsageError(f"Cannot write {path}: {untrusted_values.reason(error)}.") from None
 
@@ -158,7 +158,7 @@ def _create(path: Path) -> tuple[int, bool]:
     return os.open(path, flags, 0o666), True
 
 
-def _put(path: Path, data: bytes) -> None:
+def put(path: Path, data: bytes) -> None:
     """Put a new file in the place of the old; where that cannot be, write into the old one."""
     try:
         old = os.stat(path)

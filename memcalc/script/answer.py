@@ -42,9 +42,10 @@ def as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
     refused = ending.refusal is not None and not ending.refusal.by_own_limit
     if refused and fit is not None:
         prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.DOES_NOT_FIT))
-    elif fit is not None and fit.verdict in FITTING and grows and grows.runs_full:
+        return replace(traced, prediction=prediction)
+    if fit is not None and fit.verdict in FITTING and grows and grows.runs_full:
         prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.LEAKS))
-    elif ending.code:
+    if ending.code:
         prediction = _until_then(prediction, ending.code)
     return replace(traced, prediction=prediction)
 
@@ -53,7 +54,7 @@ def _until_then(prediction: Prediction, code: int) -> Prediction:
     """A program that failed might have taken more: that it fits is not known then."""
     until_then = f"the script ended with exit code {code}; figures cover the run until then"
     told = replace(prediction, assumptions=(until_then, *prediction.assumptions))
-    if told.fit is None or told.fit.verdict is FitVerdict.DOES_NOT_FIT:
+    if told.fit is None or told.fit.verdict not in FITTING:
         return told
     return replace(told, fit=None, unknown={**told.unknown, "fit": until_then})
 

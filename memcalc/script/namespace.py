@@ -16,6 +16,7 @@ from memcalc.script.places import Place, find_places
 
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
 _BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x40000
+_DETACH = 2
 _MOUNT_SETATTR, _READ_ONLY = 442, 1
 """A system call, with its number on all machines, and its flag (linux/mount.h)."""
 _CAPABILITIES = 0x20080522
@@ -84,11 +85,17 @@ def _cover_all(shared: Path, layers: Path) -> Namespace:
     try:
         _mount("none", "/", "", _RECURSIVE | _PRIVATE)
         folder, outside = os.getcwd(), os.open(shared, os.O_PATH)
-        in_memory = _prepare(layers)
-        covered, read_only = _cover(places, layers)
-        _mount(f"/proc/self/fd/{outside}", str(shared), "", _BIND)
-        os.close(outside)
-        os.chdir(folder)
+        in_memory, mounted = _prepare(layers), list[str]()
+        try:
+            covered, read_only = _cover(places, layers, mounted)
+            _mount(f"/proc/self/fd/{outside}", str(shared), "", _BIND)
+        except OSError:
+            for path in reversed(mounted):
+                _call(_libc.umount2(os.fsencode(path), _DETACH))
+            raise
+        finally:
+            os.close(outside)
+            os.chdir(folder)
     finally:
         if os.geteuid():
             _drop_capabilities()
@@ -111,8 +118,13 @@ def _prepare(layers: Path) -> bool:
     return True
 
 
-def _cover(places: list[Place], layers: Path) -> tuple[list[tuple[str, str]], list[str]]:
-    """Cover places by overlays, or else make them read-only; returns both."""
+def _cover(
+    places: list[Place], layers: Path, mounted: list[str]
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Cover places by overlays, or else make them read-only; returns both.
+
+    ``mounted``: is told where something was mounted, also where this fails.
+    """
     covered: list[tuple[str, str]] = []
     read_only = []
     # Not by their paths, which the first overlays hide.
@@ -123,12 +135,16 @@ def _cover(places: list[Place], layers: Path) -> tuple[list[tuple[str, str]], li
         source = f"/proc/self/fd/{hidden[path]}" if path in hidden else path
         if not place.holds_files:
             _mount(source, path, "", _BIND)
+            mounted.append(path)
             continue
         try:
             _overlay(source, path, f"/proc/self/fd/{inside}/{layer.name}")
             covered.append((path, str(layer / "upper")))
+            mounted.append(path)
         except OSError:
-            _bind_read_only(source, path)
+            _mount(source, path, "", _BIND)
+            mounted.append(path)
+            _make_read_only(path)
             read_only.append(path)
     for number in (inside, *hidden.values()):
         os.close(number)
@@ -172,8 +188,7 @@ def _overlay(folder: str, at: str, layer: str) -> None:
         os.close(lower)
 
 
-def _bind_read_only(source: str, place: str) -> None:
-    _mount(source, place, "", _BIND)
+def _make_read_only(place: str) -> None:
     attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
     path = os.fsencode(place)
     size = ctypes.sizeof(attributes)

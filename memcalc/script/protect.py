@@ -6,23 +6,27 @@ from pathlib import Path
 
 from memcalc.children.keeper import THEN
 from memcalc.script import namespace
-from memcalc.script.checkpoint_marks import MARKED, NOTED, noted_paths
+from memcalc.script.audit_guard import AuditGuard
+from memcalc.script.checkpoint_marks import MARKED, NOTED, noted_paths, remove_marks
+from memcalc.script.kept_files import restore
 from memcalc.script.new_files import Carried, carry_out
 
 _LAYERS = "layers"
 _NAMED = 3
 """Files that a sentence names at most."""
-_UNPROTECTED = (
-    "files are not protected here, for the kernel grants no mount namespace ({why}): what the "
-    "script writes, changes or deletes is so; only checkpoints by torch.save and safetensors are "
-    "not written, and replace no file that was there before"
+_ASIDE = "aside"
+_GUARDED = (
+    "files are protected in part here, for the kernel grants no mount namespace ({why}): what "
+    "Python's own file operations change or delete in the script's process and in processes that "
+    "it forks is put back at its end, but not what other programs (subprocesses) and compiled "
+    "libraries change; checkpoints by torch.save and safetensors are not written"
 )
-_REMOVES_MARKS = """
+_AT_THE_END = """
 import sys
 from pathlib import Path
 sys.path.append({home!r})
-from memcalc.script.checkpoint_marks import remove_marks
-remove_marks(Path({marked!r}))
+from memcalc.script.protect import put_back
+sys.exit(put_back(Path({shared!r})))
 """
 
 
@@ -33,9 +37,21 @@ def protect(shared: Path) -> None:
     """
     if why := namespace.enter(shared, shared.with_name(_LAYERS)).refused:
         # Before the script can change any.
-        print(f"memcalc: {_UNPROTECTED.format(why=why)}.", file=sys.stderr, flush=True)
-        home, marked = str(Path(__file__).resolve().parents[2]), str(shared / MARKED)
-        shared.with_name(THEN).write_text(_REMOVES_MARKS.format(home=home, marked=marked))
+        print(f"memcalc: {_GUARDED.format(why=why)}.", file=sys.stderr, flush=True)
+        guard = AuditGuard(shared.with_name(_ASIDE))
+        home = str(Path(__file__).resolve().parents[2])
+        then = _AT_THE_END.format(home=home, shared=str(shared))
+        shared.with_name(THEN).write_text(then)
+        guard.install()
+
+
+def put_back(shared: Path) -> str | None:
+    """Remove marks, and put files back that were put aside; returns what to say of others."""
+    remove_marks(shared / MARKED)
+    aside = shared.with_name(_ASIDE)
+    if failed := restore(aside):
+        return f"memcalc: {_named(failed)} could not be put back: what was there is in {aside}."
+    return None
 
 
 def settle(shared: Path, *, again: bool) -> tuple[str, ...]:
@@ -48,7 +64,7 @@ def settle(shared: Path, *, again: bool) -> tuple[str, ...]:
     if found is None:
         return ()
     if found.refused:
-        return (_UNPROTECTED.format(why=found.refused),)
+        return (_GUARDED.format(why=found.refused),)
     checkpoints = noted_paths(shared / NOTED)
     return tuple(_told(found, Carried() if again else carry_out(found, checkpoints)))
 

@@ -2,6 +2,8 @@
 
 import os
 import re
+import signal
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -23,20 +25,25 @@ from tests.script import ways_to_spoil
 _ENTERS = """
 import os, sys
 from pathlib import Path
+from memcalc.script import namespace
 from memcalc.script.protect import protect
+def refuse(*_):
+    raise OSError(1, "refused by a test")
+if os.environ.get("REFUSED"):
+    namespace._cover_all = refuse
 shared = Path(sys.argv[1])
 protect(shared)
 del sys.argv[1]
 """
 
 
-def begun(folder, code, *arguments):
+def begun(folder, code, *arguments, refused=""):
     """Run code as scripts are run; returns the process, and what is told of its files."""
     run, work = folder / "run", folder / "work"
     shared = run / "shared"
     for path in (shared, work):
         path.mkdir(parents=True, exist_ok=True)
-    told = {checkpoint_marks.FOLDERS: str(shared / checkpoint_marks.NOTED)}
+    told = {checkpoint_marks.FOLDERS: str(shared / checkpoint_marks.NOTED), "REFUSED": refused}
     done = command.run(
         [sys.executable, "-c", _ENTERS + textwrap.dedent(code), str(shared), *arguments],
         run,
@@ -46,7 +53,7 @@ def begun(folder, code, *arguments):
         text=True,
         cwd=work,
     )
-    if why := namespace.read(shared).refused:
+    if not refused and (why := namespace.read(shared).refused):
         pytest.skip(f"no namespace here: {why}")
     said = settle(shared, again=False)
     keeper.remove(str(run))
@@ -60,13 +67,154 @@ def inside(tmp_path):
     return lambda *told: begun(tmp_path, *told)
 
 
+@pytest.fixture
+def guarded(tmp_path):
+    """Run code in a folder of its own, where the kernel grants no namespace."""
+    (tmp_path / "work").mkdir()
+
+    def run(*told):
+        done, said = begun(tmp_path, *told, refused="yes")
+        assert said
+        assert done.stderr.startswith("memcalc: files are protected in part here")
+        return done
+
+    return run
+
+
+_RUNS_SCRIPT = "import runpy; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def spoiled(before, after):
+    """Return the ways whose files are not as they were."""
+    return {path.split(".")[0] for path in before if after.get(path) != before[path]}
+
+
+def test_without_a_namespace_what_python_changes_is_put_back_and_nothing_else(guarded, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    ways_to_spoil.prepare(data, ways_to_spoil.names(with_torch=False))
+    before = ways_to_spoil.state(data)
+    done = guarded(_RUNS_SCRIPT, ways_to_spoil.__file__, str(data))
+    assert (done.stdout, done.returncode, done.stderr.count("\n")) == ("", 0, 1)
+    after = ways_to_spoil.state(data)
+    others = ways_to_spoil.OF_OTHER_PROGRAMS | ways_to_spoil.OF_COMPILED_LIBRARIES
+    assert spoiled(before, after) == others
+    # New files stay; new names of old files go.
+    assert (data / "shutil_copy.new").read_text() == "NEW"
+    assert not (data / "os_rename_away.moved").exists()
+    assert not (data / "writes_through_new_link.hard").exists()
+
+
+KILLED = """
+import shutil, signal, sqlite3
+Path("old.txt").write_text("changed")
+os.rename("folder", "moved")
+Path("moved/inner.txt").write_text("changed")
+Path("moved/new.txt").write_text("new")
+shutil.rmtree("empty")
+base = sqlite3.connect("old.db", isolation_level=None)
+base.execute("pragma journal_mode=wal")
+base.execute("delete from t")
+assert Path("old.db-wal").exists()
+os.kill(os.getppid() if sys.argv[1:] else os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("whose", ["script", "keeper"])
+def test_without_a_namespace_files_are_put_back_after_a_kill(guarded, tmp_path, whose):
+    work = tmp_path / "work"
+    for name in ("folder", "empty"):
+        (work / name).mkdir(mode=0o750)
+    for name in ("old.txt", "folder/inner.txt"):
+        (work / name).write_text("old")
+    with sqlite3.connect(work / "old.db") as base:
+        base.execute("create table t(a)")
+        base.execute("insert into t values(1)")
+    base.close()
+    before = ways_to_spoil.state(work)
+    if whose == "script":
+        assert guarded(KILLED).returncode == -signal.SIGKILL
+    else:
+        with command.own_folder() as folder:
+            shared = folder / "shared"
+            shared.mkdir()
+            command.run(
+                [sys.executable, "-c", _ENTERS + KILLED, str(shared), "keeper"],
+                folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "REFUSED": "yes"},
+                cwd=work,
+                stderr=subprocess.DEVNULL,
+            )
+            assert (work / "old.txt").read_text() == "changed"
+        assert not folder.exists()
+    assert {path: ways_to_spoil.state(work).get(path) for path in before} == before
+    assert sorted(path.name for path in work.iterdir()) == [
+        "empty", "folder", "moved", "old.db", "old.txt",
+    ]  # fmt: skip
+    assert [path.name for path in (work / "moved").iterdir()] == ["new.txt"]
+
+
+def test_a_script_stops_before_it_changes_what_cannot_be_kept(guarded, tmp_path):
+    (tmp_path / "work" / "old.bin").write_bytes(b"old")
+    done = guarded(
+        """
+        os.fstatvfs = lambda _: os.statvfs_result((1, 1, 0, 0, 0, 0, 0, 0, 0, 0))
+        try:
+            open("old.bin", "ab").write(b"changed")
+        except OSError:
+            print("lost")
+        """
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[1] == (
+        f"memcalc: the script stops before it changes {tmp_path}/work/old.bin, which cannot be "
+        "kept: No space left on device."
+    )
+    assert (tmp_path / "work" / "old.bin").read_bytes() == b"old"
+
+
+def test_a_namespace_that_fails_midway_covers_nothing(tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "old.txt").write_text("old")
+    script = f"""
+import sys
+from pathlib import Path
+from memcalc.script import namespace
+real, count = namespace._overlay, []
+def fail(folder, at, layer):
+    if not layer.endswith("tried"):
+        count.append(at)
+        if len(count) == 2:
+            raise OSError(5, "fails midway")
+    real(folder, at, layer)
+def refuse(*_):
+    raise OSError(5, "fails midway")
+namespace._overlay, namespace._make_read_only = fail, refuse
+shared = Path({str(tmp_path)!r}, "shared")
+shared.mkdir()
+print(namespace.enter(shared, shared.with_name("layers")).refused, len(count))
+Path("old.txt").write_text("changed")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path / "work",
+    )
+    if not done.stdout.endswith(" 2\n"):
+        pytest.skip(f"no namespace here: {done.stdout}{done.stderr}")
+    assert (done.stdout, done.stderr) == ("fails midway 2\n", "")
+    assert (tmp_path / "work" / "old.txt").read_text() == "changed"
+
+
 def test_no_way_to_write_spoils_a_file_that_was_there(inside, tmp_path):
     data = tmp_path / "data"
     data.mkdir()
     ways_to_spoil.prepare(data, ways_to_spoil.names(with_torch=False))
     before = ways_to_spoil.state(data)
     done, (said,) = inside(
-        "import runpy; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')",
+        _RUNS_SCRIPT,
         ways_to_spoil.__file__,
         str(data),
     )
@@ -307,11 +455,11 @@ def test_where_the_kernel_refuses_a_namespace_what_is_printed_is_true(variable, 
     )
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stderr.split())
-    assert "files are not protected here" in said
+    assert "files are protected in part here" in said
     assert re.search(r"grants no mount namespace \(\w.+?\)", said)
     found = {path.name: path.read_text() for path in tmp_path.glob("*.*") if path.is_file()}
     del found["train.py"]
-    assert found == {"old.pt": "old", "other.pt": "old", "log.txt": "changed", "made.txt": "new"}
+    assert found == {"old.pt": "old", "other.pt": "old", "log.txt": "old", "made.txt": "new"}
 
 
 def test_what_is_not_covered_is_told(tmp_path):

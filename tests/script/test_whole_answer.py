@@ -6,6 +6,7 @@ from memcalc.advice.explain.peak import moments
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component, Phase
 from memcalc.report.rows import outcome_words, verdict
+from memcalc.script import answer
 
 TRAINS = """
     import torch
@@ -150,6 +151,17 @@ def test_what_a_function_keeps_of_every_step_is_found_though_batches_grow(run, s
     assert (growth.line, growth.varies) == ("train.py:11", steps == 0)
     assert growth.holder == "self.seen with its graph"
     assert growth.filled == "train.py:15"
+
+
+def test_a_script_that_grows_and_fails_leaks_and_says_that_it_failed(run):
+    found = run(f"{GROWS}    raise ValueError('no data')\n", gpu="t4", steps=0)
+    prediction = found.traced.prediction
+    assert prediction.fit.verdict is FitVerdict.LEAKS
+    assert prediction.assumptions[0].startswith("the script ended with exit code 1")
+
+
+def test_ranks_are_ordered_by_every_verdict():
+    assert set(answer._WORST) == set(FitVerdict)
 
 
 def test_batches_that_grow_are_no_leak_also_where_the_last_two_are_kept(run):
