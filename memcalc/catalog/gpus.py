@@ -214,6 +214,21 @@ def rented() -> tuple[Gpu, ...]:
     return tuple(sorted(map(find, names), key=lambda gpu: gpu.memory))
 
 
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
+    """Rent of one GPU for an hour, to the order of magnitude."""
+
+    date: str
+    source: str
+    of: dict[str, float]
+    """US dollars, by the GPU's name in the catalog."""
+
+
+@functools.cache
+def prices() -> Prices:
+    """Read the dated table of prices."""
+    return shipped.read("machines.toml", lambda data: decode(Prices, data["prices"]))
+
+
 @functools.cache
 def _machines() -> dict[str, Meant]:
     """What is rented by a name of its own, by that name in lower case."""

@@ -18,6 +18,7 @@ from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.kept import Traced
 from memcalc.records.plan import Plan
+from memcalc.report.explained import HELPFUL
 
 
 @with_plan(
@@ -55,17 +56,24 @@ def command(
         raise UsageError(f"{settings['model']} holds {len(plans)} answers: explain one of them.")
     recipe = recipe_output(settings, output)
     name = out.chosen("explanation", format, None if recipe else output)
+    full = name == "json" or out.in_full(verbose, output, name)
     with progress(f"explaining {plans[0].name}") as steps:
-        found = explain_plan(
-            *plans,
-            depth=depth,
-            remedies=remedies,
-            under=under,
-            use_cache=not no_cache,
-            seen=_teller(steps),
-            saved=kept,
+        found, stopped = steps.answer_until_stopped(
+            lambda seen: explain_plan(
+                *plans,
+                depth=depth,
+                remedies=remedies,
+                under=under,
+                use_cache=not no_cache,
+                most=None if full else HELPFUL,
+                seen=seen,
+                saved=kept,
+            ),
+            _teller(steps),
         )
     out.deliver_answer(found, name, None if recipe else output, top=top, verbose=verbose)
+    if stopped:
+        raise KeyboardInterrupt
     if plot:
         from memcalc.advice.explain.timeline import timeline
         from memcalc.estimation.engine import engine
@@ -109,21 +117,16 @@ def _saved(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
 
 
 def _teller(steps: Steps) -> Callable[[Explanation], None]:
-    """What shows a remedy's saving as soon as it is known."""
+    """Return what shows the verdict, the plan that fits and each saving as soon as it is known."""
     told: set[str] = set()
 
     def tell(so_far: Explanation) -> None:
-        from memcalc.advice.remedies.search import candidates
-        from memcalc.report.explained import option_words
+        from memcalc.report.explained import row_words
 
-        for one in so_far.options:
-            if one.remedy.key not in told:
-                told.add(one.remedy.key)
-                steps.row(option_words(one, so_far))
-        total = len(candidates(so_far.prediction.plan))
-        steps.at(len(told), total)
-        if total == len(told):
-            steps.now(f"{steps.what}, looking for the cheapest plan that fits")
-            steps.at(0)
+        for row in row_words(so_far):
+            if row not in told:
+                told.add(row)
+                steps.row(row)
+        steps.at(len(told))
 
     return tell

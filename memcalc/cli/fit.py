@@ -1,6 +1,8 @@
 """``memcalc fit``."""
 
-from typing import Annotated, Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec.structs import replace
 
@@ -10,6 +12,9 @@ from memcalc.cli.output import NoCache, Output, Verbose, chosen, deliver_answer,
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_output, write_recipe
 from memcalc.errors import UsageError
+
+if TYPE_CHECKING:
+    from memcalc.advice.fit.records import FitAnswer
 
 _AXES = ("batch", "seq")
 
@@ -60,6 +65,7 @@ def command(
     """Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit."""
     from memcalc.advice.fit.fit import answer
     from memcalc.catalog.gpus import table
+    from memcalc.report import fitted
 
     plan = plan_of(settings, "memcalc fit answers for")
     recipe = recipe_output(settings, output)
@@ -67,10 +73,25 @@ def command(
     more = {"grid": grid, "gpus": gpus, "settings": settings_too, "devices": count}
     wanted = [thing for thing, asked in more.items() if asked]
     wanted += _axes(find, otherwise=not wanted)
-    with progress(f"fitting {plan.model}"):
-        among = table() if verbose else None
-        found = answer(plan, wanted, memory=memory, among=among, use_cache=not no_cache)
+    among = table() if verbose else None
+    with progress(f"fitting {plan.model}") as steps:
+        told: set[str] = set()
+
+        def tell(so_far: FitAnswer) -> None:
+            for row in fitted.row_words(so_far):
+                if row not in told:
+                    told.add(row)
+                    steps.row(row)
+
+        found, stopped = steps.answer_until_stopped(
+            lambda seen: answer(
+                plan, wanted, memory=memory, among=among, use_cache=not no_cache, seen=seen
+            ),
+            tell,
+        )
     deliver_answer(found, name, None if recipe else output, verbose=verbose)
+    if stopped:
+        raise KeyboardInterrupt
     if recipe is not None:
         largest = next((one for one in found.limits if one.best is not None), None)
         if largest is None or largest.best is None:

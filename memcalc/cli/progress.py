@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from memcalc import untrusted_text
 from memcalc.cli.command import say
@@ -17,7 +17,8 @@ from memcalc.records.progress import listening
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-EVERY = 10.0
+T = TypeVar("T")
+EVERY = 30.0
 """Seconds between lines where standard error is no terminal."""
 
 
@@ -33,6 +34,11 @@ class Steps:
         """So many of the answers are known."""
         self.done, self.total = done, total
 
+    @property
+    def known(self) -> str:
+        """How many of the answers are known, after the seconds; empty: it is not counted."""
+        return f", {self.done} of {self.total}" if self.total else ""
+
     def now(self, what: str) -> None:
         """This is being done from now on."""
         self.what = what
@@ -43,6 +49,29 @@ class Steps:
     def note(self, text: str) -> None:
         """Something that a person should know."""
         say(text)
+
+    def answer_until_stopped(
+        self, find: Callable[[Callable[[T], None]], T], tell: Callable[[T], None]
+    ) -> tuple[T, bool]:
+        """Return an answer, and whether Ctrl-C cut it short: then it is the last one seen.
+
+        ``find`` passes what is known so far to the function it is given, and so does ``tell``.
+
+        Raises:
+            KeyboardInterrupt: nothing was known yet.
+        """
+        known: list[T] = []
+
+        def see(so_far: T) -> None:
+            known[:] = [so_far]
+            tell(so_far)
+
+        try:
+            return find(see), False
+        except KeyboardInterrupt:
+            if not known:
+                raise
+            return known[0], True
 
 
 class _Moving(Steps):
@@ -55,7 +84,7 @@ class _Moving(Steps):
 
     def at(self, done: int, total: int | None = None) -> None:
         super().at(done, total)
-        self._shown.update(self._task, completed=done, total=total)
+        self._shown.update(self._task, known=self.known)
 
     def now(self, what: str) -> None:
         self._shown.update(self._task, description=untrusted_text.line(what))
@@ -74,9 +103,9 @@ class _Moving(Steps):
             self.row(seen.text)
             return
         if self._fetched is None:
-            self._fetched = self._shown.add_task("", total=100)
+            self._fetched = self._shown.add_task("", known="")
         told = untrusted_text.line(seen.text)
-        self._shown.update(self._fetched, description=told, completed=round(100 * seen.fraction))
+        self._shown.update(self._fetched, description=told, known=f", {seen.fraction:.0%}")
         if seen.fraction == 1:
             self._shown.remove_task(self._fetched)
             self._fetched = None
@@ -104,8 +133,7 @@ class _Logged(Steps):
 
     def _tell(self) -> None:
         while not self._over.wait(EVERY):
-            known = f", {self.done} of {self.total} done" if self.total else ""
-            say(f"memcalc: {self.what}: {time.monotonic() - self._begun:.0f} s{known}")
+            say(f"memcalc: {self.what}: {time.monotonic() - self._begun:.0f} s{self.known}")
 
 
 @contextmanager
@@ -120,28 +148,16 @@ def progress(what: str) -> Iterator[Steps]:
             logged.end()
         return
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import Progress, SpinnerColumn, TextColumn
 
+    line = "{task.description}: {task.elapsed:.0f} s{task.fields[known]}"
     counted = Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TextColumn(line, markup=False),
         console=Console(stderr=True),
         transient=True,
     )
     with counted as shown:
-        steps = _Moving(what, shown, shown.add_task(untrusted_text.line(what), total=None))
+        steps = _Moving(what, shown, shown.add_task(untrusted_text.line(what), known=""))
         with listening(steps.fetching):
             yield steps

@@ -17,6 +17,7 @@ from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 
 if TYPE_CHECKING:
+    from memcalc.advice.suggest.records import Cards, Suggestions
     from memcalc.report.suggested import Work
 
 _PROGRAM = of(Literal["trainer", "accelerate", "axolotl", "llamafactory", "trl", "swift"])
@@ -68,6 +69,7 @@ def command(
     number.
     """
     from memcalc.advice.suggest import speed_and_price
+    from memcalc.advice.suggest.strategies import ways
     from memcalc.advice.suggest.suggest import suggest_plan
     from memcalc.report import suggested
 
@@ -87,12 +89,18 @@ def command(
     if known is not None:
         known.of(gpus.find(plan.gpu).name)
     with progress(f"finding ways to train {plan.model}") as steps:
+        told: set[str] = set()
 
-        def tell(one: Any, count: int) -> None:
-            steps.at(steps.done + 1, count)
-            steps.row(suggested.words(one))
+        def tell(so_far: Suggestions) -> None:
+            for row in map(suggested.words, so_far.found):
+                if row not in told:
+                    told.add(row)
+                    steps.row(row)
+            steps.at(len(told), len(list(ways(plan))))
 
-        found = suggest_plan(plan, use_cache=not no_cache, seen=tell)
+        found, stopped = steps.answer_until_stopped(
+            lambda seen: suggest_plan(plan, use_cache=not no_cache, seen=seen), tell
+        )
     if program is not None and found.fitting:
         from memcalc.advice.suggest.snippets import is_of, snippet
 
@@ -105,6 +113,8 @@ def command(
             put(snippet(best.plan, program), output)
         return
     deliver_answer(found, name, None if recipe else output, verbose=verbose, work=work)
+    if stopped:
+        raise KeyboardInterrupt
     if recipe is not None and found.fitting:
         best = found.fitting[0].figures
         assert best is not None
@@ -118,18 +128,27 @@ def _cards(
 ) -> None:
     """Which card the model needs."""
     from memcalc.advice.suggest.gpus import cards
+    from memcalc.advice.suggest.strategies import ways
     from memcalc.report import suggested
 
     with progress(f"finding cards that train {plan.model}") as steps:
+        told: set[str] = set()
 
-        def tell(one: Any, count: int) -> None:
-            steps.at(steps.done + 1, count)
-            steps.row(suggested.card_words(one))
+        def tell(so_far: Cards) -> None:
+            for row in map(suggested.card_words, so_far.found):
+                if row not in told:
+                    told.add(row)
+                    steps.row(row)
+            steps.at(len(told), 2 * len(list(ways(plan))))
 
         among = gpus.table() if verbose else None
         if work.prices is not None and work.prices.by_gpu:
             among = tuple(gpus.find(gpu) for gpu in work.prices.by_gpu)
-        found = cards(plan, among=among, use_cache=use_cache, seen=tell)
+        found, stopped = steps.answer_until_stopped(
+            lambda seen: cards(plan, among=among, use_cache=use_cache, seen=seen), tell
+        )
     deliver_answer(found, name, output, verbose=verbose, work=work)
+    if stopped:
+        raise KeyboardInterrupt
     if not found.fitting:
         raise typer.Exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -24,6 +25,8 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from memcalc.estimation.engine import Engine, Judged
     from memcalc.estimation.fits import Device
 
@@ -113,6 +116,26 @@ class Answers:
         if min(self.workers, len(items)) <= 1:
             yield from map(function, items)
             return
+        with self._started(function, items) as results:
+            for result in results:
+                yield result.result()
+
+    def as_known(self, jobs: Sequence[Callable[[], T]]) -> Iterator[T]:
+        """Call functions that ask, as ``side_by_side`` does; the result known first comes first."""
+        if min(self.workers, len(jobs)) <= 1:
+            yield from (job() for job in jobs)
+            return
+        from concurrent.futures import as_completed
+
+        with self._started(lambda job: job(), jobs) as results:
+            for result in as_completed(results):
+                yield result.result()
+
+    @contextlib.contextmanager
+    def _started(
+        self, function: Callable[[T], U], items: Sequence[T]
+    ) -> Iterator[Sequence[Future[U]]]:
+        """Call a function for each item in threads, and give what will be its results."""
         # Imported here, for an answer that is known has no need of it.
         from concurrent.futures import Future
 
@@ -134,8 +157,7 @@ class Answers:
             # Ctrl-C does not wait for answers.
             threading.Thread(target=work, daemon=True).start()
         try:
-            for result in results:
-                yield result.result()
+            yield results
         except (KeyboardInterrupt, SystemExit):
             waiting.clear()  # before the runs that end here make room for others
             _engine().close()

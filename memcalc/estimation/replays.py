@@ -61,9 +61,9 @@ def outcome(trace: Trace) -> Outcome:
     return Outcome(peaks=peaks, phases=_phases(trace.readings, trace))
 
 
-def of_replay(replayed: Replay, trace: Trace) -> Outcome:
-    """Return what a replay of a run reached."""
-    readings = [
+def readings(replayed: Replay, trace: Trace) -> list[Reading]:
+    """Return the peaks of a replay, as those of its run were read."""
+    return [
         Reading(
             phase=mark.phase,
             step=mark.step,
@@ -71,7 +71,11 @@ def of_replay(replayed: Replay, trace: Trace) -> Outcome:
         )
         for mark, peaks in zip(trace.marks, replayed.intervals, strict=False)
     ]
-    return Outcome(peaks=replayed.peaks, phases=_phases(readings, trace))
+
+
+def of_replay(replayed: Replay, trace: Trace) -> Outcome:
+    """Return what a replay of a run reached."""
+    return Outcome(peaks=replayed.peaks, phases=_phases(readings(replayed, trace), trace))
 
 
 def requested_phases(trace: Trace) -> tuple[PhasePeak, ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from memcalc.children.fork import die_with
+from memcalc.children.child import die_with
 from memcalc.errors import UsageError
 from memcalc.measure.gpu.nvml import Nvml, NvmlError
 from memcalc.measure.gpu.sampler import Watched, level_of

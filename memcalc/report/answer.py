@@ -101,7 +101,7 @@ def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
         # The verdict says why it is unknown.
         told = prediction.unknown.get("fit")
         assumed = [one for one in assumed if one != told and not one.startswith(EMULATED)]
-        assumed, left = _weightiest(assumed)
+        assumed, left = weightiest(assumed)
         left += len(prediction.uncounted)
         if longer := next((one for one in prediction.uncounted if one.startswith(LONGER)), ""):
             yield Line(f"not counted: {longer}", Kind.NOTE)
@@ -113,7 +113,7 @@ def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
         yield Line("not counted: " + "; ".join(prediction.uncounted), Kind.NOTE)
 
 
-def _weightiest(assumed: list[str]) -> tuple[list[str], int]:
+def weightiest(assumed: list[str]) -> tuple[list[str], int]:
     """Those that an option changes, then the others, on two lines; and how many are left out."""
     room = 2 * (_COLUMNS - 6) - len("assumed: ; 9 more (-v)")
 

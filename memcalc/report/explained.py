@@ -16,6 +16,9 @@ from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, sized, s
 from memcalc.report.rows import STYLES
 from memcalc.units import Unit, format_bytes, format_mib, signed_bytes, unit_for
 
+HELPFUL = 8
+"""Remedies that a screen shows: those that save most."""
+
 
 def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[Block]:
     """The verdict, the largest groups alive at the peak, and what would need less."""
@@ -27,6 +30,8 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
         *(Line(f"  {words}") for words in rows.outcome_words(prediction)),
         Line(f"  peak in {explanation.peak.phase.value}: {', '.join(rungs)}"),
         Line(""),
+        *remedies(explanation, verbose=verbose),
+        Line(""),
         *answer.of_each_gpu(prediction),
         *answer.of_each_rank(prediction),
         Line("Alive at the peak", Kind.SECTION),
@@ -36,7 +41,6 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
         *([Line(_moment(end, "at end"), Kind.ITEM)] if (end := explanation.end) else []),
         Line(""),
         *_layers(explanation.layers if verbose else ()),
-        *remedies(explanation, verbose=verbose),
     ]
 
 
@@ -86,10 +90,19 @@ def _layers(kinds: Sequence[LayerKind]) -> Iterator[Block]:
 
 def remedies(explanation: Explanation, *, verbose: bool = True) -> Iterator[Block]:
     """What each remedy changes, where its cost is known from, and the plan that holds."""
+    if explanation.search is not None:
+        yield from search_lines(explanation.search, explanation.figures)
+        yield Line("")
+    compared = _compared(explanation)
     tried = [option for option in explanation.options if option.trial.error is None]
-    if explanation.options:
-        yield Line("Each remedy alone, estimated in full", Kind.SECTION)
-        compared = _compared(explanation)
+    if not verbose:
+        tried = [
+            one for one in tried if (one.trial.saved(explanation.figures, compared[-1]) or 0) > 0
+        ]
+        tried = tried[:HELPFUL]
+    if tried:
+        more = "" if verbose else "; -v: all that were tried"
+        yield Line(f"Each remedy alone, estimated in full{more}", Kind.SECTION)
         before = explanation.figures.peak
         unit = unit_for(max(getattr(before, rung) or 0 for rung in compared))
         yield Table(
@@ -104,7 +117,7 @@ def remedies(explanation: Explanation, *, verbose: bool = True) -> Iterator[Bloc
             ],
             words=(len(compared) + 1,),
         )
-    for option in explanation.options:
+    for option in explanation.options if verbose else ():
         if option.trial.error is not None:
             yield Line(f" not estimated: {option.remedy.title}: {option.trial.error}")
     if explanation.in_the_code:
@@ -115,11 +128,17 @@ def remedies(explanation: Explanation, *, verbose: bool = True) -> Iterator[Bloc
         sources.setdefault(option.remedy.source, []).append(option.remedy.key)
     for source, keys in sources.items():
         yield Line(f"source, {', '.join(keys)}: {source}", Kind.NOTE)
+
+
+def row_words(explanation: Explanation) -> Iterator[str]:
+    """Yield what is known so far: the verdict, the plan that fits, the saving of each remedy."""
+    yield answer.headline(explanation.prediction).text
     if explanation.search is not None:
-        yield from search_lines(explanation.search, explanation.figures)
+        yield search_lines(explanation.search, explanation.figures)[0].text
+    yield from (_option_words(option, explanation) for option in explanation.options)
 
 
-def option_words(option: Option, explanation: Explanation) -> str:
+def _option_words(option: Option, explanation: Explanation) -> str:
     """A remedy that was just tried, in a line."""
     if option.trial.error is not None:
         return f"{option.remedy.title}: not estimated: {option.trial.error}"

@@ -6,9 +6,11 @@ from msgspec.structs import replace
 
 from memcalc.advice.fit.records import DevicesFit, FitAnswer, Limit, Probe
 from memcalc.advice.remedies.records import Option
+from memcalc.catalog.gpus import prices
 from memcalc.records.fields import options
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import SENT_SOURCE
+from memcalc.report.answer import weightiest
 from memcalc.report.blocks import Block, Cell, Kind, Line, Table
 from memcalc.report.explained import search_lines
 from memcalc.report.rows import described, fit_words, sent_words
@@ -28,7 +30,7 @@ def blocks(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
         *map(Line, found[1:]),
         *tables(answer, verbose=verbose),
         *(search_lines(answer.search, answer.before) if answer.search and answer.before else ()),
-        *(Line(note, Kind.NOTE) for note in notes(answer)),
+        *(Line(note, Kind.NOTE) for note in notes(answer, verbose=verbose)),
         *_next(answer),
     ]
 
@@ -59,6 +61,16 @@ def sentences(answer: FitAnswer) -> list[str]:
     return said
 
 
+def row_words(answer: FitAnswer) -> Iterator[str]:
+    """Yield what a search knows so far: the verdict, bounds of sizes, a line for each GPU."""
+    if answer.here is not None and (answer.limits or not answer.gpus):
+        yield f"{described(answer.plan, answer.here.seq)}: {fit_words(answer.here.fit)}"
+    for limit in answer.limits:
+        yield _limit(limit, answer)[0]
+    for row in answer.gpus:
+        yield f"{row.name}: {fit_words(row.fit) if row.fit is not None else row.reason}"
+
+
 def _limit(limit: Limit, answer: FitAnswer) -> list[str]:
     what = "batch" if limit.axis == "batch" else "sequence"
     seq = answer.here.seq if answer.here is not None else None
@@ -67,9 +79,12 @@ def _limit(limit: Limit, answer: FitAnswer) -> list[str]:
         other = f" at batch {answer.plan.batch}"
     best = limit.value(limit.best)
     if limit.best is None or best is None:
-        return [f"largest {what}{other}: none, not even {limit.step} fits"]
+        tried = limit.value(limit.above) or limit.step
+        none = "none, not even" if limit.exact else "not known yet:"
+        return [f"largest {what}{other}: {none} {tried} fits{_tight(limit)}"]
     spare = format_bytes(limit.best.fit.least_margin)
-    lines = [f"largest {what}{other}: {best} with {spare} to spare; {_beyond(limit)}"]
+    least = "" if limit.exact else "at least "
+    lines = [f"largest {what}{other}: {least}{best} with {spare} to spare{_beyond(limit)}"]
     if limit.advice and (limit.axis == "batch" or limit.suggested != best):
         size = "" if limit.suggested == best else f"take {limit.suggested}: "
         lines.append(f"  {size}{limit.advice}")
@@ -77,15 +92,19 @@ def _limit(limit: Limit, answer: FitAnswer) -> list[str]:
 
 
 def _beyond(limit: Limit) -> str:
-    said = "that is the model's maximum"
     if limit.above is not None:
         above, perhaps = limit.value(limit.above), limit.value(limit.perhaps)
-        said = f"{above} {_does(limit.above)}"
         if perhaps is not None and perhaps != above:
-            said = f"{above} to {perhaps} are tight"
-    if limit.gap is not None:
-        said += f"; not all smaller sizes fit: {limit.value(limit.gap)} {_does(limit.gap)}"
-    return said
+            return f"; {above} and {perhaps} are tight"
+        return f"; {above} {_does(limit.above)}"
+    if limit.reason:
+        return f"; the next cannot be run: {limit.reason}"
+    return "; that is the model's maximum" if limit.exact else ""
+
+
+def _tight(limit: Limit) -> str:
+    perhaps = limit.value(limit.perhaps)
+    return f" for sure; {perhaps} is tight" if perhaps is not None else ""
 
 
 def _does(probe: Probe) -> str:
@@ -99,17 +118,18 @@ def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
     if answer.grid is not None:
         found.append(_grid(answer))
     if answer.gpus:
-        head = ("GPU", "offers", "needs at most", "to spare", "verdict")
+        head = ("GPU", "about $/h", "offers", "needs at most", "to spare", "verdict")
         body = [
             (
                 row.name,
+                f"{row.price:g}" if row.price is not None else "n/a",
                 *map(format_bytes, (row.capacity, row.fit.most, row.fit.least_margin)),
                 row.fit.verdict.value,
             )
             for row in answer.gpus
             if row.fit is not None
         ]
-        found.append(Table(title="GPUs, smallest first", head=head, rows=body, words=(0, 4)))
+        found.append(Table(title="GPUs, cheapest first", head=head, rows=body, words=(0, 5)))
         failed: dict[str, list[str]] = {}
         for row in answer.gpus:
             if row.fit is None:
@@ -117,6 +137,8 @@ def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
         found += [Line(f"{', '.join(names)}: {why}") for why, names in failed.items()]
         if not verbose:
             found.append(Line("GPUs that most clouds rent; -v tries all", Kind.NOTE))
+        told = prices()
+        found.append(Line(f"prices: {told.source}, {told.date}, in US dollars", Kind.NOTE))
     if answer.devices:
         over = ("GPUs", "layout", "needs at most", "to spare", "sent a step", "verdict")
         spread = [_devices(row) for row in answer.devices]
@@ -171,14 +193,14 @@ def _setting(row: Option, answer: FitAnswer) -> tuple[Cell, ...]:
     )
 
 
-def notes(answer: FitAnswer) -> list[str]:
+def notes(answer: FitAnswer, *, verbose: bool = True) -> list[str]:
     """How it was decided, what was assumed and what is not counted."""
     said = [
         "decided by replaying every allocation at the GPU's size, with the largest CUDA context"
     ]
     if answer.limits:
         said[0] += "; each largest size and the next one were run in full"
-    if answer.context is not None:
+    if answer.context is not None and verbose:
         low, high = format_bytes(answer.context.low), format_bytes(answer.context.high)
         said.append(f"context: {low} to {high} ({answer.context.source})")
     sent = [
@@ -189,7 +211,10 @@ def notes(answer: FitAnswer) -> list[str]:
     if sent:
         said.append(f"sent a step, by each GPU in a ring ({SENT_SOURCE}): {'; '.join(sent)}")
     if answer.assumptions:
-        said.append("assumed: " + "; ".join(answer.assumptions))
-    if answer.uncounted:
+        assumed, left = list(answer.assumptions), 0
+        if not verbose:
+            assumed, left = weightiest(assumed)
+        said.append("assumed: " + "; ".join([*assumed, *([f"{left} more (-v)"] if left else [])]))
+    if answer.uncounted and verbose:
         said.append("not counted: " + "; ".join(answer.uncounted))
     return said

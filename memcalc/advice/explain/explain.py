@@ -19,19 +19,20 @@ from memcalc.advice.explain.timeline import Timeline, timeline
 from memcalc.advice.remedies.records import Option, Remedy, Trial, figures, fitting, within
 from memcalc.advice.remedies.rows import same_result
 from memcalc.advice.remedies.search import advise, candidates
-from memcalc.advice.remedies.trials import begin
+from memcalc.advice.remedies.trials import begin, replayed
 from memcalc.catalog.plan import make, to_simulate
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.engine import engine
 from memcalc.estimation.kept import Traced, may_run_again
-from memcalc.estimation.question import asked, code_in
-from memcalc.estimation.replays import Replays, judged, room_of, roomy_card
+from memcalc.estimation.question import code_in
 from memcalc.records.fields import version_changes
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.units import format_bytes, parse_bytes
 
+_BESIDE = 2
+"""Remedies that are tried beside the trace: a run that keeps its events takes twice as long."""
 _FIGURES = ("peak", "phases", "components")
 
 
@@ -126,11 +127,13 @@ def explain_plan(
     remedies: bool = True,
     under: int | None = None,
     use_cache: bool = True,
+    most: int | None = None,
     seen: Callable[[Explanation], None] = lambda so_far: None,
     saved: Sequence[Traced] = (),
 ) -> Explanation:
-    """Explain one plan, as ``explain`` does; ``seen`` is told whenever there is more.
+    """Explain one plan, as ``explain`` does; ``seen`` is called whenever there is more.
 
+    ``most``: remedies that help, cheapest first, after which no more are tried; None: all are.
     ``saved``: runs of commands, of which this may be one.
 
     Raises:
@@ -141,7 +144,7 @@ def explain_plan(
         if least is not None and least < 1:
             raise UsageError(f"{name} = {least} leaves nothing: type 1 or more.")
     answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True, saved=saved)
-    traced, trials = begin(plan, answers, _tried(plan) if remedies else ())
+    traced, trials = begin(plan, answers, _first_tried(plan) if remedies else ())
     found = _explained(traced, depth)
     seen(found)
     if plan.command:
@@ -156,15 +159,19 @@ def explain_plan(
         trials,
         goal,
         by_itself=remedies,
-        seen=lambda options: seen(replace(found, options=options)),
+        most=most,
+        seen=lambda options, search: seen(replace(found, options=options, search=search)),
     )
     return replace(found, options=options, search=search)
 
 
-def _tried(plan: Plan) -> list[Remedy]:
-    """What to try while the plan itself is traced; nothing of one that tracing will refuse."""
+def _first_tried(plan: Plan) -> list[Remedy]:
+    """Return what to try while the plan itself is traced: as many as take about that long.
+
+    Nothing of one that tracing will refuse.
+    """
     with contextlib.suppress(UsageError):
-        return candidates(plan)
+        return candidates(plan)[:_BESIDE]
     return []
 
 
@@ -184,22 +191,10 @@ def _explained(traced: Traced, depth: int | None) -> Explanation:
 def script_remedies(traced: Traced) -> Iterator[Option]:
     """Half the batch, by running the command again; the allocator's settings, by replaying."""
     yield from _halved(traced.prediction.plan)
-    before = traced.prediction
-    run = Replays(traced.trace, engine.player(before.plan))
-    for remedy in same_result.expandable(before.plan):
-        question = asked(replace(before.plan, **dict(remedy.changes)))
-        (found,) = run.on([roomy_card(question)])
-        saved = (before.peak.reserved or 0) - found.peaks.reserved
-        used = before.peak.process_used
-        peak = replace(
-            before.peak,
-            reserved=found.peaks.reserved,
-            process_used=used - saved if used is not None else None,
-        )
-        room = room_of(question)
-        fits = judged(question, run, [room], found.peaks) if room is not None else []
-        told = replace(figures(before), plan=question.plan, peak=peak, fit=next(iter(fits), None))
-        yield Option(remedy=remedy, trial=Trial(remedies=(remedy.key,), figures=told))
+    plan = traced.prediction.plan
+    for remedy in same_result.expandable(plan):
+        found = replayed(traced, replace(plan, **dict(remedy.changes))).prediction
+        yield Option(remedy=remedy, trial=Trial(remedies=(remedy.key,), figures=figures(found)))
 
 
 _BATCH = re.compile(

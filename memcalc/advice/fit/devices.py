@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from memcalc.advice.fit.records import DevicesFit, GpuFit
-from memcalc.advice.fit.search import Oracle
+from memcalc.advice.fit.runs import Runs
 from memcalc.catalog import gpus as catalog
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.answers import Answers
@@ -91,8 +91,10 @@ def _fits(row: DevicesFit) -> bool:
     return row.fit is not None and row.fit.fits
 
 
-def gpus_that_fit(plan: Plan, among: Sequence[catalog.Gpu], oracle: Oracle) -> tuple[GpuFit, ...]:
-    """The plan on each of these GPUs, smallest first; each with the kernels of that GPU.
+def gpus_that_fit(
+    plan: Plan, among: Sequence[catalog.Gpu], runs: Runs
+) -> Iterator[tuple[GpuFit, ...]]:
+    """Try the plan on each of these GPUs, with its kernels; yield the rows so far, by price.
 
     GPUs of one compute capability with equally many multiprocessors run the same kernels: the plan
     is run once for all of them.
@@ -100,21 +102,29 @@ def gpus_that_fit(plan: Plan, among: Sequence[catalog.Gpu], oracle: Oracle) -> t
     alike: dict[tuple[tuple[int, int], int], list[catalog.Gpu]] = {}
     for gpu in among:
         alike.setdefault((gpu.capability, gpu.multiprocessors), []).append(gpu)
-    jobs = [functools.partial(_on, gpus, plan, oracle) for gpus in alike.values()]
-    rows = [row for found in oracle.each(jobs) for row in found]
-    return tuple(sorted(rows, key=lambda row: row.capacity))
+    rows: list[GpuFit] = []
+    jobs = [functools.partial(_on, gpus, plan, runs) for gpus in alike.values()]
+    for found in runs.as_known(jobs):
+        rows = sorted([*rows, *found], key=lambda row: (row.price is None, row.price, row.capacity))
+        yield tuple(rows)
 
 
-def _on(gpus: list[catalog.Gpu], plan: Plan, oracle: Oracle) -> list[GpuFit]:
+def _on(gpus: list[catalog.Gpu], plan: Plan, runs: Runs) -> list[GpuFit]:
     there = [replace(plan, gpu=gpu.name) for gpu in gpus]
     devices = tuple(device_of(gpu, plan=one) for gpu, one in zip(gpus, there, strict=True))
     fits: tuple[Fit | None, ...] = (None,) * len(gpus)
     reason = ""
     try:
-        fits = oracle.judged(there[0], devices).fits
+        fits = runs.judged(there[0], devices).fits
     except MemcalcError as error:
         reason = str(error)
     return [
-        GpuFit(name=gpu.name, capacity=gpu.memory, fit=fit, reason=reason)
+        GpuFit(
+            name=gpu.name,
+            capacity=gpu.memory,
+            price=catalog.prices().of.get(gpu.name),
+            fit=fit,
+            reason=reason,
+        )
         for gpu, fit in zip(gpus, fits, strict=True)
     ]

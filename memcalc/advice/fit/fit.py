@@ -1,26 +1,26 @@
 """``memcalc.fit``: finds what fits a plan's GPU."""
 
-import functools
 import itertools
 import math
-from collections.abc import Collection, Sequence
+import threading
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.advice.fit import search
+from memcalc.advice import search
 from memcalc.advice.fit.devices import devices_that_fit, gpus_that_fit
 from memcalc.advice.fit.records import FitAnswer, Grid, Limit, Probe
-from memcalc.advice.fit.search import Oracle
+from memcalc.advice.fit.runs import Runs
 from memcalc.advice.remedies.records import Option, fitting
 from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
 from memcalc.catalog import gpus as catalog
 from memcalc.catalog.gpus import ARCHITECTURES, Architecture
 from memcalc.catalog.plan import make
-from memcalc.errors import UsageError
+from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.answers import Answers
-from memcalc.estimation.fits import Device, device_of
+from memcalc.estimation.fits import Device, device_of, margin
 from memcalc.estimation.predict import UNCOUNTED
 from memcalc.estimation.question import ASSUMED
 from memcalc.estimation.validate import check
@@ -71,31 +71,60 @@ def answer(
     memory: int | None = None,
     among: Sequence[catalog.Gpu] | None = None,
     use_cache: bool = True,
+    seen: Callable[[FitAnswer], None] = lambda so_far: None,
 ) -> FitAnswer:
-    """Answer a question about a plan; see ``fit``. Without ``among``: the GPUs that clouds rent."""
+    """Answer a question about a plan; see ``fit``. Without ``among``: the GPUs that clouds rent.
+
+    ``seen`` is called with the answer so far each time that more of it is known.
+    """
     unknown = [name for name in find if name not in _FINDS]
     if unknown:
         raise UsageError(f"Unknown thing to find {unknown[0]!r}: choose {', '.join(_FINDS)}.")
     checked = check(plan)
     _refuse(plan, find, memory)
     answers = Answers(use_cache=use_cache, workers=None, counted=True)
-    found = FitAnswer(plan=plan)
+    so_far = _SoFar(FitAnswer(plan=plan), seen)
     if "devices" in find:
-        found = replace(found, devices=devices_that_fit(plan, answers))
+        so_far.add(devices=devices_that_fit(plan, answers))
     if "settings" in find:
-        found = with_settings(found, memory, answers)
-    oracle = Oracle(answers, checked.source.config)
+        so_far.add(**with_settings(plan, memory, answers))
+    runs = Runs(answers, checked.source.config)
     if plan.gpu is not None or memory is not None:
-        found = _on_device(found, find, memory, oracle)
+        _on_device(so_far, find, memory, runs)
     if "gpus" in find:
-        found = replace(found, gpus=gpus_that_fit(plan, among or catalog.rented(), oracle))
+        for rows in gpus_that_fit(plan, among or catalog.rented(), runs):
+            so_far.add(gpus=rows)
+    found = so_far.answer
     longest = max((one.best.seq or 0 for one in found.limits if one.best is not None), default=0)
     return replace(
         found,
-        traces=found.traces + oracle.traces,
-        assumptions=(*(oracle.assumptions or found.assumptions), *checked.notes_at(longest)),
-        uncounted=(*(oracle.uncounted or found.uncounted), *plan.unread, *UNCOUNTED),
+        traces=found.traces + runs.count,
+        assumptions=(*(runs.assumptions or found.assumptions), *checked.notes_at(longest)),
+        uncounted=(*(runs.uncounted or found.uncounted), *plan.unread, *UNCOUNTED),
     )
+
+
+class _SoFar:
+    """An answer that grows; threads may share it."""
+
+    def __init__(self, answer: FitAnswer, seen: Callable[[FitAnswer], None]) -> None:
+        self.answer = answer
+        self._seen = seen
+        self._lock = threading.Lock()
+
+    def add(self, **known: Any) -> None:
+        """Set fields of the answer, and show it."""
+        with self._lock:
+            self.answer = replace(self.answer, **known)
+            self._seen(self.answer)
+
+    def add_limit(self, limit: Limit) -> None:
+        """Set the limit of an axis in place of the one before."""
+        with self._lock:
+            others = [one for one in self.answer.limits if one.axis != limit.axis]
+            limits = sorted([*others, limit], key=lambda one: one.axis)
+            self.answer = replace(self.answer, limits=tuple(limits))
+            self._seen(self.answer)
 
 
 def _refuse(plan: Plan, find: Collection[str], memory: int | None) -> None:
@@ -114,43 +143,33 @@ def _refuse(plan: Plan, find: Collection[str], memory: int | None) -> None:
         raise UsageError("Fit what? Name a GPU with --gpu, or a size with --memory '10 GiB'.")
 
 
-def _on_device(
-    found: FitAnswer, find: Collection[str], memory: int | None, oracle: Oracle
-) -> FitAnswer:
-    plan = found.plan
+def _on_device(so_far: _SoFar, find: Collection[str], memory: int | None, runs: Runs) -> None:
+    plan = so_far.answer.plan
     gpu = catalog.find(plan.gpu) if plan.gpu is not None else None
     device = device_of(gpu, memory, plan)
-    here = found.here
+    so_far.add(device=device.name, capacity=device.capacity, context=device.context)
+    here = so_far.answer.here
     if here is None or not {"batch", "seq", "grid"}.isdisjoint(find):
-        here = oracle.probe(plan, device)
-    limits, unknown = [], {}
-    has_length = here is not None and here.seq
-    asked = [axis for axis in ("batch", "seq") if axis in find and (axis == "batch" or has_length)]
-    jobs = [functools.partial(_limit_or_reason, axis, plan, here, device, oracle) for axis in asked]
-    for axis, limit in zip(asked, oracle.each(jobs), strict=True):
-        if isinstance(limit, Limit):
-            limits.append(limit)
-        else:
-            unknown[axis] = limit
-    return replace(
-        found,
-        device=device.name,
-        capacity=device.capacity,
-        context=device.context,
-        here=here,
-        limits=tuple(limits),
-        grid=_grid(plan, here.seq, device, oracle) if "grid" in find else None,
-        unknown=unknown,
-    )
+        here = runs.probe(plan, device)
+        so_far.add(here=here)
+    asked = [axis for axis in ("batch", "seq") if axis in find and (axis == "batch" or here.seq)]
+    limits = [_Limits(axis, plan, here, device, runs, so_far.add_limit) for axis in asked]
+    reasons = dict(zip(asked, runs.each([one.find for one in limits]), strict=True))
+    so_far.add(unknown={axis: why for axis, why in reasons.items() if why})
+    if "grid" in find:
+        so_far.add(grid=_grid(plan, here.seq, device, runs))
 
 
-def with_settings(answer: FitAnswer, memory: int | None, answers: Answers) -> FitAnswer:
+def with_settings(plan: Plan, memory: int | None, answers: Answers) -> dict[str, Any]:
     """Try every remedy on the plan, and the cheapest of them together where it does not fit.
+
+    Returns:
+        What it adds to an answer, by field.
 
     Raises:
         MemcalcError: the plan itself cannot be traced.
     """
-    traced = answers.trace(answer.plan)
+    traced = answers.trace(plan)
     trials = Trials(traced, answers, memory)
     before = trials.before
     assert before.fit is not None
@@ -164,79 +183,128 @@ def with_settings(answer: FitAnswer, memory: int | None, answers: Answers) -> Fi
         return int(not fit.fits), option.remedy.rank, fit.needed
 
     made = sum(option.trial.figures is not None for option in options) + 1
-    return replace(
-        answer,
-        here=Probe(batch=before.plan.batch, seq=traced.trace.seq, fit=before.fit),
-        before=before,
-        settings=tuple(sorted(options, key=order)),
-        search=found,
-        traces=made + (len(found.trials) if found is not None else 0),
-        assumptions=traced.trace.assumptions,
-        uncounted=traced.trace.uncounted,
-    )
+    return {
+        "here": Probe(batch=before.plan.batch, seq=traced.trace.seq, fit=before.fit),
+        "before": before,
+        "settings": tuple(sorted(options, key=order)),
+        "search": found,
+        "traces": made + (len(found.trials) if found is not None else 0),
+        "assumptions": traced.trace.assumptions,
+        "uncounted": traced.trace.uncounted,
+    }
 
 
-def _limit_or_reason(
-    axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle
-) -> Limit | str:
-    """The largest size; or why there is none to find: some models take one length only."""
-    try:
-        return _limit(axis, plan, here, device, oracle)
-    except UsageError as error:
-        if axis == "batch":
-            raise
-        return str(error)
+class _Limits:
+    """The search for the largest batch or sequence that fits a device."""
 
+    def __init__(
+        self,
+        axis: str,
+        plan: Plan,
+        here: Probe,
+        device: Device,
+        runs: Runs,
+        seen: Callable[[Limit], None],
+    ) -> None:
+        self._plan, self._here, self._device, self._runs = plan, here, device, runs
+        self._seen = seen
+        self._limit = Limit(
+            axis=axis,
+            step=1 if axis == "batch" else SEQ_STEP,
+            best=None,
+            above=None,
+            perhaps=None,
+            exact=False,
+        )
+        self._known: dict[int, Probe] = {}
+        size = self._limit.value(here)
+        if size and size % self._limit.step == 0:
+            self._known[size] = here
 
-def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -> Limit:
-    step = 1 if axis == "batch" else SEQ_STEP
-    most = _MOST_BATCH if axis == "batch" else (oracle.longest(plan) or _MOST_SEQ) // step
-
-    def at(size: int) -> Plan:
-        return replace(plan, batch=size) if axis == "batch" else replace(plan, seq=size * step)
-
-    start = max((here.batch if axis == "batch" else here.seq or step) // step, 1)
-
-    @functools.cache
-    def ask(size: int) -> Probe | None:
+    def find(self) -> str:
+        """Find the limit and show it; return why there is none: some models take one length."""
+        step = self._limit.step
+        longest = self._runs.longest(self._plan) or _MOST_SEQ
+        most = _MOST_BATCH if self._limit.axis == "batch" else longest
+        sizes = range(step, most // step * step + 1, step)
+        start = self._limit.value(self._here) or step
         try:
-            return oracle.probe(at(size), device)
-        except UsageError:
-            if size <= start:
+            found = search.largest(self._ask, sizes, start)
+            if found.best is None and self._is_tight(sizes[0]):
+                search.largest(self._may_fit, sizes, start)
+        except UsageError as error:
+            if self._limit.axis == "batch":
                 raise
-            # Longer than the model takes; its limit is not known beforehand.
+            return str(error)
+        best = self._known[found.best] if found.best is not None else None
+        above = self._known.get(found.above) if found.above is not None else None
+        step = found.above - found.best if found.above and found.best else step
+        self._limit = replace(self._limit, best=best, above=above, step=step, exact=True)
+        gpu = self._plan.gpu
+        capability = catalog.find(gpu).capability if gpu else ASSUMED.capability
+        architecture = ARCHITECTURES[capability]
+        self._seen(advised(self._limit, self._plan, self._here.seq, architecture))
+        return ""
+
+    def _is_tight(self, size: int) -> bool:
+        return size in self._known and self._known[size].fit.verdict is FitVerdict.TIGHT
+
+    def _ask(self, size: int) -> search.Sample:
+        """Return whether a size fits; one that cannot be run does not."""
+        probe = self._probe(size)
+        if probe is None:
+            return search.Sample(holds=False, spare=None)
+        fit = probe.fit
+        spare = fit.least_margin - margin(fit.capacity) if not fit.retries else None
+        return search.Sample(holds=fit.fits, spare=spare)
+
+    def _may_fit(self, size: int) -> search.Sample:
+        """Return whether a size fits, or is tight; a device that is full tells no bound."""
+        probe = self._probe(size)
+        holds = probe is not None and probe.fit.verdict is not FitVerdict.DOES_NOT_FIT
+        return search.Sample(holds=holds, spare=None)
+
+    def _probe(self, size: int) -> Probe | None:
+        if size in self._known:
+            return self._known[size]
+        plan = replace(self._plan, **{self._limit.axis: size})
+        try:
+            probe = self._runs.probe(plan, self._device)
+        except MemcalcError as error:
+            if not self._known or size < min(self._known):
+                raise
+            # Longer than the model takes, or its tensors have no room on any GPU.
+            reason = "" if isinstance(error, UsageError) else str(error)
+            self._limit = replace(self._limit, reason=reason)
             return None
+        self._known[size] = probe
+        self._limit = self._so_far()
+        self._seen(self._limit)
+        return probe
 
-    plain = best = search.largest(ask, search.fits, start=start, limit=most)
-    gap = oracle.probe(at(best + 1), device) if best < most and ask(best + 1) else None
-    if best:
-        best = search.islands(ask, best, most)
-    if best:
-        perhaps = ask(search.beyond(ask, search.may_fit, best, most))
-    else:
-        perhaps = ask(search.largest(ask, search.may_fit, start=1, limit=most) or 1)
-    above = ask(best + 1) if best < most else None
-    tight = perhaps is not None and perhaps.fit.verdict is FitVerdict.TIGHT
-    limit = Limit(
-        axis=axis,
-        step=step,
-        best=ask(best) if best else None,
-        above=above,
-        perhaps=perhaps if tight else None,
-        gap=gap if best > plain else None,
-    )
-    capability = catalog.find(plan.gpu).capability if plan.gpu else ASSUMED.capability
-    return advised(limit, plan, here.seq, ARCHITECTURES[capability])
+    def _so_far(self) -> Limit:
+        """Return the limit as far as its runs enclose it."""
+        order = sorted(self._known)
+        fitting = [size for size in order if self._known[size].fit.fits]
+        best = max(fitting, default=0)
+        tight = [n for n in order if self._known[n].fit.verdict is FitVerdict.TIGHT and n > best]
+        above = next((size for size in order if size > best), None)
+        return replace(
+            self._limit,
+            best=self._known[best] if best else None,
+            above=self._known[above] if above is not None else None,
+            perhaps=self._known[tight[-1]] if tight else None,
+        )
 
 
-def _grid(plan: Plan, seq: int | None, device: Device, oracle: Oracle) -> Grid:
-    longest = oracle.longest(plan) or _GRID_SEQS[-1]
+def _grid(plan: Plan, seq: int | None, device: Device, runs: Runs) -> Grid:
+    longest = runs.longest(plan) or _GRID_SEQS[-1]
     seqs: tuple[int | None, ...] = (None,)
     if seq is not None:
         seqs = tuple(size for size in _GRID_SEQS if size <= longest)[-_GRID_SIZE:]
     batches = tuple(1 << power for power in range(_GRID_SIZE))
     plans = [replace(plan, batch=batch, seq=length) for length in seqs for batch in batches]
-    probes = iter(oracle.table(plans, device))
+    probes = iter(runs.table(plans, device))
     cells = tuple(tuple(itertools.islice(probes, len(batches))) for _ in seqs)
     return Grid(batches=batches, seqs=seqs, cells=cells)
 

@@ -27,12 +27,13 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     best: Probe | None
     """The largest that fits; ``None``: not even the smallest does."""
     above: Probe | None
-    """The next one, which does not fit for sure; ``None``: the model takes no more."""
+    """The next one that was tried, which does not fit for sure; ``None``: it cannot be run."""
     perhaps: Probe | None
     """A larger one that is tight; ``None``: none was seen."""
-    gap: Probe | None = None
-    """The smallest that does not fit for sure, where that is below ``best``: sizes that make
-    whole blocks of the allocator waste less than their neighbors."""
+    exact: bool = True
+    """Nothing between ``best`` and ``above`` is left to try."""
+    reason: str = ""
+    """Why a larger one cannot be run, which has no figures; empty: the model takes no more."""
     suggested: int | None = None
     advice: str = ""
     """Why the suggestion, and its source."""
@@ -57,6 +58,8 @@ class GpuFit(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     capacity: int
+    price: float | None = None
+    """US dollars an hour, to the order of magnitude; ``None``: none is on record."""
     fit: Fit | None
     reason: str = ""
 

@@ -15,6 +15,7 @@ from memcalc.advice.remedies.records import Figures, Goal, Option, Remedy, Searc
 from memcalc.advice.remedies.rows import lower_precision, same_result
 from memcalc.advice.remedies.rows.same_result import accumulate, pieces_of, two_of
 from memcalc.advice.remedies.trials import Trials, apply
+from memcalc.advice.search import Sample, largest
 from memcalc.catalog import models
 from memcalc.errors import MemcalcError
 from memcalc.estimation.analytic import least
@@ -147,14 +148,19 @@ class _Finder:
 
     def _fewest(self, stage: Sequence[Remedy]) -> int:
         """The fewest pieces that hold, where all pieces hold and one does not."""
-        low, high = 0, len(self._pieces) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if self._holds(self._cut(stage, self._pieces[middle])):
-                high = middle
-            else:
-                low = middle + 1
-        return self._pieces[high]
+        pieces = {self._trier.plan.batch // n: n for n in reversed(self._pieces)}
+
+        def ask(batch: int) -> Sample:
+            cut = self._cut(stage, pieces[batch])
+            holds = self._holds(cut)
+            figures = self._known[cut].figures if cut in self._known else None
+            spare = self.goal.limit - needed(figures) if figures is not None else None
+            return Sample(holds=holds, spare=spare)
+
+        # The smallest has been run.
+        best = largest(ask, tuple(pieces), 1).best
+        assert best is not None
+        return pieces[best]
 
     def _leanest(self, stage: Sequence[Remedy], pieces: int) -> Sequence[Remedy]:
         """Take out what is not needed, the most costly first.
@@ -164,6 +170,8 @@ class _Finder:
         about again.
         """
         kept, again = tuple(stage), True
+        if not any(one.rank for one in kept) and self._holds(self._cut((), pieces)):
+            return ()
         while again:
             again = False
             order = _dearest(kept)
@@ -235,8 +243,8 @@ def _without(stage: Sequence[Remedy], taken: Remedy) -> tuple[Remedy, ...]:
     return tuple(one for one in stage if one is not taken)
 
 
-Seen = Callable[[tuple[Option, ...]], None]
-"""Told of all options that are known so far, each time that there is one more."""
+Seen = Callable[[tuple[Option, ...], Search | None], None]
+"""Called with all that is known so far, each time that there is more."""
 
 
 def advise(
@@ -244,23 +252,25 @@ def advise(
     goal: Goal | None,
     *,
     by_itself: bool = True,
-    seen: Seen = lambda options: None,
+    most: int | None = None,
+    seen: Seen = lambda options, found: None,
 ) -> tuple[tuple[Option, ...], Search | None]:
-    """Try each remedy of a plan alone (``by_itself``), then what reaches the goal, if any.
+    """Find what reaches the goal, if any; then try each remedy of the plan alone (``by_itself``).
 
-    The largest saving comes first; what could not be tried is last, with its reason.
+    ``most``: remedies that help, cheapest first, after which no more are tried; None: all are. The
+    largest saving comes first; what could not be tried is last, with its reason.
     """
-    before = trials.before
-    rows = candidates(before.plan)
+    rows = candidates(trials.plan)
+    found = search(trials, trials.before, rows, goal, trials.inventory) if goal else None
     options: tuple[Option, ...] = ()
-    for option in trials.options(rows) if by_itself else ():
-        options = tuple(sorted((*options, option), key=trials.saving))
-        seen(options)
-    failed = {option.remedy.key for option in options if option.trial.error is not None}
-    found = None
-    if goal is not None:
-        usable = [remedy for remedy in rows if remedy.key not in failed]
-        found = search(trials, before, usable, goal, trials.inventory)
+    if found is not None:
+        seen(options, found)
+    for first in range(0, len(rows), trials.side_by_side) if by_itself else ():
+        for option in trials.options(rows[first : first + trials.side_by_side]):
+            options = tuple(sorted((*options, option), key=trials.saving))
+            seen(options, found)
+        if most is not None and sum(trials.saving(one) < 0 for one in options) >= most:
+            break
     return options, found
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import msgspec
+from msgspec.structs import replace
 
 from memcalc.advice.remedies.records import Change, Option, Remedy, Trial, figures
 from memcalc.catalog import gpus
@@ -13,7 +14,9 @@ from memcalc.estimation.answers import Answers
 from memcalc.estimation.engine import engine
 from memcalc.estimation.fits import device_of
 from memcalc.estimation.kept import Traced
-from memcalc.estimation.replays import on_device
+from memcalc.estimation.predict import predict
+from memcalc.estimation.question import asked
+from memcalc.estimation.replays import Replays, on_device, readings, roomy_card
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
@@ -37,7 +40,7 @@ class Trials:
         self.plan = known.plan
         self.inventory = base.trace.inventory if isinstance(base, Traced) else None
         self.side_by_side = answers.workers
-        self._answers = answers
+        self._base, self._answers = base, answers
         self._memory = memory
         self._known: dict[Plan, Prediction | MemcalcError] = {}
         if isinstance(base, Traced):
@@ -83,6 +86,17 @@ class Trials:
         return found
 
     def _ask(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
+        base = self._base
+        own = [isinstance(base, Traced) and is_replay(base, plan) for plan in plans]
+        run = self._run([plan for plan, replays in zip(plans, own, strict=True) if not replays])
+        for plan, replays in zip(plans, own, strict=True):
+            if replays:
+                assert isinstance(base, Traced)
+                yield self._on_device(replayed(base, plan))
+            else:
+                yield next(run)
+
+    def _run(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
         if self._memory is None:
             yield from self._answers.predict(plans)
             return
@@ -98,6 +112,27 @@ class Trials:
         return on_device(traced.prediction, traced.trace, device, engine.player(plan))
 
 
+def is_replay(base: Traced, plan: Plan) -> bool:
+    """Return True if a plan differs from one that was run in settings of the allocator alone."""
+    known = base.prediction.plan
+    return plan.alloc_conf != known.alloc_conf and plan == replace(
+        known, alloc_conf=plan.alloc_conf
+    )
+
+
+def replayed(base: Traced, plan: Plan) -> Traced:
+    """Answer a plan by replaying the run of one that differs in settings of the allocator alone.
+
+    Raises:
+        MemcalcError: it cannot be replayed.
+    """
+    question, play, trace = asked(plan), engine.player(plan), base.trace
+    (found,) = Replays(trace, play).on([roomy_card(question)])
+    trace = replace(trace, readings=tuple(readings(found, trace)))
+    answer = predict(question, trace, base.prediction.optimizer_state, play)
+    return Traced(prediction=answer, trace=trace)
+
+
 def begin(plan: Plan, answers: Answers, remedies: Sequence[Remedy]) -> tuple[Traced, Trials]:
     """Trace a plan, and try each remedy by itself side by side with it.
 
@@ -106,8 +141,8 @@ def begin(plan: Plan, answers: Answers, remedies: Sequence[Remedy]) -> tuple[Tra
     """
     tried = dict.fromkeys(_changed(plan, [remedy]) for remedy in remedies)
     others = [one for one in tried if isinstance(one, Plan) and one != plan]
-    traced, begun = answers.trace_beside(plan, others)
-    return traced, Trials(traced, answers, begun=zip(others, begun, strict=True))
+    traced, beside = answers.trace_beside(plan, others)
+    return traced, Trials(traced, answers, begun=zip(others, beside, strict=True))
 
 
 def _changed(plan: Plan, remedies: Sequence[Remedy]) -> Plan | str:

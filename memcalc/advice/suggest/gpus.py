@@ -6,13 +6,15 @@ has any. A plan is run on the card it is said to fit, and on the next smaller on
 not. Where one card is too few, 2, 4 and 8 of them share the model.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
 from memcalc.advice.remedies.records import Change, figures, needed
 from memcalc.advice.remedies.rows.same_result import SHARDED
 from memcalc.advice.remedies.trials import changed
+from memcalc.advice.search import Sample, largest
 from memcalc.advice.suggest.records import Card, Cards, Way
 from memcalc.advice.suggest.speed_and_price import speed
 from memcalc.advice.suggest.strategies import way_of, ways
@@ -36,7 +38,7 @@ def cards(
     *,
     among: Iterable[Gpu] | None = None,
     use_cache: bool = True,
-    seen: Callable[[Card, int], None] = lambda one, count: None,
+    seen: Callable[[Cards], None] = lambda so_far: None,
 ) -> Cards:
     """Find the smallest card, among these or those that clouds rent, for each way to train.
 
@@ -51,51 +53,37 @@ def cards(
     tried = list(ways(replace(plan, gpu=sizes[-1].name)))
     found: list[Card] = []
 
+    order = [way.key for way in tried]
+
     def told(card: Card) -> None:
         found.append(card)
-        seen(card, 2 * len(tried))
+        found.sort(key=lambda one: (order.index(one.way.key), one.lean))
+        seen(Cards(plan=plan, found=tuple(found)))
 
     answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True)
-    _answer([_search(plan, way, False, sizes, floor) for way in tried], answers, told)
-    # Who fits the smallest card as it is needs nothing leaner.
-    done = {one.way.key for one in found if one.gpu == sizes[0].name}
-    lean = [_search(plan, way, True, sizes, floor) for way in tried if way.key not in done]
-    _answer(lean, answers, told)
-    order = [way.key for way in tried]
-    found.sort(key=lambda one: (order.index(one.way.key), one.lean))
+    for lean in (False, True):
+        # Who fits the smallest card as it is needs nothing leaner.
+        done = {one.way.key for one in found if one.gpu == sizes[0].name}
+        jobs = [
+            partial(_smallest, plan, way, lean, sizes, floor, answers)
+            for way in tried
+            if way.key not in done
+        ]
+        for card in answers.as_known(jobs):
+            told(card)
     if all(one.error is not None for one in found):
         raise UsageError(found[0].error or "Nothing can be tried.")
     return Cards(plan=plan, found=tuple(found))
 
 
-Search = Generator[Plan, Prediction | MemcalcError | None, Card]
-"""Asks for one estimate after the other, until the card is known."""
-
-
-def _answer(searches: Iterable[Search], answers: Answers, told: Callable[[Card], None]) -> None:
-    """Take searches to their ends, a question of each side by side."""
-
-    def next_of(
-        search: Search, answer: Prediction | MemcalcError | None
-    ) -> list[tuple[Search, Plan]]:
-        try:
-            return [(search, search.send(answer))]
-        except StopIteration as ended:
-            told(ended.value)
-            return []
-
-    waiting = [one for search in searches for one in next_of(search, None)]
-    while waiting:
-        both = zip(waiting, answers.predict([plan for _, plan in waiting]), strict=True)
-        waiting = [one for (search, _), answer in both for one in next_of(search, answer)]
-
-
-def _search(plan: Plan, way: Way, lean: bool, sizes: Sequence[Gpu], floor: Floor) -> Search:
-    """The smallest card, or the fewest of the largest ones."""
+def _smallest(
+    plan: Plan, way: Way, lean: bool, sizes: Sequence[Gpu], floor: Floor, answers: Answers
+) -> Card:
+    """Find the smallest card, or the fewest of the largest ones."""
     missed: Card | None = None
     count = 1
     while True:
-        found = yield from _on_one_of(plan, way, lean, count, sizes, floor)
+        found = _on_one_of(plan, way, lean, count, sizes, floor, answers)
         if found.figures is not None:
             return found
         missed = missed or found
@@ -106,35 +94,57 @@ def _search(plan: Plan, way: Way, lean: bool, sizes: Sequence[Gpu], floor: Floor
 
 
 def _on_one_of(
-    plan: Plan, way: Way, lean: bool, count: int, sizes: Sequence[Gpu], floor: Floor
-) -> Search:
-    """Go from the largest card to one of the size that is needed, then up or down by one."""
+    plan: Plan,
+    way: Way,
+    lean: bool,
+    count: int,
+    sizes: Sequence[Gpu],
+    floor: Floor,
+    answers: Answers,
+) -> Card:
+    """Find the smallest card that a plan fits: each run tells how large one has to be."""
     more = _lean(plan, count) if lean else ()
-    known: dict[int, Prediction | None] = {}
-    at: int | None = len(sizes) - 1
+    known: dict[int, Prediction | MemcalcError | int] = {}
+
+    by_size = {-gpu.memory: gpu for gpu in reversed(sizes)}
+
+    def ask(size: int) -> Sample:
+        gpu = by_size[size]
+        alive = [one.peak.allocated or 0 for one in known.values() if isinstance(one, Prediction)]
+        if alive and hopeless(min(alive), device_of(gpu)) is not None:
+            return Sample(holds=False, spare=None)
+        asked = _on(plan, way, more, gpu, floor)
+        answer = next(answers.predict([asked])) if isinstance(asked, Plan) else asked
+        known[size] = answer
+        if not isinstance(answer, Prediction):
+            return Sample(holds=False, spare=None)
+        return Sample(holds=bool(answer.fits), spare=gpu.memory - needed(figures(answer)))
+
+    start = -sizes[-1].memory
     asked = _on(plan, way, more, sizes[-1], floor)
     least = floor.of(asked) if isinstance(asked, Plan) else None
     if least is not None and count == 1:
-        at = _holding(sizes, least * 3 // 2)
-    while at is not None:
-        asked = _on(plan, way, more, sizes[at], floor)
-        answer = (yield asked) if isinstance(asked, Plan) else asked
-        known[at] = answer if isinstance(answer, Prediction) else None
-        at = _following(known, at, sizes)
-    fitting = {number: one for number, one in known.items() if one is not None and one.fits}
-    if fitting:
-        smallest = min(fitting)
-        gpu, found = sizes[smallest], fitting[smallest]
-        rate = speed(found, gpu)
-        return Card(
-            way=way_of(replace(plan, gpu=gpu.name), way.key) or way,
-            lean=lean,
-            gpu=gpu.name,
-            sold_as=gpu.sold_as,
-            capacity=gpu.memory,
-            figures=figures(found),
-            speed=None if isinstance(rate, str) else rate,
-        )
+        start = max(start, -least * 3 // 2)
+    # A card with a byte less has a byte less to spare.
+    best = largest(ask, tuple(by_size), start, fall=1).best
+    if best is None:
+        return _too_large(way, lean, known[min(known)])
+    gpu, found = by_size[best], known[best]
+    assert isinstance(found, Prediction)
+    rate = speed(found, gpu)
+    return Card(
+        way=way_of(replace(plan, gpu=gpu.name), way.key) or way,
+        lean=lean,
+        gpu=gpu.name,
+        sold_as=gpu.sold_as,
+        capacity=gpu.memory,
+        figures=figures(found),
+        speed=None if isinstance(rate, str) else rate,
+    )
+
+
+def _too_large(way: Way, lean: bool, answer: Prediction | MemcalcError | int) -> Card:
+    """Return what is known of a way on the largest card that was tried."""
     if isinstance(answer, Prediction):
         return Card(way=way, lean=lean, closest=figures(answer))
     if isinstance(answer, int):
@@ -156,29 +166,6 @@ def _on(
     except MemcalcError as error:
         return error
     return floor.too_large(asked) or asked
-
-
-def _holding(sizes: Sequence[Gpu], size: int, first: int = 0) -> int:
-    """The smallest card, from the first on, that has so many bytes; else the largest."""
-    able = (number for number in range(first, len(sizes)) if sizes[number].memory >= size)
-    return next(able, len(sizes) - 1)
-
-
-def _following(known: dict[int, Prediction | None], at: int, sizes: Sequence[Gpu]) -> int | None:
-    """The next card to try after one; ``None``: nothing is left to learn."""
-    fitting = [number for number, one in known.items() if one is not None and one.fits]
-    too_small = max((number for number in known if number not in fitting), default=-1)
-    now = known[at]
-    size = needed(figures(now)) if now is not None else 0
-    if not fitting:
-        return _holding(sizes, size, too_small + 1) if too_small < len(sizes) - 1 else None
-    best = min(fitting)
-    smallest = known[best]
-    # What is alive at once on the card that fits may be too much for the next smaller one.
-    alive = (smallest.peak.allocated or 0) if smallest is not None else 0
-    if best == too_small + 1 or hopeless(alive, device_of(sizes[best - 1])) is not None:
-        return None
-    return min(_holding(sizes, size, too_small + 1), best - 1)
 
 
 def _lean(plan: Plan, count: int) -> tuple[Change, ...]:

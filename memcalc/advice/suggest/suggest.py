@@ -2,11 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.records import Change, Figures, Remedy, figures, fitting, needed
+from memcalc.advice.remedies.records import Change, Figures, Remedy, fitting, needed
 from memcalc.advice.remedies.rows.same_result import SHARDED, SHARDS
 from memcalc.advice.remedies.search import candidates, search
 from memcalc.advice.remedies.trials import Trials, apply, changed
@@ -68,9 +69,9 @@ def suggest_plan(
     plan: Plan,
     *,
     use_cache: bool = True,
-    seen: Callable[[Suggestion, int], None] = lambda one, count: None,
+    seen: Callable[[Suggestions], None] = lambda so_far: None,
 ) -> Suggestions:
-    """Find the ways that fit a plan's GPU; ``seen`` is told each, and how many there will be.
+    """Find the ways that fit a plan's GPU; ``seen`` is called with those known so far.
 
     Raises:
         UsageError: the plan names no GPU, or cannot be understood.
@@ -80,28 +81,28 @@ def suggest_plan(
     check_trains(plan)
     gpu = gpus.find(plan.gpu)
     tried = list(ways(plan))
+    order = [way.key for way in tried]
     found: list[Suggestion] = []
+
+    def so_far() -> Suggestions:
+        ordered = sorted(found, key=lambda one: (one.figures is None, not one.tight))
+        return Suggestions(plan=plan, gpu=gpu.name, capacity=gpu.memory, found=tuple(ordered))
+
+    def told(one: Suggestion) -> None:
+        found.append(one)
+        found.sort(key=lambda one: order.index(one.way.key))
+        seen(so_far())
+
     answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True)
     floor = Floor(plan)
-    # All of them first: who is asked cannot be asked something else in between.
-    bases = list(_bases(_divided(plan), tried, answers, floor))
-    first = bases[0]
-    fits = isinstance(first, Prediction) and fitting(figures(first)) is None
-    several = plan.devices == 1 and not (fits or isinstance(first, MemcalcError))
-
-    def suggestion(way: Way, base: Base) -> Suggestion:
-        return _suggestion(way, base, answers, floor, _undivided(plan, way))
-
-    pairs = list(zip(tried, bases, strict=True))
-    for one in answers.side_by_side(lambda pair: suggestion(*pair), pairs):
-        found.append(one)
-        seen(one, len(tried) + several)
+    jobs = [partial(_on_this_many, _divided(plan), way, answers, floor) for way in tried]
+    for one in answers.as_known(jobs):
+        told(one)
     if plan.devices == 1 and found[0].figures is None and found[0].error is None:
-        found += _over_several(plan, tried[0], answers, floor)
+        found[1:1] = _over_several(plan, tried[0], answers, floor)
     if all(one.error is not None for one in found):
         raise UsageError(found[0].error or "Nothing can be tried.")
-    ordered = sorted(found, key=lambda one: (one.figures is None, not one.tight))
-    return Suggestions(plan=plan, gpu=gpu.name, capacity=gpu.memory, found=tuple(ordered))
+    return so_far()
 
 
 class Floor:
@@ -134,20 +135,20 @@ Base = Prediction | MemcalcError | int
 """A way estimated; or why it cannot be; or the bytes that it has no room for."""
 
 
-def _bases(plan: Plan, tried: list[Way], answers: Answers, floor: Floor) -> Iterator[Base]:
-    """The plan in each way, estimated side by side."""
-    plans: list[Plan | MemcalcError | int] = []
-    for way in tried:
-        try:
-            there = changed(plan, way.changes)
-            # Over several GPUs shards may wait in host memory.
-            size = floor.too_large(there) if there.devices == 1 else None
-            plans.append(size or there)
-        except UsageError as error:
-            plans.append(error)
-    found = answers.predict([one for one in plans if isinstance(one, Plan)])
-    for one in plans:
-        yield next(found) if isinstance(one, Plan) else one
+def _on_this_many(plan: Plan, way: Way, answers: Answers, floor: Floor) -> Suggestion:
+    """Search for what fits the GPUs of the plan by one way."""
+    return _suggestion(way, _base(plan, way, answers, floor), answers, floor, _undivided(plan, way))
+
+
+def _base(plan: Plan, way: Way, answers: Answers, floor: Floor) -> Base:
+    """Estimate the plan in a way, unless it cannot fit."""
+    try:
+        there = changed(plan, way.changes)
+    except UsageError as error:
+        return error
+    # Over several GPUs shards may wait in host memory.
+    size = floor.too_large(there) if there.devices == 1 else None
+    return next(answers.predict([there])) if size is None else size
 
 
 def _over_several(plan: Plan, way: Way, answers: Answers, floor: Floor) -> Iterator[Suggestion]:
@@ -171,7 +172,7 @@ def _over_several(plan: Plan, way: Way, answers: Answers, floor: Floor) -> Itera
         )
         if floor.too_large(changed(plan, more.changes)) is not None:
             continue
-        (base,) = _bases(plan, [more], answers, floor)
+        base = _base(plan, more, answers, floor)
         # More GPUs are cheaper than the bus.
         one = _suggestion(more, base, answers, floor, left_out=(*_LEFT_OUT, "offload"))
         if one.figures is not None:
