@@ -1,9 +1,9 @@
 """Hold every recorded run against memcalc's estimate of the same plan, rung by rung.
 
-python benchmarks/accuracy.py -o evidence/accuracy.json FILE...
+python benchmarks/accuracy.py -o evidence/accuracy.json evidence/standin/torch*.json
 python scripts/make_accuracy.py
 
-The files: evidence/standin/{runs,loops,parallel,quant}-*.json
+Every recording of PyTorch's phases in the tables is estimated; ``--recording`` names some.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import statistics
 from collections.abc import Iterator
 from unittest import mock
 
+import tables
 from judge_recordings import CARDS, label
 from msgspec.structs import replace
 
@@ -45,7 +46,7 @@ def steady(run: dict) -> dict[Phase, dict[str, int]]:
             step=step, phase=Phase(phase), active=None,
             **dict(zip(RUNGS, levels, strict=True)),
         )
-        for step, phase, *levels in run["phases"]
+        for step, phase, levels in tables.phases_of(run)
     )  # fmt: skip
 
 
@@ -98,15 +99,13 @@ def as_recorded(recording: dict) -> Iterator[None]:
         yield
 
 
-def compare(path: pathlib.Path, *, first: int = 0, every: int = 1) -> list[Row]:
-    """Estimate the runs of a recording, or every n-th from one on, and compare.
+def compare(recording: dict) -> list[Row]:
+    """Estimate the runs of a recording, and compare.
 
     Raises:
         MemcalcError: a plan could not be estimated.
         ValueError: the recording does not say what ran as cuDNN.
     """
-    recording = json.loads(path.read_text())
-    recording["runs"] = recording["runs"][first::every]
     plans = plans_of(recording)
     rows = []
     with as_recorded(recording):
@@ -153,14 +152,17 @@ def written(results: dict[str, list[Row]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recordings", type=pathlib.Path, nargs="+")
+    parser.add_argument("tables", type=pathlib.Path, nargs="+")
+    parser.add_argument("--recording", action="append", help="name; all of the tables without any")
     parser.add_argument("-o", "--output", type=pathlib.Path, help="evidence/accuracy.json")
     arguments = parser.parse_args()
     results = {}
-    for path in arguments.recordings:
-        results[path.stem] = compare(path)
-        print(f"\n{path} ({len(results[path.stem])} runs)")
-        for row in results[path.stem]:
+    for name, recording in tables.read_recordings(arguments.tables).items():
+        if name not in (arguments.recording or [name]) or "settings" not in recording:
+            continue
+        results[name] = compare(recording)
+        print(f"\n{name} ({len(results[name])} runs)")
+        for row in results[name]:
             found = ", ".join(f"{rung} {words(row, rung)}" for rung in RUNGS)
             print(f"  {label(row.plan)}: {found}", flush=True)
     print()

@@ -17,7 +17,7 @@ from typing import Any
 
 GPU = "a100-40gb"
 TIMEOUT = 1200
-PACKAGES = ("torch", "triton", "transformers", "peft", "bitsandbytes", "diffusers", "timm")
+PACKAGES = ("torch", "triton", "transformers", "peft", "bitsandbytes")
 PROGRAMS: dict[str, Callable[[], None]] = {}
 
 
@@ -81,22 +81,10 @@ def gpt() -> None:
 
 
 @program
-def llama_bf16() -> None:
-    import torch
-
-    train(llama().to("cuda", torch.bfloat16), tokens)
-
-
-@program
 def checkpointed() -> None:
     model = gpt2()
     model.gradient_checkpointing_enable({"use_reentrant": False})
     train(model.train(), tokens)
-
-
-@program
-def dynamic_shapes() -> None:
-    train(gpt2(), lambda step: tokens(length=64 + 16 * step), dynamic=True)
 
 
 @program
@@ -112,16 +100,6 @@ def reduce_overhead() -> None:
 @program
 def max_autotune() -> None:
     train(gpt2(), tokens, mode="max-autotune")
-
-
-@program
-def max_autotune_no_graphs() -> None:
-    train(gpt2(), tokens, mode="max-autotune-no-cudagraphs")
-
-
-@program
-def aot_eager() -> None:
-    train(gpt2(), tokens, backend="aot_eager")
 
 
 @program
@@ -150,27 +128,6 @@ def graph_breaks() -> None:
 
 
 @program
-def vit() -> None:
-    import transformers
-
-    config = transformers.ViTConfig(
-        hidden_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=256,
-        image_size=64,
-    )
-    model = transformers.ViTModel(config, add_pooling_layer=False).cuda()
-
-    def batch(step: int) -> dict[str, Any]:
-        return pictures("pixel_values")(step)
-
-    forward = model.forward
-    model.forward = lambda **given: forward(**given).last_hidden_state
-    train(model, batch)
-
-
-@program
 def resnet() -> None:
     import torch
     import transformers
@@ -181,46 +138,6 @@ def resnet() -> None:
     model = transformers.ResNetForImageClassification(config).cuda()
     labels = torch.zeros(4, dtype=torch.long, device="cuda")
     train(model, lambda step: {**pictures("pixel_values")(step), "labels": labels})
-
-
-@program
-def unet() -> None:
-    import torch
-    from torch import nn
-
-    class UNet(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.down = nn.ModuleList([nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 32, 3, 2, 1)])
-            self.up = nn.ModuleList(
-                [nn.ConvTranspose2d(32, 16, 2, 2), nn.ConvTranspose2d(32, 3, 2, 2)]
-            )
-
-        def forward(self, x: Any) -> Any:
-            first = torch.relu(self.down[0](x))
-            middle = self.up[0](torch.relu(self.down[1](first)))
-            return self.up[1](torch.cat([first, middle], 1)).square().mean()
-
-    train(UNet().cuda(), pictures())
-
-
-@program
-def t5() -> None:
-    import transformers
-
-    config = transformers.T5Config(
-        d_model=128, d_ff=256, d_kv=32, num_layers=2, num_heads=4, vocab_size=1000
-    )
-    config.decoder_start_token_id, config.use_cache = 0, False
-    train(transformers.T5ForConditionalGeneration(config).cuda(), tokens)
-
-
-@program
-def lora() -> None:
-    import peft
-
-    adapted = peft.get_peft_model(llama(), peft.LoraConfig(target_modules="all-linear"))
-    train(adapted.cuda(), tokens)
 
 
 @program
@@ -260,32 +177,6 @@ def trainer() -> None:
         )
         data = [{"input_ids": ids, "labels": ids}] * 16
         transformers.Trainer(gpt2(), arguments, train_dataset=data).train()
-
-
-@program
-def diffusers_unet() -> None:
-    import diffusers
-    import torch
-
-    model = diffusers.UNet2DModel(
-        sample_size=32,
-        block_out_channels=(32, 64),
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        layers_per_block=1,
-    ).cuda()
-    forward = model.forward
-    model.forward = lambda **given: forward(**given).sample.square().mean()
-    when = torch.zeros(4, dtype=torch.long, device="cuda")
-    train(model, lambda step: {**pictures("sample", 32)(step), "timestep": when})
-
-
-@program
-def timm_vit() -> None:
-    import timm
-
-    model = timm.create_model("vit_tiny_patch16_224", depth=2, img_size=64, num_classes=10)
-    train(model.cuda(), pictures())
 
 
 @program

@@ -71,7 +71,7 @@ def _trace(model_type: str, task: str) -> tuple[str, str]:
 
     from memcalc.catalog import models
     from memcalc.errors import MemcalcError
-    from memcalc.estimation.client import Client
+    from memcalc.estimation.engine import engine
     from memcalc.records.plan import Plan
     from memcalc.workload.model import build
     from memcalc.workload.tasks import choose
@@ -88,9 +88,11 @@ def _trace(model_type: str, task: str) -> tuple[str, str]:
         return "unbuildable", str(error).replace(str(config), model_type)
 
     def traced(plan: Plan) -> str:
-        with Client() as client:
-            answer = client.ask(plan)
-        return " ".join(str(answer).split())[:200] if isinstance(answer, MemcalcError) else ""
+        try:
+            engine.predict(plan)
+        except MemcalcError as error:
+            return " ".join(str(error).split())[:200]
+        return ""
 
     reason = traced(plan)
     if not reason:

@@ -1,6 +1,6 @@
 """Hold every recorded decode against memcalc's estimate of the same run, phase by phase.
 
-python benchmarks/decode.py evidence/standin/decode-*.json
+python benchmarks/decode.py evidence/standin/torch2.13.json
 """
 
 import argparse
@@ -10,6 +10,8 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
+
+import tables
 
 from memcalc.catalog.plan import make
 from memcalc.estimation.estimate import answers
@@ -37,13 +39,13 @@ def off(run: dict, prediction: Prediction) -> dict[tuple[str, str], float]:
     }
 
 
-def compare(path: pathlib.Path, runs: Sequence[dict]) -> Iterator[dict[tuple[str, str], float]]:
-    """Estimate runs of a recording, in order.
+def compare(name: str, runs: Sequence[dict]) -> Iterator[dict[tuple[str, str], float]]:
+    """Estimate runs of the recording of this name, in order.
 
     Raises:
         MemcalcError: one could not be estimated.
     """
-    gpu = GPU[path.stem.rpartition("-")[2]]
+    gpu = GPU[name.rpartition("-")[2]]
     with tempfile.TemporaryDirectory() as folder:
         for number, run in enumerate(runs):
             config = pathlib.Path(folder) / f"{run['config']['model_type']}-{number}.json"
@@ -76,13 +78,15 @@ def _zeros(wanted: bool) -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recordings", type=pathlib.Path, nargs="+")
+    parser.add_argument("tables", type=pathlib.Path, nargs="+")
     parser.add_argument("--only", default="", help="only runs whose label contains this")
     arguments = parser.parse_args()
     worst: dict[tuple[str, str], float] = {}
-    for path in arguments.recordings:
-        runs = [r for r in json.loads(path.read_text())["runs"] if arguments.only in label(r)]
-        for run, found in zip(runs, compare(path, runs), strict=True):
+    for name, recording in tables.read_recordings(arguments.tables).items():
+        if "decode" not in name:
+            continue
+        runs = [r for r in recording["runs"] if arguments.only in label(r)]
+        for run, found in zip(runs, compare(name, runs), strict=True):
             words = [f"{phase} {rung} {value:+.3%}" for (phase, rung), value in found.items()]
             print(label(run), "|", ", ".join(words), flush=True)
             for key, value in found.items():

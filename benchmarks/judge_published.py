@@ -1,13 +1,13 @@
 """Hold what others read on real cards (evidence/published) against memcalc's estimates.
 
-    PYTHONPATH=benchmarks python benchmarks/judge_published.py -o evidence/judged.json
+    PYTHONPATH=evidence/programs python benchmarks/judge_published.py -o evidence/judged.json
     python benchmarks/judge_published.py --most 2 --sets tune report ...
 
 Every reading is judged under the releases of PyTorch and transformers it was made with, in the
 newest patch of each, which memcalc fetches once (``MEMCALC_CACHE``, about 2 GB a release). A
 reading of a PyTorch that memcalc does not run is refused, and counted apart; one whose source says
 no PyTorch is judged under the oldest that memcalc runs. A source that ``runs`` a script of
-benchmarks/published_scripts is judged by ``memcalc simulate``. Where a source does not say all that
+evidence/programs is judged by ``memcalc simulate``. Where a source does not say all that
 such a run depends on, it names ``limits``: words for the script that make it the least and the most
 that what is not said may be. Each is a run of its own, and the range is that of all.
 
@@ -36,7 +36,7 @@ from memcalc.accuracy.compare import Difference
 from memcalc.engine import environment
 from memcalc.engine.environment.releases import OLDEST_TORCH
 from memcalc.errors import EstimateError, MemcalcError
-from memcalc.estimation.client import Client
+from memcalc.estimation.engine import engine
 from memcalc.files import cache
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -44,9 +44,9 @@ from memcalc.records.trace import Phase
 from memcalc.report.rows import process_ends
 from memcalc.script.simulate import simulate
 
-FOLDER = pathlib.Path(__file__).resolve().parent
-PUBLISHED = FOLDER.parent / "evidence" / "published"
-SCRIPTS = FOLDER / "published_scripts"
+EVIDENCE = pathlib.Path(__file__).resolve().parent.parent / "evidence"
+PUBLISHED = EVIDENCE / "published"
+SCRIPTS = EVIDENCE / "programs"
 BESIDE = "allocated_and_outside"
 """What PyTorch's allocator had in use, and what the process held outside it."""
 RUNGS = ("allocated", "reserved", "process_used", BESIDE)
@@ -165,13 +165,13 @@ def judged(
     reason = refused(source)
     wanted = spread(len(rows), None if reason else most)
     old = iter(before)
-    with patch.dict(os.environ, PYTHONPATH=installed(source)), Client() as client:
+    with patch.dict(os.environ, PYTHONPATH=installed(source)):
         for index, (plan, read) in enumerate(rows):
             kept = [row for _, row in zip(read, old, strict=False)]
             if index not in wanted:
                 yield from kept
                 continue
-            answer, ends, ran = answered(plan, source, client, reason)
+            answer, ends, ran = answered(plan, source, reason)
             for rung, published in read.items():
                 told: dict[str, Any] = {"reason": str(answer).splitlines()[0][:200]}
                 if isinstance(answer, Prediction):
@@ -215,12 +215,12 @@ def spread(count: int, most: int | None) -> set[int]:
 
 
 def answered(
-    plan: Plan, source: dict[str, Any], client: Client, reason: str | None
+    plan: Plan, source: dict[str, Any], reason: str | None
 ) -> tuple[Prediction | Exception, list[Prediction], Ran | None]:
     """What memcalc says of a plan, of its runs at the limits, and which releases ran."""
     if reason:
         return EstimateError(reason), [], None
-    answer = of_script(plan) if plan.command else client.ask(plan)
+    answer = of_script(plan) if plan.command else predicted(plan)
     if not isinstance(answer, Prediction):
         return answer, [], None
     words = source.get("limits", {})
@@ -230,6 +230,14 @@ def answered(
     ran = Ran(torch=found.torch, transformers=answer.versions.get("transformers"))
     # A run that has no room at a limit says nothing.
     return answer, [one for one in ends if isinstance(one, Prediction)], ran
+
+
+def predicted(plan: Plan) -> Prediction | Exception:
+    """What memcalc says of a plan, or why it says nothing."""
+    try:
+        return engine.predict(plan)
+    except MemcalcError as error:
+        return error
 
 
 def of_script(plan: Plan) -> Prediction | Exception:

@@ -1,21 +1,24 @@
 """Hold recorded runs against the engine's, phase by phase, under the PyTorch they are of.
 
-python benchmarks/judge_recordings.py [--torch-root DIR] FILE...
+python benchmarks/judge_recordings.py [--torch-root DIR] [--recording NAME] TABLE...
 
 A run is equal when PyTorch's counters had the same highest levels in each phase of each step. DIR
 holds an unpacked PyTorch, as pip install --target makes it.
 """
 
 import argparse
-import json
+import multiprocessing
 import os
 import pathlib
 import sys
 import time
+import types
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
+import tables
 
 RUNGS = ("requested", "allocated", "reserved")
 Peaks = dict[tuple[int, str], tuple[int, ...]]
@@ -90,14 +93,13 @@ def open_driver(torch_root: str | None = None) -> None:
     driver.open_here()
 
 
-def judge(path: pathlib.Path, chosen: list[int] | None = None) -> Iterator[Verdict]:
+def judge(recording: dict[str, Any], chosen: list[int] | None = None) -> Iterator[Verdict]:
     """Run recorded plans again, one after the other.
 
     Args:
-        path: the recording.
+        recording: one of a table.
         chosen: places of runs; ``None``: all of them.
     """
-    recording = json.loads(path.read_text(encoding="utf-8"))
     # A number is the version of a cuDNN that had no functions: it was not used.
     os.environ.pop("MEMCALC_NO_CUDNN", None)
     # Over the stand-in driver all that a program reads from the GPU was zero.
@@ -111,11 +113,7 @@ def judge(path: pathlib.Path, chosen: list[int] | None = None) -> Iterator[Verdi
 def _judged(recording: dict[str, Any], index: int) -> Verdict:
     from msgspec.structs import replace
 
-    from memcalc.children.child import Breadcrumbs
     from memcalc.engine import decisions
-    from memcalc.errors import MemcalcError
-    from memcalc.estimation.question import asked
-    from memcalc.estimation.worker import Worker
     from memcalc.files.artifact import decode
     from memcalc.records.plan import Plan
 
@@ -126,20 +124,22 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
     run, environment = recording["runs"][index], recording["environment"]
     plan = decode(Plan, run["plan"])
     plan = replace(plan, gpu=CARDS[environment["capability"]], rank=run.get("rank", plan.rank))
-    recorded: Peaks = {}
-    for step, phase, *levels in run["phases"]:
-        _raise_to(recorded, step, phase, levels)
+    recorded = {(step, phase): tuple(levels) for step, phase, levels in tables.phases_of(run)}
     began = time.monotonic()
     seen: Peaks = {}
-    error = ""
+    # CUDA over the stub driver belongs to the fork then, and to no other run.
+    context = multiprocessing.get_context("fork")
+    heard, told = context.Pipe(duplex=False)
+    fork = context.Process(target=_run, args=(plan, int(environment["multiprocessors"]), told))
+    fork.start()
+    told.close()
     try:
-        question = asked(plan)
-        target = replace(question.target, multiprocessors=int(environment["multiprocessors"]))
-        for one in Worker(Breadcrumbs()).trace(replace(question, target=target)).readings:
-            levels = [getattr(one, rung) for rung in RUNGS]
-            _raise_to(seen, one.step, one.phase.value, levels)
-    except MemcalcError as failure:
-        error = f"{type(failure).__name__}: {failure}"
+        readings, error = heard.recv()
+        for step, phase, *levels in readings:
+            _raise_to(seen, step, phase, levels)
+    except EOFError:
+        error = "the run died"
+    fork.join()
     return Verdict(
         index=index,
         label=label(plan),
@@ -148,6 +148,31 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
         error=error,
         seconds=time.monotonic() - began,
     )
+
+
+def _run(plan: Any, multiprocessors: int, told: Connection) -> None:
+    """Run a plan on a card with so many multiprocessors; tell the levels of its phases."""
+    from msgspec.structs import replace
+
+    from memcalc.children.child import Breadcrumbs
+    from memcalc.engine import ranks
+    from memcalc.errors import MemcalcError
+    from memcalc.estimation.question import asked
+    from memcalc.estimation.worker import SimulatedRun
+    from memcalc.workload import layouts
+
+    try:
+        question = asked(plan)
+        target = replace(question.target, multiprocessors=multiprocessors)
+        speaker: Any = types.SimpleNamespace(breadcrumbs=Breadcrumbs())
+        traces = SimulatedRun(replace(question, target=target), speaker, {}).trace_ranks()
+        found = ranks.largest(traces, layouts.spread(plan).world)
+    except MemcalcError as error:
+        told.send(((), f"{type(error).__name__}: {error}"))
+        return
+    levels = ((one.step, one.phase.value, one) for one in found.readings)
+    rows = [(step, phase, *(getattr(one, rung) for rung in RUNGS)) for step, phase, one in levels]
+    told.send((rows, ""))
 
 
 def _raise_to(peaks: Peaks, step: int, phase: str, levels: list[int | None]) -> None:
@@ -174,7 +199,8 @@ def _plain(value: Any) -> str:
 def main() -> int:
     """Print each run's verdict; 0: all are equal, or as near as was asked."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("files", nargs="+", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("tables", nargs="+", type=pathlib.Path, metavar="TABLE")
+    parser.add_argument("--recording", action="append", help="name; all of the tables without any")
     parser.add_argument("--torch-root", help="folder of an unpacked PyTorch")
     parser.add_argument("--runs", help="places of runs, such as 0,3 or 10:20 or ::5")
     parser.add_argument(
@@ -184,22 +210,26 @@ def main() -> int:
     options = parser.parse_args()
     open_driver(options.torch_root)
     failed = 0
-    for path in options.files:
+    for name, recording in tables.read_recordings(options.tables).items():
+        # Recordings of whole scripts and of generations have no settings.
+        chosen = options.recording or [name]
+        if name not in chosen or "settings" not in recording:
+            continue
         equal = off = errors = 0
-        for one in judge(path, _places(path, options.runs)):
+        for one in judge(recording, _places(len(recording["runs"]), options.runs)):
             equal, off = equal + one.equal, off + (not one.equal and not one.error)
             errors += bool(one.error)
             failed += not one.within(options.within)
             if not (options.quiet and one.equal):
                 print(one.words(), flush=True)
-        print(f"{path.name}: {equal} equal, {off} off, {errors} failed", flush=True)
+        print(f"{name}: {equal} equal, {off} off, {errors} failed", flush=True)
     return min(failed, 1)
 
 
-def _places(path: pathlib.Path, text: str | None) -> list[int] | None:
+def _places(count: int, text: str | None) -> list[int] | None:
     if text is None:
         return None
-    every = range(len(json.loads(path.read_text(encoding="utf-8"))["runs"]))
+    every = range(count)
     if ":" in text:
         return list(every[slice(*(int(word) if word else None for word in text.split(":")))])
     return [every[int(word)] for word in text.split(",")]

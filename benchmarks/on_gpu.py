@@ -24,14 +24,6 @@ HERE = Path(__file__).parent
 SUITES = HERE.parent / "configs" / "suites"
 
 
-SCRIPTS = (
-    *("nano_gpt", "trainer_causal_lm", "resnet_sgd", "qlora", "compiled", "cuda_graphs"),
-    *("peft_lora_loop", "seq2seq_generate", "gan_two_optimizers", "unet_segmentation"),
-    *("scaler_unscale", "step_in_backward", "trainer_qlora", "vision_retinanet", "moe_routing"),
-)
-"""Of benchmarks/scripts, the worthiest first."""
-
-
 class Part(NamedTuple):
     """A command, and its share of the time."""
 
@@ -62,7 +54,7 @@ def parts(folder: Path) -> dict[str, Part]:
 
     def recorded(share: float, name: str, suite: str, every: int) -> Part:
         file = str(SUITES / f"{suite}.toml")
-        run = _own("record_standin.py", "--every", str(every), file, at(name))
+        run = _own("record_standin.py", "--every", str(every), file, at(name), name)
         return Part(share, run, _own("accuracy.py", at(name)))
 
     return {
@@ -71,8 +63,8 @@ def parts(folder: Path) -> dict[str, Part]:
         "suite": measured(3.0, "suite", "evidence"),
         "scripts": Part(
             1.5,
-            _own("record_scripts.py", "--card", at("scripts"), *SCRIPTS),
-            _own("compare_scripts.py", at("scripts")),
+            _own("record_scripts.py", "--card", at("scripts"), "scripts"),
+            _own("record_scripts.py", "--compare", at("scripts"), "scripts"),
         ),
         "optimizers": Part(0.7, _own("optim.py", "--device", "cuda", "--json", at("optimizers"))),
         "loops": recorded(1.0, "loops", "standin-loops", 1),

@@ -63,20 +63,12 @@ def kills(number):
             os.kill(os.getpid(), number)
             time.sleep(60)
     return Killed
-Killed, Ended = kills(signal.SIGKILL), kills(signal.SIGTERM)
-Crashed, Stopped = kills(signal.SIGSEGV), kills(signal.SIGSTOP)
-
-class Aborts(Forward):
-    def fail(self):
-        os.abort()
+Killed, Crashed = kills(signal.SIGKILL), kills(signal.SIGSEGV)
+Stopped = kills(signal.SIGSTOP)
 
 class Leaves(Forward):
     def fail(self):
         os._exit(7)
-
-class Silent(Forward):
-    def fail(self):
-        os._exit(0)
 
 class Exits(Forward):
     def fail(self):
@@ -107,10 +99,6 @@ class Short(Forward):
 class ShortOnGpu(Forward):
     def fail(self):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-class ShortInPython(Forward):
-    def fail(self):
-        raise MemoryError
 
 class Babbles(Forward):
     text = b'{"run": rubbish\\n'
@@ -222,7 +210,7 @@ def _forked(pids: list[int]) -> list[psutil.Process]:
     for pid in pids:
         with suppress(psutil.Error):
             one = psutil.Process(pid)
-            found += [one] if "memcalc.children.parent" in one.cmdline() else []
+            found += [one] if "memcalc.children.fork_server" in one.cmdline() else []
     return found
 
 
@@ -245,11 +233,8 @@ def _take_the_folder_away(case: Case) -> None:
 
 FAULTS = [
     Fault("a rank gets SIGKILL", "Killed", "killed", (0, 1)),
-    Fault("a rank gets SIGTERM", "Ended", "SIGTERM", (0, 1)),
     Fault("a rank gets SIGSEGV", "Crashed", "SIGSEGV", (0, 1)),
-    Fault("a rank aborts", "Aborts", "SIGABRT", (0, 1)),
     Fault("a rank leaves with a code", "Leaves", "exit code 7", (0, 1)),
-    Fault("a rank writes no result", "Silent", "Rank 1 of 2", (0, 1)),
     Fault("a rank calls sys.exit", "Exits", "sys.exit", (0, 1)),
     Fault("a rank raises while it loads", "InLoad", OWN),
     Fault("a rank raises in forward", "Forward", OWN, (0, 1)),
@@ -260,19 +245,14 @@ FAULTS = [
     Fault("the first rank raises", "Forward", "Rank 0 of 2", (0, 1),
           environment={"MEMCALC_FAULTY": "0"}),
     Fault("both ranks raise", "Forward", OWN, (0, 1), environment={"MEMCALC_FAULTY": "0 1"}),
-    Fault("both ranks are killed", "Killed", "killed", (0, 1),
-          environment={"MEMCALC_FAULTY": "0 1"}),
     Fault("a rank runs out of memory", "Short", "out of memory", (0, 1)),
     Fault("a rank's GPU is full", "ShortOnGpu", "out of memory", (0, 1)),
-    Fault("a rank raises MemoryError", "ShortInPython", "out of memory", (0, 1)),
     Fault("a rank hangs", "Hangs", "longer than 40 seconds", (0, 1), settings=SHORT),
     Fault("a rank is stopped", "Stopped", "longer than 40 seconds", (0, 1), settings=SHORT),
     Fault("a rank talks rubbish", "Babbles", "unreadable message", (0, 1)),
     Fault("a rank's result is cut off", "Truncated", "Rank 1 of 2", (0, 1)),
     Fault("a rank is killed from outside", words="of 2", act=_signal(
         lambda pids: _ranks(pids)[-1:], signal.SIGKILL), codes=(0,)),
-    Fault("a rank is asked to end from outside", words="of 2", act=_signal(
-        lambda pids: _ranks(pids)[:1], signal.SIGTERM), codes=(0,)),
     Fault("what starts the ranks is killed", words="process that starts the runs", act=_signal(
         _starter, signal.SIGKILL)),
     Fault("memcalc is killed", act=_signal(_command, signal.SIGKILL), codes=(-9, 0), lost=True),
@@ -286,9 +266,6 @@ FAULTS = [
           lost=True),
     Fault("memcalc is itself under a launcher", "Good", environment={
         "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "5", "MASTER_ADDR": "192.0.2.1"}),
-    Fault("a layout that does not make the devices", "Good", layout="tp=3", codes=(2,), lost=True),
-    Fault("a layout of one size where two are needed", "Good", layout="hsdp=2", codes=(2,),
-          lost=True),
     Fault("more GPUs than there are", "Good", " here: ", settings={"options": [
         "--device", "cuda"]}, codes=(3,)),
 ]  # fmt: skip

@@ -1,10 +1,10 @@
-"""Record a suite of runs with PyTorch's CUDA code; writes one compact JSON file.
+"""Record a suite of runs with PyTorch's CUDA code into a table (tables.py).
 
 Run it with a Python whose torch is a CUDA build: on a machine with a GPU, or over the stand-in
-driver, which lets PyTorch's real host code run without one. The file is what memcalc's tests
-hold every estimate against.
+driver, which lets PyTorch's real host code run without one. The table is what memcalc's tests
+hold every estimate against. Runs that the recording has already are kept.
 
-    python benchmarks/record_standin.py configs/suites/standin.toml evidence/standin/runs.json
+    python benchmarks/record_standin.py configs/suites/standin.toml TABLE NAME
 """
 
 import argparse
@@ -13,39 +13,22 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterable
+
+import tables
 
 from memcalc.catalog.plan import load
 from memcalc.errors import MemcalcError
 from memcalc.files.artifact import decode, encode
 from memcalc.measure.runs.runner import Request, Runner
+from memcalc.records.measurement import Measurement
 from memcalc.records.plan import Plan
-
-STEPS = 4
-
-
-def _kept(path: pathlib.Path) -> tuple[dict[str, dict], dict[str, str]]:
-    """Runs that are recorded already, by plan, and what they ran on."""
-    if not path.exists():
-        return {}, {}
-    recorded = json.loads(path.read_text())
-    # A plan that was written before a setting existed has that setting's default.
-    runs = {json.dumps(encode(decode(Plan, run["plan"]))): run for run in recorded["runs"]}
-    return runs, recorded["environment"]
+from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 
 
-def compact(measured: dict) -> dict:
-    """What the estimates are held against: peaks of the first and of the last step."""
-    state = measured["state"]  # None: nothing was trained
-    return {
-        "plan": measured["plan"],
-        "state": state and {name: state[name] for name in ("device", "host", "managed")},
-        "phases": [
-            [p["step"], p["phase"], p["requested"], p["allocated"], p["reserved"]]
-            for p in measured["phases"]
-            if p["step"] in (0, STEPS - 1)
-        ],
-    }
+def compact(found: Measurement) -> dict:
+    """Return the run as a table keeps it."""
+    phases = ((p.step, p.phase.value, *(getattr(p, r) for r in RUNGS)) for p in found.phases)
+    return tables.encode_run(found.plan, found.state and encode(found.state), phases)
 
 
 def settings() -> dict[str, str]:
@@ -60,46 +43,40 @@ def settings() -> dict[str, str]:
     return told
 
 
-def write(path: pathlib.Path, environment: dict, told: dict, runs: Iterable[dict]) -> None:
-    """The whole file; after each run, so that an end by the clock loses none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(run) for run in runs)
-    head = json.dumps({"environment": environment, "settings": told})[:-1]
-    beside = path.with_name(f"{path.name}.part")
-    beside.write_text(f'{head}, "runs": [\n{lines}\n]}}\n')
-    beside.replace(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", type=pathlib.Path)
-    parser.add_argument("output", type=pathlib.Path)
+    parser.add_argument("table", type=pathlib.Path)
+    parser.add_argument("name", help="of the recording in the table")
     parser.add_argument("--only", default="", help="only models whose name contains this")
     parser.add_argument("--every", type=int, default=1, help="only every n-th run")
     parser.add_argument("--first", type=int, default=0, help="... from this one on, the first is 0")
     arguments = parser.parse_args()
     told = settings()
-    runs = []
-    kept, environment = _kept(arguments.output)
+    recording = {"environment": {}, "settings": told, "runs": []}
+    before = tables.read_table(arguments.table).get(arguments.name, recording)
+    kept = {json.dumps(encode(decode(Plan, run["plan"]))): run for run in before["runs"]}
+    recording["environment"] = before["environment"]
     plans = [p for p in load(arguments.suite) if arguments.only in p.model]
     plans = plans[arguments.first :: arguments.every]
     with Runner() as runner:
         for plan in plans:
             started = time.monotonic()
             if json.dumps(encode(plan)) in kept:
-                runs.append(kept[json.dumps(encode(plan))])
+                recording["runs"].append(kept[json.dumps(encode(plan))])
                 continue
-            request = Request(plan=plan, device="cuda", steps=STEPS)
+            request = Request(plan=plan, device="cuda", steps=tables.LAST + 1)
             try:
-                measured = encode(runner.measure(request, lambda _: None))
+                measured = runner.measure(request, lambda _: None)
             except MemcalcError as error:
                 print(f"{plan.model} {plan.optim}: {error}", file=sys.stderr)
                 continue
-            environment = {"device": measured["device"], **measured["versions"]}
-            runs.append(compact(measured))
-            write(arguments.output, environment, told, runs)
+            recording["environment"] = {"device": measured.device, **measured.versions}
+            recording["runs"].append(compact(measured))
+            # After each run, so that an end by the clock loses none.
+            tables.write_recording(arguments.table, arguments.name, recording)
             print(f"{plan.model} {plan.optim} {time.monotonic() - started:.1f} s", flush=True)
-    write(arguments.output, environment, told, runs)
+    tables.write_recording(arguments.table, arguments.name, recording)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import re
 import socket
 import subprocess
 import sys
-import types
+import threading
 
 import pytest
 from filelock import FileLock
@@ -44,24 +44,26 @@ def pytest_configure(config):
     """
     if hasattr(config, "workerinput"):
         return
-    from memcalc.children.client import WARM, Parent, launch
+    from memcalc.children.client import WARM, ForkServer, launch
     from memcalc.errors import MemcalcError
-    from memcalc.estimation.client import ENGINE
+    from memcalc.estimation.engine import KIND
 
     _compile()
     name = f"memcalc-tests-{os.getpid()}"
     quiet = {"TRANSFORMERS_VERBOSITY": "error"}
     config.stash[_WARM] = []
     # One for runs on this machine's devices, and one that has opened the stub driver.
-    for kind in ("", ENGINE):
+    for kind in ("", KIND):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
             door.bind(f"\0{name}{kind}")
             door.listen(64)
             config.stash[_WARM].append(launch(door, {**os.environ, **quiet}, 2))
     os.environ[WARM] = name
-    for kind in ("", ENGINE):
-        with Parent(MemcalcError, os.environ, kind=kind) as parent:
-            parent.child("tests.preload", "preload", hint=kind)
+    for kind in ("", KIND):
+        server = ForkServer(MemcalcError, os.environ, kind=kind)
+        request = ("tests.preload", "preload", {})
+        how = {"args": request, "kwargs": {"hint": (kind,)}}
+        threading.Thread(target=server.ask, daemon=True, **how).start()
 
 
 def _compile():
@@ -127,74 +129,19 @@ def once(shared):
 
 
 @pytest.fixture(autouse=True)
+def _same_variables():
+    """A variable that a library sets stays in one test: others' scripts would each start cold."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
     """No test reads what another, or the user, has cached."""
     monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path / "cache"))
-
-
-class _Lent:
-    """A tracing child, and whether it is in the middle of a job."""
-
-    def __init__(self, child, idle):
-        self.child, self.idle, self.busy = child, idle, False
-
-    @property
-    def alive(self):
-        return self.child.alive
-
-    def ask(self, request, **how):
-        self.busy = True
-        try:
-            return self.child.ask(request, **how)
-        finally:
-            self.busy = False
-
-    def end(self):
-        if self.busy:
-            self.child.end()
-        elif self.alive:
-            self.idle.append(self.child)
-
-
-@pytest.fixture(scope="session")
-def _idle():
-    """Tracing children of this worker that nobody asks at the moment, and who forks more."""
-    from memcalc.estimation.client import Engines
-
-    with Engines() as engines:
-        yield [], engines
-
-
-@pytest.fixture
-def same_children(_idle, monkeypatch):
-    """Plans are traced in children that have traced before, as those of a long list are.
-
-    For tests whose models are bundled or named by their full path: a child stays where it was.
-    """
-    from memcalc.estimation import pool
-
-    idle, engines = _idle
-
-    class Lender:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def of(self, torch=None, transformers=None, *, users_code=False, **how):
-            parent = engines.of(torch, transformers, users_code=users_code, **how)
-            plain = (torch, transformers, users_code) == (None, None, False)
-
-            def child(*what, **how):
-                return _Lent(idle.pop() if plain and idle else parent.child(*what, **how), idle)
-
-            return types.SimpleNamespace(child=child)
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(pool, "warm_engines", Lender())
 
 
 @pytest.fixture
@@ -246,13 +193,11 @@ def forked():
 
     Arguments and what it returns are plain JSON values; without a GPU, as traces run.
     """
-    from memcalc.estimation.client import Engines
+    from memcalc.estimation.engine import engine
 
     def call(function, *arguments):
-        with Engines() as engines:
-            child = engines.of().child("tests.forked", "test")
-            request = {"module": function.__module__, "name": function.__name__}
-            said = child.ask({**request, "arguments": arguments})
+        request = {"module": function.__module__, "name": function.__name__}
+        said = engine.ask("tests.forked", "test", {**request, "arguments": arguments})
         if "failed" in said:
             pytest.fail(said["failed"], pytrace=False)
         return said["value"]

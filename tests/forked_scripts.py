@@ -37,7 +37,7 @@ for line in iter(sys.stdin.readline, ""):
         for number, name in enumerate((os.devnull, *asked["files"])):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
         shared = Path(asked["command"][-1])
-        protect(shared, asked["command"])
+        protect(shared)
         main(shared)
     print(os.waitpid(pid, 0)[1], flush=True)
 """

@@ -9,8 +9,8 @@ MODULES = (
 )
 
 
-def warm(hint):
-    if not hint:
+def warm(kind=""):
+    if not kind:
         return load("memcalc.measure.runs.run")
     from memcalc.engine import driver, simulated_gpu
     from memcalc.estimation.question import ASSUMED
@@ -27,5 +27,5 @@ def load(mine):
             importlib.import_module(name)
 
 
-def answer_for(breadcrumbs):
-    return lambda request, speaker: {}
+def answer(request, speaker):
+    return {}

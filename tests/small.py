@@ -8,7 +8,7 @@ from memcalc.advice.explain.explain import explain
 from memcalc.advice.remedies.records import figures, needed
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 
 SMALL = {"n_layer": 3, "n_embd": 64, "n_head": 2, "vocab_size": 5000}
 
@@ -34,8 +34,9 @@ def cached(shared):
 
 @pytest.fixture(scope="session")
 def traced(small_model, settings, once):
-    with once("traced"), Tracer() as tracer:
-        return tracer.trace(make({"model": small_model, **settings}))
+    with once("traced"):
+        answers = Answers()
+        return answers.trace(make({"model": small_model, **settings}))
 
 
 @pytest.fixture(scope="session")

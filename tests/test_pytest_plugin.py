@@ -206,11 +206,13 @@ ERRORS = {
 
 
 AT_NIGHT = (
-    *("test_own_failure_on_the_gpu", "test_skips_itself", "test_a_coroutine"),
+    "test_that_another_plugin_runs",
+    *("test_out_of_memory", "test_nothing_on_the_gpu", "test_own_failure_on_the_gpu"),
+    *("test_skips_itself", "test_a_coroutine"),
     *("test_a_method_of_unittest_holds", "test_a_method_of_unittest_skips_itself"),
-    "test_a_method_of_unittest_that_shall_fail",
+    *("test_a_method_of_unittest_that_shall_fail", "test_a_method_of_unittest_takes_too_much"),
 )
-"""Each starts a process that imports PyTorch; what they prove others prove on the CPU by day."""
+"""Each starts a process that imports PyTorch; what they prove others prove by day."""
 
 
 @pytest.fixture(scope="module")

@@ -154,7 +154,7 @@ def _warnings(
     shown = shown_path(path)
     write = "memcalc check --update-baseline writes it"
     if before is None:
-        return [f"there is no {shown}: growth is not checked; {write}"] if growing else []
+        return [f"there is no {shown}: growth cannot be judged; {write}"] if growing else []
     found = []
     missing = [name for name in growing if name not in before.runs]
     if missing:

@@ -161,18 +161,15 @@ def _spare(budget: Budget, limit: int) -> int:
 def _growth(budget: Budget, evidence: Evidence, figure: Figure, before: Known | None) -> Verdict:
     assert budget.amount is not None
     assert figure.bytes is not None
-    nothing = Verdict(
-        budget=budget,
-        status=Status.NO_BASELINE,
-        value=figure.bytes,
-        source=figure.source,
-        reason="not in the baseline: growth is not checked",
-    )
     if before is None or budget.metric not in before.figures:
-        return nothing
+        reason = "not in the baseline: memcalc check --update-baseline writes it"
+        return _unknown(budget, reason, figure.source)
     if before.source != source(evidence):
-        reason = f"the baseline is by {before.source}, this by {source(evidence)}"
-        return replace(nothing, reason=f"{reason}: growth is not checked")
+        reason = (
+            f"the baseline is by {before.source}, this by {source(evidence)}: "
+            "--baseline names another"
+        )
+        return _unknown(budget, reason, figure.source)
     known = before.figures[budget.metric]
     limit = known + budget.amount.of(known)
     return Verdict(

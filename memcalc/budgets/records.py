@@ -35,9 +35,7 @@ class Status(StrEnum):
 
     OVER = "over"
     UNKNOWN = "unknown"
-    """Could not tell."""
-    NO_BASELINE = "no_baseline"
-    """Growth with nothing to compare to: said, but no failure."""
+    """Could not tell: growth with no baseline to compare to is one case."""
     HOLDS = "holds"
 
 

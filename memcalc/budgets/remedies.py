@@ -14,7 +14,7 @@ from memcalc.budgets.judge import judged
 from memcalc.budgets.records import Budget, Evidence, Known, Rule, Status, Verdict
 from memcalc.budgets.starter import toml
 from memcalc.errors import MemcalcError
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.units import format_mib
@@ -22,7 +22,7 @@ from memcalc.units import format_mib
 _EXPANDABLE = "expandable_segments:True"
 
 
-class Adviser(contextlib.ExitStack):
+class Adviser:
     """Called with an exceeded budget, looks for changes of the plan that keep it."""
 
     def __init__(self, *, use_cache: bool, timeout: float) -> None:
@@ -30,9 +30,7 @@ class Adviser(contextlib.ExitStack):
 
         ``timeout``: seconds after which a run is ended.
         """
-        super().__init__()
-        tracer = Tracer(use_cache=use_cache, workers=None, timeout=timeout)
-        self._tracer = self.enter_context(tracer)
+        self._answers = Answers(use_cache=use_cache, workers=None, timeout=timeout)
         self._timeout = timeout
         self._trials: dict[Plan, Trials | None] = {}
         self._simulated: dict[Plan, Evidence] = {}
@@ -88,7 +86,7 @@ class Adviser(contextlib.ExitStack):
         if plan not in self._trials:
             self._trials[plan] = None
             with contextlib.suppress(MemcalcError):
-                self._trials[plan] = Trials(self._tracer.trace(plan), self._tracer)
+                self._trials[plan] = Trials(self._answers.trace(plan), self._answers)
         return self._trials[plan]
 
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc import dialects
-from memcalc.catalog import models, peft_targets
+from memcalc.catalog import gpus, models, peft_targets
 from memcalc.catalog.quantised import scheme_in
 from memcalc.dialects import FILES, Recipe
-from memcalc.errors import MemcalcError, SettingError
+from memcalc.errors import MemcalcError, SettingError, UsageError
 from memcalc.files import extras
 from memcalc.records.fields import FIELDS
 from memcalc.records.names import (
@@ -237,7 +237,20 @@ def with_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
         stands_for = {key: one for key, one in stands_for.items() if key not in _NOT_OF_INFERENCE}
     elif stands_for and _makes_dtensors(settings.get("parallel")):
         stands_for = {**stands_for, "optim": TRAINER_OPTIM}
+    if "precision" in stands_for and not _computes_in_bf16(settings.get("gpu")):
+        # Adapters stay in fp32; all weights in fp16 could not be scaled.
+        stands_for = {**stands_for, "precision": "fp16" if "lora" in stands_for else "amp-fp16"}
     return {**stands_for, **settings}
+
+
+def _computes_in_bf16(gpu: Any) -> bool:
+    """Return False for a GPU before Ampere."""
+    try:
+        card = None if gpu is None else gpus.meant(many(str(gpu))[1]).gpu
+    except UsageError:
+        # Whoever makes the plan says that it is unknown.
+        return True
+    return card is None or gpus.ARCHITECTURES[card.capability].bf16
 
 
 def _makes_dtensors(parallel: Any) -> bool:

@@ -1,17 +1,16 @@
 """Child processes: how they are started, asked and ended.
 
-A *parent* is a process that imports what is heavy once and forks a *child* for each who asks
-(``parent.py``, ``child.py``); ``client.py`` is the side of memcalc's own process. What the children
-do is a job module, which has ``NAME`` (how its runs are called in a sentence), ``warm(hint)``
-(imports what all runs of this kind need, in the parent) and ``answer_for(breadcrumbs)``, called
-once in each child: a function from a request and a ``Speaker`` to an answer.
+A *fork server* imports what is heavy once and forks a child for each question
+(``fork_server.py``, ``child.py``); ``client.py`` is the side of the process that asks. What a child
+does is a job module, which has ``warm(*hint)`` (imports what runs of this kind need, in the server)
+and ``answer(request, speaker)``, called once in a child.
 
-Asker and child speak JSON lines over a socket. The first says where the child works:
-``{"environment", "folder", "path"}``. Then come requests, ``{"job": n, ...}``; each is answered by
-``{"job": n, "event": {...}}`` any number of times (with ``"waits": true`` the child goes on after
-``{"go": n}``) and one ``{"job": n, "answer": {...}}`` or ``{"job": n, "error": sentence,
-"exit_code": code}``. When the child is gone, its parent adds ``{"ended": sentence}``.
+Asker and child speak JSON lines over a socket. The first is ``{"environment", "folder", "path",
+"request"}``. It is answered by ``{"event": {...}}`` any number of times (with ``"waits": true`` the
+child goes on after ``{"go": true}``) and one ``{"answer": {...}}`` or ``{"error": sentence,
+"exit_code": code}``. When the child is gone, the server adds ``{"ended": sentence}``. A child may
+ask the server as well: what has to begin before CUDA does is done in a fork of its own.
 
-Nobody outlives memcalc: the kernel ends the parent with it, the parent ends its children and all
+Nobody outlives memcalc: the kernel ends the server with it, the server ends its children and all
 that these have started. Nothing is written to a folder that somebody would have to clean up.
 """

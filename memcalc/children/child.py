@@ -1,75 +1,35 @@
-"""The main loop of a child: it answers JSON lines in order and turns errors into sentences."""
+"""A child of a fork server: it answers one question and turns errors into sentences."""
 
 import contextlib
+import ctypes
 import importlib
 import mmap
 import os
 import socket
-import struct
 import sys
 from typing import Any
 
-import msgspec
+from memcalc.children.channel import Channel
+from memcalc.children.client import ForkServer
+from memcalc.children.exit_reason import serialize_error
+from memcalc.errors import EstimateError
 
-from memcalc.children.exit_reason import told
-
-_CHUNK = 1 << 18
-_CREDENTIALS = "3i"
-"""Process, user and group, as the kernel gives them (unix(7))."""
-
-
-class Channel:
-    """One end of a conversation."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self.end = end
-        self._buffer = bytearray()
-        self._searched = 0
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Say something; bytes become base64.
-
-        Raises:
-            OSError: nobody listens.
-        """
-        self.end.sendall(msgspec.json.encode(message) + b"\n")
-
-    def receive(self) -> dict[str, Any] | None:
-        """Hear the next message; ``None``: there will be none.
-
-        Raises:
-            TimeoutError: the socket's time is up; nothing is lost.
-            ValueError: a line is no message.
-        """
-        while (at := self._buffer.find(b"\n", self._searched)) < 0:
-            self._searched = len(self._buffer)
-            try:
-                chunk = self.end.recv(_CHUNK)
-            except ConnectionError:
-                return None
-            if not chunk:
-                return None
-            self._buffer += chunk
-        line = bytes(self._buffer[:at])
-        del self._buffer[: at + 1]
-        self._searched = 0
-        if not line.strip():
-            return {}
-        try:
-            message = msgspec.json.decode(line)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ValueError(str(error)) from None
-        if not isinstance(message, dict):
-            raise ValueError("not a message")
-        return message
+_PR_SET_PDEATHSIG = 1
 
 
-def is_of_this_user(end: socket.socket) -> bool:
-    """Return whether the process at the other end of a Unix socket is one of this user."""
-    size = struct.calcsize(_CREDENTIALS)
-    given = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    _, user, _ = struct.unpack(_CREDENTIALS, given)
-    return bool(user == os.geteuid())
+def die_with(parent: int, number: int) -> None:
+    """Have the kernel send a signal when the parent dies (Linux; elsewhere the sockets tell)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def flush() -> None:
+    """Write what was printed; the program may have closed its streams."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError, OSError, AttributeError):
+            stream.flush()
 
 
 SIZE = 512
@@ -78,7 +38,7 @@ SIZE = 512
 class Breadcrumbs:
     """Remembers the module that runs; cheap enough to do for every module.
 
-    Made by the parent before it forks: both see the same memory.
+    Made by the fork server before it forks: both see the same memory.
     """
 
     def __init__(self) -> None:
@@ -90,7 +50,7 @@ class Breadcrumbs:
         self._map[: len(text)] = text
 
     def where(self) -> str:
-        """The last place in words, such as `` in model.layers.0``; empty if unknown."""
+        """Return the last place in words, such as `` in model.layers.0``; empty if unknown."""
         module, _, _ = self._map[:].partition(b"\0")
         return f" in {module.decode(errors='replace')}" if module else ""
 
@@ -102,21 +62,21 @@ class Breadcrumbs:
 class Speaker:
     """Tells the asker how a job goes, while it goes."""
 
-    def __init__(self, channel: Channel, job: int) -> None:
+    def __init__(self, channel: Channel, breadcrumbs: Breadcrumbs, server: ForkServer) -> None:
         self._channel = channel
-        self._job = job
+        self.breadcrumbs = breadcrumbs
+        self.server = server
+        """The server that forked this child, which it may ask."""
 
     def tell(self, **event: Any) -> None:
-        """Something has happened."""
-        self._send({"job": self._job, "event": event})
+        """Tell the asker of an event."""
+        self._send({"event": event})
 
     def wait(self, **event: Any) -> None:
-        """Something has happened; go on when the asker has looked at it."""
-        self._send({"job": self._job, "event": event, "waits": True})
-        while (message := self._channel.receive()) is not None:
-            if message.get("go") == self._job:
-                return
-        os._exit(1)
+        """Tell the asker of an event, and wait until it has looked at it."""
+        self._send({"event": event, "waits": True})
+        if self._channel.receive() is None:
+            os._exit(1)
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
@@ -126,38 +86,33 @@ class Speaker:
             os._exit(1)
 
 
-def serve(end: socket.socket, module: str, name: str, breadcrumbs: Breadcrumbs) -> None:
-    """Answer requests until the client closes."""
+def answer_once(
+    end: socket.socket, control: socket.socket, module: str, name: str, breadcrumbs: Breadcrumbs
+) -> None:
+    """Answer the question that comes; ``control`` leads to the fork server of this child."""
     channel = Channel(end)
     place = channel.receive()
     if place is None:
         return
     _settle(place)
-    work = None
-    while (request := channel.receive()) is not None:
-        job = request.pop("job", None)
-        if job is None:
-            continue
-        breadcrumbs.drop("")
-        try:
-            if work is None:
-                work = importlib.import_module(module).answer_for(breadcrumbs)
-            said = {"answer": work(request, Speaker(channel, job))}
-        except BaseException as error:
-            said = told(error, name, breadcrumbs.where())
-        with contextlib.suppress(ValueError, OSError):
-            # What ran here may have closed it.
-            sys.stdout.flush()
-        try:
-            channel.send({"job": job, **said})
-        except OSError:
-            # What ran here may have closed that as well; how this process ends says the rest.
-            os._exit(1)
+    server = ForkServer(EstimateError, place["environment"], control=control)
+    speaker = Speaker(channel, breadcrumbs, server)
+    try:
+        job = importlib.import_module(module)
+        said = {"answer": job.answer(place["request"], speaker)}
+    except BaseException as error:
+        said = serialize_error(error, name, breadcrumbs.where())
+    flush()
+    try:
+        channel.send(said)
+    except OSError:
+        # What ran here may have closed that as well; how this process ends says the rest.
+        os._exit(1)
 
 
 def _settle(place: dict[str, Any]) -> None:
-    """Be where the asker is; without an environment, in that of whoever started this process."""
-    if place["environment"] is not None and dict(os.environ) != place["environment"]:
+    """Take the environment, folder and import path of the asker."""
+    if dict(os.environ) != place["environment"]:
         os.environ.clear()
         os.environ.update(place["environment"])
     if place["folder"] is not None:

@@ -1,4 +1,4 @@
-"""The client side: starts a parent process, which forks children, and asks them."""
+"""The side that asks: starts a fork server, and asks one question of each of its forks."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from memcalc.children.child import Channel, is_of_this_user
+from memcalc.children.channel import Channel, is_of_this_user
 from memcalc.children.exit_reason import GARBLED, ending, noise_of
 from memcalc.errors import MemcalcError, UsageError, sentence
 
 _PATIENCE = 5.0
 """Seconds to wait for a killed process to exit."""
 WARM = "MEMCALC_WARM"
-"""Environment variable with the abstract socket of a parent that runs already; its kind follows.
+"""Environment variable with the abstract socket of a server that runs already; its kind follows.
 
-Tests set it, so that PyTorch is imported once; ``launch`` starts such a parent.
+Tests set it, so that PyTorch is imported once; ``launch`` starts such a server.
 """
 
 
-class Parent(contextlib.AbstractContextManager["Parent"]):
-    """A process that forks children; it starts with the first child. Thread-safe."""
+class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
+    """A process that forks a child for each question; the first one starts it. Thread-safe."""
 
     def __init__(
         self,
@@ -38,18 +38,24 @@ class Parent(contextlib.AbstractContextManager["Parent"]):
         *,
         kind: str = "",
         first: Sequence[str] = (),
+        control: socket.socket | None = None,
     ) -> None:
-        """Prepare; nothing is started yet.
+        """Start nothing yet.
 
-        ``failure`` is raised where a job fails; ``kind`` names a parent of ``WARM`` by what it has
-        loaded; folders of ``first`` lead the import path.
+        Args:
+            failure: what is raised where a question fails.
+            environment: variables of the server and its children.
+            kind: names a server of ``WARM`` by what it has loaded.
+            first: folders that lead the import path.
+            control: leads to a server that runs already.
         """
-        self.first = tuple(first)
+        self._first = tuple(first)
         self._kind = kind
-        self.failure = failure
+        self._failure = failure
         self.environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._control = control
+        self._starts = control is None
         self._noise = -1
         self._number = 0
         self._closed = False
@@ -58,12 +64,67 @@ class Parent(contextlib.AbstractContextManager["Parent"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def child(self, module: str, name: str, *, hint: str = "") -> Child:
-        """Fork a child.
+    def ask(
+        self,
+        module: str,
+        name: str,
+        request: dict[str, Any],
+        *,
+        hint: Sequence[str] = (),
+        heard: Callable[[dict[str, Any]], None] = lambda event: None,
+        tick: Callable[[], None] = lambda: None,
+        interval: float = math.inf,
+        timeout: float = math.inf,
+    ) -> dict[str, Any]:
+        """Have a question answered in a fork, which is gone when this returns.
+
+        Args:
+            module: the job module.
+            name: what the fork is called in sentences.
+            request: for the job module.
+            hint: for the job module's ``warm``.
+            heard: called with every event; a child that waits goes on when this returns.
+            tick: called after every message, and at least every ``interval``.
+            interval: seconds.
+            timeout: seconds after which the child is killed.
 
         Raises:
-            MemcalcError: ``failure``, where no process can be started.
+            TimeoutError: the answer took too long.
+            UsageError: the job refuses the request.
+            MemcalcError: ``failure``: no process can be started, the job failed, or the child died,
+                where its cause is a ``ChildProcessError``.
         """
+        deadline = time.monotonic() + timeout
+        number, channel = self._fork(module, name, hint)
+        garbled, ended = False, ""
+        try:
+            _send(channel, {**self._place(), "request": request})
+            for message in _messages(channel, deadline, interval, tick):
+                garbled |= message is _GARBLED
+                if "event" in message:
+                    heard(message["event"])
+                    if message.get("waits"):
+                        _send(channel, {"go": True})
+                elif "answer" in message or "error" in message:
+                    return self._answer_in(message, name)
+                elif "ended" in message:
+                    ended = str(message["ended"])
+                    break
+            why = GARBLED.format(name) if garbled else ended or self._how_it_ended()
+            raise self._failure(why) from ChildProcessError()
+        finally:
+            if not ended:
+                self._end(number, channel)
+            channel.end.close()
+
+    def close(self) -> None:
+        """End the process and its children; no more can be forked."""
+        with self._lock:
+            self._closed = True
+            self._stop()
+
+    def _fork(self, module: str, name: str, hint: Sequence[str]) -> tuple[int, Channel]:
+        """Have a child forked; return its number, and the channel to it."""
         with self._lock:
             self._number += 1
             message = {"fork": self._number, "module": module, "name": name, "hint": hint}
@@ -72,26 +133,29 @@ class Parent(contextlib.AbstractContextManager["Parent"]):
                 given = [there.fileno(), *([2] if os.environ.get("MEMCALC_DEBUG") else [])]
                 try:
                     if not self._sent(message, given) and not self._sent(message, given):
-                        raise self.failure(self.how_it_ended())
+                        raise self._failure(self._how_it_ended())
                 except BaseException:
                     here.close()
                     raise
-            return Child(self, self._number, here, name)
+            return self._number, Channel(here)
 
-    def end(self, number: int) -> None:
-        """Kill a child and all processes that it has started."""
+    def _end(self, number: int, channel: Channel) -> None:
+        """Kill a child and all processes that it has started, and wait until they are gone."""
         with self._lock, contextlib.suppress(OSError):
             if self._control is not None:
                 self._control.send(json.dumps({"end": number}).encode())
+        with contextlib.suppress(TimeoutError):
+            for message in _messages(channel, time.monotonic() + _PATIENCE):
+                if "ended" in message:
+                    return
 
-    def close(self) -> None:
-        """End the process and its children; no more can be forked."""
-        with self._lock:
-            self._closed = True
-            self._stop()
+    def _place(self) -> dict[str, Any]:
+        """Return where a child works: variables, folder and import path of this process."""
+        given = {name: text for name, text in self.environment.items() if _is_utf8(name + text)}
+        return {"environment": given, "folder": folder(), "path": [*self._first, *_path()]}
 
-    def how_it_ended(self) -> str:
-        """One sentence: how the process ended, or that it does not answer."""
+    def _how_it_ended(self) -> str:
+        """Say in one sentence how the process ended, or that it does not answer."""
         code, noise = None, ""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -99,15 +163,25 @@ class Parent(contextlib.AbstractContextManager["Parent"]):
             noise = noise_of(self._noise)
         return ending("process that starts the runs", code, noise=noise)
 
+    def _answer_in(self, message: dict[str, Any], name: str) -> dict[str, Any]:
+        answer = message.get("answer")
+        if isinstance(answer, dict):
+            return answer
+        sentence = str(message.get("error", GARBLED.format(name)))
+        if message.get("exit_code") == UsageError.exit_code:
+            raise UsageError(sentence)
+        raise self._failure(sentence)
+
     def _sent(self, message: dict[str, Any], given: list[int]) -> bool:
         """Send to the process; ``False``: it was dead, and the next call starts another."""
         if self._closed:
-            raise self.failure("The process that starts the runs was closed.")
+            raise self._failure("The process that starts the runs was closed.")
         if self._process is not None and self._process.poll() is not None:
             self._stop()
-        if self._control is None:
+        if self._control is None and self._starts:
             self._start()
-        assert self._control is not None
+        if self._control is None:
+            return False
         try:
             socket.send_fds(self._control, [json.dumps(message).encode()], given)
         except OSError:
@@ -116,7 +190,7 @@ class Parent(contextlib.AbstractContextManager["Parent"]):
         return True
 
     def _start(self) -> None:
-        known = "" if self.first else self.environment.get(WARM)
+        known = "" if self._first else self.environment.get(WARM)
         try:
             if known:
                 self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -129,10 +203,10 @@ class Parent(contextlib.AbstractContextManager["Parent"]):
             # A file, because a pipe that nobody reads would block a process that prints a lot.
             self._noise = os.memfd_create("noise")
             with theirs:
-                self._process = launch(theirs, self.environment, self._noise, self.first)
+                self._process = launch(theirs, self.environment, self._noise, self._first)
         except OSError as error:
             self._stop()
-            raise self.failure(f"Cannot start a process: {error.strerror}.") from None
+            raise self._failure(f"Cannot start a process: {error.strerror}.") from None
 
     def _stop(self) -> None:
         if self._control is not None:
@@ -157,7 +231,7 @@ def launch(
     noise: int,
     first: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a parent, which dies with this process; folders of ``first`` lead its import path.
+    """Start a server, which dies with this process; folders of ``first`` lead its import path.
 
     ``control``: a connected socket for requests, or one that listens for clients; ``noise``: the
     descriptor that its standard error goes to.
@@ -172,7 +246,7 @@ def launch(
     numbers = control.fileno(), os.getpid()
     return subprocess.Popen(
         # -P: modules are imported from where this process imports, not from the current folder.
-        [sys.executable, "-P", "-m", "memcalc.children.parent", *map(str, numbers)],
+        [sys.executable, "-P", "-m", "memcalc.children.fork_server", *map(str, numbers)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=None if os.environ.get("MEMCALC_DEBUG") else noise,
@@ -183,132 +257,40 @@ def launch(
     )
 
 
-class Child:
-    """A child process that does one job after another; one thread asks, another may end it."""
+_GARBLED: dict[str, Any] = {}
+"""Stands for a line that is no message."""
 
-    def __init__(self, parent: Parent, number: int, end: socket.socket, name: str) -> None:
-        self.alive = True
-        self._parent = parent
-        self._number = number
-        self._channel = Channel(end)
-        self._name = name
-        self._job = 0
-        self._garbled = False
-        self._asker: int | None = None
-        """The thread that waits for an answer."""
-        path = [*parent.first, *_path()]
-        given = {name: text for name, text in parent.environment.items() if _is_utf8(name + text)}
-        self._send({"environment": given, "folder": folder(), "path": path})
 
-    def ask(
-        self,
-        request: dict[str, Any],
-        *,
-        heard: Callable[[dict[str, Any]], None] = lambda event: None,
-        tick: Callable[[], None] = lambda: None,
-        interval: float = math.inf,
-        timeout: float = math.inf,
-    ) -> dict[str, Any]:
-        """Have a job done.
-
-        Args:
-            request: for the job module.
-            heard: called with every event; a child that waits goes on when this returns.
-            tick: called after every message, and at least every ``interval``.
-            interval: seconds.
-            timeout: seconds after which the child is killed.
-
-        Raises:
-            TimeoutError: the job took too long.
-            UsageError: the job refuses the request.
-            MemcalcError: the parent's ``failure``: the job failed, or the child died.
-        """
-        self._job += 1
-        self._garbled = False
-        self._asker = threading.get_ident()
-        done = False
+def _messages(
+    channel: Channel,
+    deadline: float,
+    interval: float = math.inf,
+    tick: Callable[[], None] = lambda: None,
+) -> Iterator[dict[str, Any]]:
+    """Yield what a child and its server say, until nobody says more."""
+    while True:
+        left = min(deadline - time.monotonic(), interval)
+        if deadline <= time.monotonic():
+            raise TimeoutError
         try:
-            self._send({"job": self._job, **request})
-            for message in self._messages(time.monotonic() + timeout, interval, tick):
-                if "ended" in message:
-                    self._close()
-                    raise self._parent.failure(self._reason(str(message["ended"])))
-                if message.get("job") != self._job:
-                    continue
-                if "event" in message:
-                    heard(message["event"])
-                    if message.get("waits"):
-                        self._send({"go": self._job})
-                    continue
-                done = True
-                return self._answer_in(message)
-            self._close()
-            raise self._parent.failure(self._reason(self._parent.how_it_ended()))
-        finally:
-            if not done:
-                # The job may still be running, and nobody waits for it.
-                self.end()
-            self._asker = None
-
-    def end(self) -> None:
-        """Kill the child, and wait for its end unless another thread waits for it."""
-        if not self.alive:
-            return
-        self._parent.end(self._number)
-        if self._asker not in (None, threading.get_ident()):
-            return  # Whoever waits for an answer hears of it, and closes.
-        with contextlib.suppress(TimeoutError):
-            for message in self._messages(time.monotonic() + _PATIENCE, math.inf, lambda: None):
-                if "ended" in message:
-                    break
-        self._close()
-
-    def _messages(
-        self, deadline: float, interval: float, tick: Callable[[], None]
-    ) -> Iterator[dict[str, Any]]:
-        while True:
-            left = min(deadline - time.monotonic(), interval)
-            if deadline <= time.monotonic():
-                raise TimeoutError
-            try:
-                self._channel.end.settimeout(left if left < math.inf else None)
-                message = self._channel.receive()
-            except TimeoutError:
-                tick()
-                continue
-            except OSError:
-                if self.alive:
-                    raise
-                return  # Another thread has heard of its end meanwhile, and closed.
-            except ValueError:
-                self._garbled = True
-                continue
-            if message is None:
-                return
-            yield message
+            channel.end.settimeout(left if left < math.inf else None)
+            message = channel.receive()
+        except TimeoutError:
             tick()
+            continue
+        except ValueError:
+            message = _GARBLED
+        if message is None:
+            return
+        yield message
+        tick()
 
-    def _answer_in(self, message: dict[str, Any]) -> dict[str, Any]:
-        answer = message.get("answer")
-        if isinstance(answer, dict):
-            return answer
-        sentence = str(message.get("error", GARBLED.format(self._name)))
-        if message.get("exit_code") == UsageError.exit_code:
-            raise UsageError(sentence)
-        raise self._parent.failure(sentence)
 
-    def _reason(self, sentence: str) -> str:
-        return GARBLED.format(self._name) if self._garbled else sentence
-
-    def _send(self, message: dict[str, Any]) -> None:
-        # If the child is gone, the next message says so.
-        with contextlib.suppress(OSError):
-            self._channel.end.settimeout(None)
-            self._channel.send(message)
-
-    def _close(self) -> None:
-        self.alive = False
-        self._channel.end.close()
+def _send(channel: Channel, message: dict[str, Any]) -> None:
+    # If the child is gone, the next message says so.
+    with contextlib.suppress(OSError):
+        channel.end.settimeout(None)
+        channel.send(message)
 
 
 def _is_utf8(text: str) -> bool:
@@ -325,7 +307,7 @@ def _path() -> list[str]:
 
 
 def folder() -> str | None:
-    """The current one; ``None``: it is gone."""
+    """Return the current folder; ``None``: it is gone."""
     with contextlib.suppress(FileNotFoundError):
         return os.getcwd()
     return None

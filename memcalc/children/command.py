@@ -87,7 +87,9 @@ def own_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        keeper.remove(str(folder))
+        # Of a keeper that was killed.
+        if keeper.run_then(str(folder)):
+            keeper.remove(str(folder))
         os.close(lock)
 
 
@@ -113,7 +115,7 @@ def _sweep(runs: Path) -> None:
             try:
                 if time.time() - os.fstat(lock).st_mtime > _SETTLES:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    keeper.run_then(str(folder))
-                    keeper.remove(str(folder))
+                    if keeper.run_then(str(folder)):
+                        keeper.remove(str(folder))
             finally:
                 os.close(lock)

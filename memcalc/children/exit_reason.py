@@ -46,8 +46,8 @@ def ending(
     return f"The {name} {how}{where}{f': {last}' if last else ''}."
 
 
-def told(error: BaseException, name: str, where: str) -> dict[str, Any]:
-    """An error as whoever asked is told of it; with its ``kind`` where another run may avoid it."""
+def serialize_error(error: BaseException, name: str, where: str) -> dict[str, Any]:
+    """Return an error as a message to who asked: one sentence and its exit code."""
     if os.environ.get("MEMCALC_DEBUG"):
         traceback.print_exception(error)
     if isinstance(error, MemcalcError):
@@ -66,8 +66,7 @@ def told(error: BaseException, name: str, where: str) -> dict[str, Any]:
         said = "its code recursed too deeply"
     helps = advice(error)
     sentence = f"The {name} stopped{where}: {said}{f'; {helps}' if helps else ''}"
-    answer = {"error": sentence, "exit_code": MemcalcError.exit_code}
-    return answer if helps else answer | {"kind": type(error).__name__}
+    return {"error": sentence, "exit_code": MemcalcError.exit_code}
 
 
 def noise_of(descriptor: int) -> str:

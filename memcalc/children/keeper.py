@@ -17,7 +17,7 @@ import signal
 import sys
 from typing import NoReturn
 
-THEN, KEPT = "then.py", "kept"
+THEN = "then.py"
 _PDEATHSIG, _SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None).prctl
 
@@ -48,8 +48,8 @@ def main(owner: int, folder: str, status: int, *command: str) -> NoReturn:
         code = 1
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_children()
-    run_then(folder)
-    if os.getppid() != owner and folder:
+    done = run_then(folder)
+    if done and os.getppid() != owner and folder:
         remove(folder)
     _end_like(code)
 
@@ -97,11 +97,17 @@ def _children() -> list[int]:
     return found
 
 
-def run_then(folder: str) -> None:
-    """Run what is to be done in a folder when a command has ended."""
+def run_then(folder: str) -> bool:
+    """Run what is to be done in a folder when a command has ended, once; returns False if it fails.
+
+    What is in the folder is needed then.
+    """
     path = os.path.join(folder, THEN)
     if folder and os.path.exists(path):
-        os.waitpid(os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, path]), 0)
+        if os.waitpid(os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, path]), 0)[1]:
+            return False
+        os.unlink(path)
+    return True
 
 
 def _end_like(code: int) -> NoReturn:
@@ -117,14 +123,9 @@ def _end_like(code: int) -> NoReturn:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder; the kernel leaves some in it that their owner cannot look into.
-
-    Nothing is removed where a file ``kept`` says that something in it is of the user.
-    """
+    """Remove a folder; the kernel leaves some in it that their owner cannot look into."""
     import shutil
 
-    if os.path.exists(os.path.join(folder, KEPT)):
-        return
     for path, folders, _ in os.walk(folder):
         for name in folders:
             if not os.path.islink(os.path.join(path, name)):

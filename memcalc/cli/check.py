@@ -142,7 +142,6 @@ def _checked(files: list[Path], question: Question, suggest: bool, save: Path | 
 
             effort = question.effort
             adviser = Adviser(use_cache=effort.use_cache, timeout=effort.timeout)
-            stack.enter_context(adviser)
             question = replace(question, remedy=adviser)
         read_files = [read(file) for file in files]
         steps = stack.enter_context(progress("checking memory budgets"))

@@ -74,13 +74,13 @@ COMMON = (
 )
 """Options of a plan that ``--help`` shows; ``--help-all`` shows the others too."""
 _MOST = "Common settings"
-_ALL = "memcalc.all"
+ALL = "memcalc.all"
 
 
 def show_all_options(ctx: typer.Context, wanted: bool) -> None:
     """Print the help with every option, and leave, where that is wanted."""
     if wanted:
-        ctx.meta[_ALL] = True
+        ctx.meta[ALL] = True
         typer.echo(ctx.get_help())
         raise typer.Exit
 
@@ -147,7 +147,7 @@ class Command(TyperCommand):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             title = getattr(param, "rich_help_panel", None)
-            if title is not None and _ALL not in ctx.meta:
+            if title is not None and ALL not in ctx.meta:
                 left += param.name not in COMMON
                 title, record = _MOST, record if param.name in COMMON else None
             if record is not None:

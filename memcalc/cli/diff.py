@@ -12,7 +12,7 @@ from memcalc.cli.output import NoCache, Output, chosen, deliver_answer, format_o
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import only_prediction, saved
 from memcalc.errors import UsageError
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from memcalc.files import untrusted_values
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -48,15 +48,16 @@ def command(
     for one in asked:
         if isinstance(one, Plan) and not one.command:
             check(one)
-    with Tracer(use_cache=not no_cache) as tracer, progress("comparing") as steps:
-        first = _chapter(asked[0], tracer)
+    answers = Answers(use_cache=not no_cache)
+    with progress("comparing") as steps:
+        first = _chapter(asked[0], answers)
         steps.at(1, 2)
-        found = difference(first, _chapter(asked[1], tracer))
+        found = difference(first, _chapter(asked[1], answers))
     deliver_answer(found, name, output, top=top)
 
 
-def _chapter(asked: Prediction | Plan, tracer: Tracer) -> Chapter:
-    return again(asked, tracer) if isinstance(asked, Prediction) else chapter(tracer.trace(asked))
+def _chapter(asked: Prediction | Plan, answers: Answers) -> Chapter:
+    return again(asked, answers) if isinstance(asked, Prediction) else chapter(answers.trace(asked))
 
 
 def _plan(text: str) -> Plan:

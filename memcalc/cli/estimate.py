@@ -22,7 +22,9 @@ from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import advised, answers
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
+from memcalc.records.trace import EMULATED
 from memcalc.report.rows import compared_as
+from memcalc.units import format_bytes
 
 
 def train_script(plan: Plan) -> str:
@@ -30,6 +32,21 @@ def train_script(plan: Plan) -> str:
     from memcalc.advice.train_script import write
 
     return write(plan)
+
+
+def _beside_fp16(found: Prediction) -> Prediction:
+    """Return an answer of bf16 that its GPU emulates with what fp16 needs."""
+    told = next((one for one in found.assumptions if one.startswith(EMULATED)), None)
+    precision = "fp16" if found.plan.precision == "bf16" else "amp-fp16"
+    if told is None or found.method != "trace":
+        return found
+    with progress(f"estimating {found.plan.model} in fp16"):
+        (beside,) = answers([replace(found.plan, precision=precision)], method="trace")
+    if not isinstance(beside, Prediction) or beside.fit is None:
+        return found
+    words = f"{told}: --precision {precision} needs {format_bytes(beside.fit.needed)}"
+    rest = (one for one in found.assumptions if one != told)
+    return replace(found, assumptions=(words, *rest))
 
 
 _Method = Annotated[
@@ -105,6 +122,7 @@ def command(
         with progress(f"replaying batches of {lengths}"):
             told = tuple(one for one in answer.assumptions if not one.startswith(EQUAL_LENGTHS))
             found = [replace(answer, varied=varied(answer.plan, lengths), assumptions=told)]
+    found = [_beside_fp16(one) for one in found] if len(found) == 1 else found
     deliver_predictions(found, name, answer_output, verbose=verbose)
     if recipe is not None:
         write_recipe(recipe, plans[0], output)

@@ -13,9 +13,10 @@ from memcalc.cli.command import SIZE, Depth, Remedies, Top, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.progress import Steps, progress
 from memcalc.cli.recipes import recipe_output, write_recipe
-from memcalc.cli.saved import check_alone, plans_in, saved, traced_in
+from memcalc.cli.saved import check_alone, path_of, plans_in, saved, traced_in
 from memcalc.errors import UsageError
-from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.kept import Traced
 from memcalc.records.plan import Plan
 from memcalc.report.explained import HELPFUL
 
@@ -24,6 +25,7 @@ from memcalc.report.explained import HELPFUL
     "memcalc explain gpt2 --gpu t4 --batch 64",
     "memcalc explain gpt2 --under '8 GiB'",
     "memcalc explain gpt2 --no-remedies --plot",
+    "memcalc explain oom.txt",
 )
 def command(
     settings: dict[str, Any],
@@ -46,6 +48,8 @@ def command(
     no_cache: out.NoCache = False,
 ) -> None:
     """Show what is alive at the peak, why, and what each remedy really buys."""
+    if _explain_oom_text(settings, format, output):
+        return
     plans, kept = _saved(settings)
     plans = plans or [plan_of(settings, "memcalc explain answers for")]
     if len(plans) > 1:
@@ -72,18 +76,30 @@ def command(
         raise KeyboardInterrupt
     if plot:
         from memcalc.advice.explain.timeline import timeline
-        from memcalc.estimation.client import player
+        from memcalc.estimation.engine import engine
         from memcalc.report import terminal
 
-        with Tracer(use_cache=not no_cache, saved=kept) as tracer:
-            answer = tracer.trace(plans[0])
-        line = timeline(answer.trace, plans[0], player(plans[0]))
+        answers = Answers(use_cache=not no_cache, saved=kept)
+        answer = answers.trace(plans[0])
+        line = timeline(answer.trace, plans[0], engine.player(plans[0]))
         out.put(terminal.timeline(line, width=out.width()))
     best = found.search.best if found.search is not None else None
     if recipe is not None:
         write_recipe(recipe, best.figures.plan if best and best.figures else plans[0], output)
     if under is not None and best is None:
         raise typer.Exit(1)
+
+
+def _explain_oom_text(settings: dict[str, Any], format: str | None, output: Path | None) -> bool:
+    """Explain a log in which PyTorch says that memory ran out, where one is named."""
+    from memcalc.files.oom_text import is_oom_text, read
+
+    path = Path(str(settings.get("model") or ""))
+    if not is_oom_text(path):
+        return False
+    check_alone(settings)
+    out.deliver_answer(read(path), out.chosen("out-of-memory", format, output), output)
+    return True
 
 
 def _saved(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
@@ -96,7 +112,7 @@ def _saved(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
         check_alone(settings)
     if data is None or data.get("kind") in ("measurements", "explanation"):
         return [], []
-    path = Path(str(settings["model"]))
+    path = path_of(settings["model"])
     return plans_in(data, path, "explain"), traced_in(data, path)
 
 

@@ -174,7 +174,8 @@ class _Followed:
         """A phase of the run has ended."""
         level = reading.allocated if reading.allocated is not None else reading.requested
         where = f"step {reading.step} {reading.phase.value}"
-        self.busy(f"{self._what}: {where}, {format_mib(level)}")
+        known = "" if level is None else f", {format_mib(level)}"
+        self.busy(f"{self._what}: {where}{known}")
 
     def ended(self, run: Run) -> None:
         """A run has ended."""

@@ -29,7 +29,10 @@ class Format(NamedTuple):
     """What can be written in it, in words."""
 
 
-_ANSWERS = "predictions simulation explanation snapshot fit suggestions cards difference check"
+_ANSWERS = (
+    "predictions simulation explanation out-of-memory snapshot fit suggestions cards difference "
+    "check"
+)
 
 FORMATS = {
     "table": Format(".txt", f"{_ANSWERS} measurements driver"),

@@ -10,9 +10,10 @@ from memcalc.cli.command import Depth, Remedies, argument, file_option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import NoCache, chosen, put, wrote
 from memcalc.cli.progress import progress
-from memcalc.cli.saved import check_alone, only_prediction, plans_in, saved, traced_in
+from memcalc.cli.saved import check_alone, only_prediction, path_of, plans_in, saved, traced_in
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.kept import Traced
 from memcalc.files import artifact
 from memcalc.files.results import load, predictions
 from memcalc.records.plan import Plan
@@ -64,53 +65,53 @@ def command(
         with progress(f"explaining {plans[0].name}"):
             explanation = explain_plan(plans[0], depth=depth, use_cache=not no_cache)
     counted = explanation is not None
-    named = [(saved(file), Path(file)) for file in (settings.get("model"), other) if file]
+    named = [(saved(file), path_of(file)) for file in (settings.get("model"), other) if file]
     kept = [one for data_of, file in named for one in traced_in(data_of, file)]
-    tracing = Tracer(use_cache=not no_cache, counted=counted, saved=kept)
-    with tracing as tracer, progress("drawing"):
+    answers = Answers(use_cache=not no_cache, counted=counted, saved=kept)
+    with progress("drawing"):
         if other is not None:
-            before, now = (_one_of(file, tracer, depth) for file in (settings["model"], other))
+            before, now = (_one_of(file, answers, depth) for file in (settings["model"], other))
             document = Document(chapters=(before, now), difference=difference(before, now))
         elif name == "pickle":
             path = Path(str(settings.get("model")))
             asked = plans_of(settings) if data is None else plans_in(data, path, "report")
             if len(asked) != 1:
                 raise UsageError("One plan makes one snapshot: give each option one value.")
-            draw(tracer.trace(asked[0]), name, output)
+            draw(answers.trace(asked[0]), name, output)
             return
         elif data is None:
-            chapters = _traced(plans_of(settings), tracer, depth)
+            chapters = _traced(plans_of(settings), answers, depth)
             document = Document(chapters=chapters, explanation=explanation)
         else:
-            document = _document(data, Path(str(settings["model"])), tracer, depth)
+            document = _document(data, Path(str(settings["model"])), answers, depth)
     _write(document, name, output)
 
 
-def _one_of(file: str, tracer: Tracer, depth: int | None) -> Chapter:
+def _one_of(file: str, answers: Answers, depth: int | None) -> Chapter:
     data = saved(file)
     if data is None or data.get("kind") == "measurements":
         raise UsageError(f"{file} is no answer that memcalc wrote: compare two .json files of it.")
-    return again(only_prediction(data, Path(file)), tracer, depth=depth)
+    return again(only_prediction(data, Path(file)), answers, depth=depth)
 
 
 def draw(traced: Traced, name: str, output: Path) -> None:
     """Write the page, a picture or a snapshot of what was just traced."""
     if name == "pickle":
         from memcalc.advice.explain.timeline import predicted
-        from memcalc.estimation.client import player
+        from memcalc.estimation.engine import engine
 
-        predicted(traced, output, player(traced.prediction.plan))
+        predicted(traced, output, engine.player(traced.prediction.plan))
         wrote(output)
         return
     _write(Document(chapters=(chapter(traced),)), name, output)
 
 
-def _traced(plans: Sequence[Plan], tracer: Tracer, depth: int | None) -> tuple[Chapter, ...]:
+def _traced(plans: Sequence[Plan], answers: Answers, depth: int | None) -> tuple[Chapter, ...]:
     found: list[Chapter] = []
     failed: list[MemcalcError] = []
     for plan in plans:
         try:
-            found.append(chapter(tracer.trace(plan), depth=depth))
+            found.append(chapter(answers.trace(plan), depth=depth))
         except MemcalcError as error:
             failed.append(error)
             if len(plans) > 1:
@@ -120,16 +121,16 @@ def _traced(plans: Sequence[Plan], tracer: Tracer, depth: int | None) -> tuple[C
     return tuple(found)
 
 
-def _document(data: dict[str, Any], path: Path, tracer: Tracer, depth: int | None) -> Document:
+def _document(data: dict[str, Any], path: Path, answers: Answers, depth: int | None) -> Document:
     from memcalc.report.saved import read
 
     if data.get("kind") == "measurements":
         return Document(runs=tuple(load(path)))
     if data.get("kind") == "explanation":
         explanation = read(data, path)
-        first = again(explanation.prediction, tracer, depth=depth)
+        first = again(explanation.prediction, answers, depth=depth)
         return Document(chapters=(first,), explanation=explanation)
-    chapters = tuple(again(one, tracer, depth=depth) for one in predictions(data, path))
+    chapters = tuple(again(one, answers, depth=depth) for one in predictions(data, path))
     return Document(chapters=chapters)
 
 

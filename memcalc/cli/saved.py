@@ -6,19 +6,41 @@ from pathlib import Path
 from typing import Any, cast
 
 from memcalc.errors import UsageError
-from memcalc.estimation.estimate import Traced
+from memcalc.estimation.kept import Traced
 from memcalc.estimation.question import code_in
-from memcalc.files import artifact
+from memcalc.files import artifact, cache
 from memcalc.files.results import predictions, with_traces
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
+LAST = "last"
+"""Names the last simulated run in place of a file."""
+
+
+def keep_last(found: Traced) -> Path | None:
+    """Keep a run for ``memcalc explain last``; return where, or None where it cannot be kept."""
+    from memcalc.report.predictions import as_json
+
+    try:
+        file = _last()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        artifact.write(file, as_json([found.prediction], [found.trace]))
+    except (OSError, UsageError):
+        return None
+    return file
+
+
+def _last() -> Path:
+    return cache.folder() / "last.json"
+
 
 def saved(model: object) -> dict[str, Any] | None:
     """The result in the file that was named in place of a model; ``None``: it is a model."""
-    path = Path(str(model))
+    path = path_of(model)
     if path.suffix == ".pickle" and os.path.isfile(path):
         raise UsageError(f"{model} is a memory snapshot: type memcalc show {model}.")
+    if path == _last() and not path.exists():
+        raise UsageError("No run is kept as the last: type memcalc simulate -- python train.py.")
     if model is None or path.suffix != ".json" or not os.path.isfile(path):
         return None
     try:
@@ -26,6 +48,12 @@ def saved(model: object) -> dict[str, Any] | None:
     except UsageError:
         # A model's config.json is no result.
         return None
+
+
+def path_of(model: object) -> Path:
+    """Return the file that is named in place of a model; ``last`` is the last simulated run."""
+    path = Path(str(model))
+    return _last() if str(model) == LAST and not os.path.exists(path) else path
 
 
 def only_prediction(data: dict[str, Any], path: Path) -> Prediction:

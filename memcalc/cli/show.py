@@ -53,10 +53,10 @@ def command(
         name = out.chosen("snapshot", format, output)
         from memcalc.advice.explain import recorded
         from memcalc.catalog import gpus
-        from memcalc.estimation.client import player
+        from memcalc.estimation.engine import engine
 
         memory = gpus.find(gpu).memory if gpu is not None else None
-        found = recorded.read(file, player(), alloc_conf or (), device=device, memory=memory)
+        found = recorded.read(file, engine.player(), alloc_conf or (), device=device, memory=memory)
         out.deliver_answer(found, name, output, top=top)
         return
     if alloc_conf or gpu:

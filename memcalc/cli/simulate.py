@@ -1,23 +1,37 @@
 """``memcalc simulate -- COMMAND``."""
 
+from __future__ import annotations
+
 import shlex
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from msgspec.structs import replace
 
 from memcalc.cli.command import AS_TYPED, TEXT, Words, counted, option, say, verb
 from memcalc.cli.options import plan_option
-from memcalc.cli.output import Output, Verbose, chosen, deliver_predictions, format_option, formats
+from memcalc.cli.output import (
+    Output,
+    Verbose,
+    chosen,
+    deliver_predictions,
+    format_option,
+    formats,
+    put,
+)
 from memcalc.cli.progress import progress
+from memcalc.cli.saved import keep_last
 from memcalc.errors import EstimateError, UsageError
 from memcalc.records.fields import FIELDS
 from memcalc.script.command import to_type
 from memcalc.script.records import Ending
 from memcalc.units import format_bytes
+
+if TYPE_CHECKING:
+    from memcalc.estimation.kept import Traced
 
 _Steps = Annotated[
     int,
@@ -114,9 +128,22 @@ def command(
             # A file explains itself when this run is long forgotten.
             traces=[found.traced.trace] if output is not None else (),
         )
+    _tell_next(found.traced, name, output)
     sys.stdout.flush()
     _say_what_became(found.ending)
     raise typer.Exit(found.ending.code)
+
+
+def _tell_next(found: Traced, name: str, output: Path | None) -> None:
+    """Keep the run as the last one, and say what to type; beside a file, say the verdict."""
+    from memcalc.report.answer import headline
+
+    if output is not None:
+        say(f"memcalc: {headline(found.prediction).text}")
+    kept = output if output is not None and output.suffix == ".json" else keep_last(found)
+    if name in ("table", "markdown") and output is None and kept is not None:
+        put("next: what is alive at the peak, and at which lines of the script\n")
+        put("  memcalc explain last\n")
 
 
 def _prepare(python: str | None, torch: str | None, vllm: str | None) -> str | None:

@@ -4,27 +4,18 @@ A file is data: nothing in it is run, and none of its framework's code. Every ke
 of a plan, is known to change no memory, or is refused by its name.
 """
 
+import functools
+import importlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memcalc.dialects import (
-    accelerate,
-    axolotl,
-    deepspeed,
-    llamafactory,
-    shell,
-    swift,
-    torchtune,
-    trainer,
-    trl,
-)
 from memcalc.dialects.recipe import Recipe, mapping, table_in, text
 from memcalc.errors import SettingError, UsageError
 from memcalc.records.plan import Plan
 
-__all__ = ["DIALECTS", "ENDINGS", "FILES", "Dialect", "Recipe", "find", "read", "recognise"]
+__all__ = ["ENDINGS", "FILES", "Dialect", "Recipe", "dialects", "find", "read", "recognise"]
 
 
 class Dialect(NamedTuple):
@@ -36,18 +27,24 @@ class Dialect(NamedTuple):
     write: Callable[[Plan], dict[str, Any]]
 
 
-_ROOMS = (torchtune, axolotl, llamafactory, swift, accelerate, deepspeed, trl, trainer)
-DIALECTS = {room.NAME: Dialect(room.NAME, room.is_one, room.read, room.write) for room in _ROOMS}
+_ROOMS = "torchtune axolotl llamafactory swift accelerate deepspeed trl trainer".split()
 """All formats, those first whose keys nothing else has."""
 FILES = ("recipe", "accelerate_config", "deepspeed")
 """Settings that name a file and stand for what it says."""
-_ONLY = {"accelerate_config": accelerate.NAME, "deepspeed": deepspeed.NAME}
+_ONLY = {"accelerate_config": "accelerate", "deepspeed": "deepspeed"}
 ENDINGS = (".yaml", ".yml", ".json", ".sh")
+
+
+@functools.cache
+def dialects() -> dict[str, Dialect]:
+    """Return all formats by name; they are imported when the first recipe is read."""
+    rooms = [importlib.import_module(f"{__name__}.{room}") for room in _ROOMS]
+    return {room.NAME: Dialect(room.NAME, room.is_one, room.read, room.write) for room in rooms}
 
 
 def recognise(data: Mapping[str, Any]) -> Dialect | None:
     """Find the format of a file by its keys; None: it is none of these."""
-    return next((one for one in DIALECTS.values() if one.is_one(data)), None)
+    return next((one for one in dialects().values() if one.is_one(data)), None)
 
 
 def load(path: Path) -> Mapping[str, Any]:
@@ -62,6 +59,8 @@ def load(path: Path) -> Mapping[str, Any]:
 def _table_in(written: str, path: Path) -> Mapping[str, Any]:
     if path.suffix != ".sh":
         return table_in(written, path)
+    from memcalc.dialects import shell
+
     found = shell.command_in(written)
     if found is None:
         raise UsageError(f"{path} starts no training of swift, trl or llamafactory-cli.")
@@ -77,7 +76,7 @@ def parse(written: str, path: Path) -> tuple[Dialect, Mapping[str, Any]]:
     data = _table_in(written, path)
     dialect = recognise(data)
     if dialect is None:
-        raise UsageError(f"{path} is no recipe that memcalc knows: it reads {', '.join(DIALECTS)}.")
+        raise _unknown(str(path))
     return dialect, data
 
 
@@ -97,8 +96,12 @@ def find(name: str) -> Path | None:
             # A model's config, or a file of results, whose readers say what is wrong.
             return None
     if recognise(load(path)) is None:
-        raise UsageError(f"{name} is no recipe that memcalc knows: it reads {', '.join(DIALECTS)}.")
+        raise _unknown(name)
     return path
+
+
+def _unknown(name: str) -> UsageError:
+    return UsageError(f"{name} is no recipe that memcalc knows: it reads {', '.join(dialects())}.")
 
 
 def read(setting: str, path: str, given: Mapping[str, Any]) -> Recipe:
@@ -110,7 +113,9 @@ def read(setting: str, path: str, given: Mapping[str, Any]) -> Recipe:
     place = Path(os.path.expanduser(path))
     try:
         if setting in _ONLY:
-            return DIALECTS[_ONLY[setting]].read(mapping(place), path, given)
+            room = importlib.import_module(f"{__name__}.{_ONLY[setting]}")
+            found: Recipe = room.read(mapping(place), path, given)
+            return found
         dialect, data = parse(text(place), place)
         return dialect.read(data, path, given)
     except UsageError as error:

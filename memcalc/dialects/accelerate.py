@@ -36,11 +36,7 @@ _WRAPPED = ("ddp", "fsdp2")
 """Layouts that accelerate's own code is run with."""
 _OF_DEEPSPEED = ("gradient_accumulation_steps", "gradient_clipping")
 _COMPILED_OTHERWISE = ("use_dynamic", "use_regional_compilation")
-_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size")
-_NOT_ANSWERED = {
-    "cp_size": "context parallelism",
-    "sp_size": "sequence parallelism over processes",
-}
+_SIZES = ("dp_replicate_size", "dp_shard_size", "cp_size", "tp_size")
 _FSDP_OF_NO_MATTER = frozenset(
     """
     auto_wrap_policy cpu_offload_pin_memory cpu_ram_efficient_loading final_state_dict_type
@@ -228,7 +224,7 @@ def _fsdp(
             "or remove it."
         )
     found: dict[str, Any] = {"parallel": "fsdp1" if version == 1 else _mesh(data, file)}
-    if "fsdp" not in found["parallel"] and "hsdp" not in found["parallel"]:
+    if not any(name in found["parallel"] for name in ("fsdp", "hsdp", "cp=")):
         # Nothing is gathered, so there is nothing to gather in another dtype.
         arguments = {}
     if arguments:
@@ -309,25 +305,20 @@ def _mesh(data: Mapping[str, Any], file: str) -> str:
         key.removeprefix("parallelism_config_"): value
         for key, value in table(data, "parallelism_config", file).items()
     }
-    for key, name in _NOT_ANSWERED.items():
-        if count(sizes.get(key) or 1, f"parallelism_config_{key}", file) > 1:
-            raise UsageError(
-                f"{file}: {name} ({key}) is not verified against PyTorch's own code yet, so "
-                f"memcalc does not support it."
-            )
-    copies, shards, parts = (
+    if count(sizes.get("sp_size") or 1, "parallelism_config_sp_size", file) > 1:
+        raise UsageError(
+            f"{file}: sequence parallelism over processes (sp_size) is not verified against "
+            "DeepSpeed's own code yet, so memcalc does not support it."
+        )
+    copies, shards, context, parts = (
         count(sizes.get(key) or 1, f"parallelism_config_{key}", file) for key in _SIZES
     )
-    if parts > 1 and copies > 1:
-        raise UsageError(
-            f"{file}: tp_size and dp_replicate_size together are not verified against PyTorch's "
-            f"own code yet: leave one of them 1."
-        )
-    if parts > 1:
-        return f"tp={parts},fsdp2={shards}" if shards > 1 else f"tp={parts}"
-    if copies > 1:
-        return f"hsdp={copies}x{shards}" if shards > 1 else "ddp"
-    return "fsdp2"
+    inner = [f"{name}={size}" for name, size in (("tp", parts), ("cp", context)) if size > 1]
+    if copies > 1 and (shards > 1 or inner):
+        inner.append(f"hsdp={copies}x{shards}")
+    elif shards > 1 and inner:
+        inner.append(f"fsdp2={shards}")
+    return ",".join(inner) or ("ddp" if copies > 1 else "fsdp2")
 
 
 _TYPES = {"": "NO", "ddp": "MULTI_GPU", "fsdp1": "FSDP", "fsdp2": "FSDP"}

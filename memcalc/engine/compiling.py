@@ -6,6 +6,7 @@ is taken. Hooks of ours are not seen by Dynamo, which would trace them.
 
 import functools
 import gc
+import math
 import os
 import sys
 import time
@@ -34,6 +35,11 @@ _SETTLES = 2
 """Optimizer steps until a loop has let go of what it held while the compiler ran."""
 
 
+def _run_once(kernel: Callable[[], Any], **_: Any) -> list[float]:
+    kernel()
+    return [1.0] * 3
+
+
 class Compiling:
     """Follows what a program compiles."""
 
@@ -42,6 +48,8 @@ class Compiling:
         self._began = 0.0
         self._took = 0.0
         self._unsettled = 0
+        self._chosen: Any = None
+        """Arguments of the kernel for which a configuration was found."""
 
     def install(self, patches: Patches) -> None:
         """Act when the compiler is imported."""
@@ -51,15 +59,11 @@ class Compiling:
         own = {name: os.environ[name] for name in simulated_gpu.CACHES if name in os.environ}
         # A program may have named others by now.
         patches.when_imported("triton", lambda _: os.environ.update(own))
-        patches.when_imported("torch._dynamo.eval_frame", lambda m: self._hide_hooks(m, patches))
+        hide_hooks(patches)
         patches.when_imported("torch._dynamo.callback", self._watch)
         heuristics = "torch._inductor.runtime.triton_heuristics"
         patches.wrap_later(heuristics, "CachingAutotuner.bench", self._bench)
-
-        def benched(*args: Any, **kwargs: Any) -> list[float]:
-            return [self._bench(*args)] * 3
-
-        patches.wrap_later("triton.runtime.autotuner", "Autotuner._bench", benched)
+        patches.wrap_later("triton.runtime.autotuner", "Autotuner._bench", self._choose)
         patches.also(optimizers.register_optimizer_step_post_hook(self._settle).remove)
         patches.also(self._end)
 
@@ -67,22 +71,16 @@ class Compiling:
         self._say(_FIRST)
         return 1.0
 
-    def _hide_hooks(self, module: ModuleType, patches: Patches) -> None:
-        """Compiled code runs without our hooks on modules."""
-
-        def compiled(original: Any, context: Any, fn: Any) -> Any:
-            made = original(context, fn)
-            if isinstance(made, torch.nn.Module | type) or not callable(made):
-                return made
-
-            @functools.wraps(made)
-            def without_hooks(*args: Any, **kwargs: Any) -> Any:
-                with hidden_hooks():
-                    return made(*args, **kwargs)
-
-            return without_hooks
-
-        patches.wrap(module._TorchDynamoContext, "__call__", compiled)
+    def _choose(self, original: Any, tuner: Any, *args: Any, **kwargs: Any) -> list[float]:
+        """Time a configuration of a kernel: the first that the GPU has room for is the fastest."""
+        self._say(_FIRST)
+        if self._chosen is tuner.nargs:
+            return [2.0] * 3
+        vars(tuner)["do_bench"] = _run_once
+        timings: list[float] = original(tuner, *args, **kwargs)
+        if math.isfinite(timings[0]):
+            self._chosen = tuner.nargs
+        return timings
 
     def _watch(self, module: ModuleType) -> None:
         handler = getattr(module, "callback_handler", None)
@@ -134,3 +132,21 @@ class hidden_hooks:  # noqa: N801
     def __exit__(self, *_: object) -> None:
         for hooks, kept in zip(_HOOKS, self._kept, strict=True):
             hooks.update(kept)
+
+
+def hide_hooks(patches: Patches) -> None:
+    """Let compiled code run without our hooks on modules."""
+
+    def compiled(original: Any, context: Any, fn: Any) -> Any:
+        made = original(context, fn)
+        if isinstance(made, torch.nn.Module | type) or not callable(made):
+            return made
+
+        @functools.wraps(made)
+        def without_hooks(*args: Any, **kwargs: Any) -> Any:
+            with hidden_hooks():
+                return made(*args, **kwargs)
+
+        return without_hooks
+
+    patches.wrap_later("torch._dynamo.eval_frame", "_TorchDynamoContext.__call__", compiled)

@@ -14,7 +14,7 @@ from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.notes import Gap, Interval, Notebook, Notes
 from memcalc.engine.patches import Around, Patches
-from memcalc.records.prediction import ALLOCATOR_RUNGS
+from memcalc.records.levels import Levels
 from memcalc.records.trace import Component, Phase
 
 _C: Any = torch._C
@@ -26,13 +26,16 @@ History = list[dict[str, Any]]
 class Counters(Notebook):
     """The allocators of all GPUs of this process, from the moment that CUDA begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, history: bool = True) -> None:
+        """Begin; without ``history`` peaks alone are read, and no block is written down."""
         self.notes = []  # Until CUDA begins.
+        self._history = history
         self._waiting: tuple[Phase, int, str] | None = None
         self._unread: list[dict[tuple[str, str], int]] = []
         """Of each GPU: the highest of each counter since the program last reset them."""
         self._levels: dict[int, Any] = {}
         """Of a GPU: its counters as the phase began, where they were read then."""
+        self._ended = False
         self._stats, self._reset = _C._cuda_memoryStats, _C._cuda_resetPeakMemoryStats
 
     def install(self, patches: Patches, *, with_lines: bool = False) -> None:
@@ -42,15 +45,18 @@ class Counters(Notebook):
         """
         patches.set(_C, "_cuda_memoryStats", self._asked)
         patches.set(_C, "_cuda_resetPeakMemoryStats", self._forgotten)
+        torch.cuda._lazy_call(lambda: self._begin(with_lines))
+        if not self._history:
+            return
         patches.wrap(_C, "_cuda_clearCublasWorkspaces", self._releases(Component.WORKSPACES))
         # Autocast calls it as its outermost context ends (torch/amp/autocast_mode.py).
         patches.wrap(torch, "clear_autocast_cache", self._releases(Component.AUTOCAST_COPIES))
         memory: Any = torch.cuda.memory
         patches.set(memory, "_record_memory_history", lambda *_, **__: None)
-        torch.cuda._lazy_call(lambda: self._begin(with_lines))
 
     def _begin(self, with_lines: bool) -> None:
-        internals.start_history(with_lines=with_lines)
+        if self._history:
+            internals.start_history(with_lines=with_lines)
         self.notes = [Notes(device) for device in range(_C._cuda_getDeviceCount())]
         self._unread = [{} for _ in self.notes]
         for notes in self.notes:
@@ -66,10 +72,29 @@ class Counters(Notebook):
     # ---- phases
 
     def enter(self, phase: Phase, step: int, line: str = "") -> None:
-        """Another phase begins, or another step."""
+        """Another phase begins, or another step; not of a thread that outlives the program."""
+        if self._ended:
+            return
         self._waiting = phase, step, line
         self.leave()
         self._open(phase, step, line)
+
+    def rename(self, phase: Phase, step: int) -> None:
+        """Let the interval that runs be of this phase; it goes on with one before that is."""
+        if self._waiting is not None:
+            self._waiting = phase, step, self._waiting[2]
+        for notes in self.notes:
+            *_, last = notes.intervals
+            last.phase, last.step = phase, step
+            before = notes.intervals[-2] if len(notes.intervals) > 1 else last
+            if before is not last and (before.phase, before.step) == (phase, step):
+                notes.intervals.pop()
+                before.end = -1
+
+    def forget(self) -> None:
+        """Let the interval that runs be of no phase: nothing of it is read."""
+        for notes in self.notes:
+            notes.intervals.pop()
 
     def interval(self) -> int:
         """The number of the present interval, on every GPU."""
@@ -86,7 +111,8 @@ class Counters(Notebook):
             if not notes.intervals or begin != notes.intervals[-1].end:
                 begin = self._anew(number, notes)
             notes.intervals.append(Interval(phase=phase, step=step, begin=begin, line=line))
-            notes.marks.append((begin, ""))
+            if self._history:
+                notes.marks.append((begin, ""))
 
     def _anew(self, number: int, notes: Notes) -> int:
         """Let the counters of peaks begin anew; returns the moment.
@@ -122,7 +148,7 @@ class Counters(Notebook):
         return internals.events_in(stats) - notes.zero
 
     def _raise(self, interval: Interval, stats: Any, counted: str) -> None:
-        for rung in ALLOCATOR_RUNGS:
+        for rung in Levels.__struct_fields__:
             found = stats[f"{rung}_bytes"]["all"][counted]
             setattr(interval, rung, max(getattr(interval, rung), found))
 
@@ -145,6 +171,7 @@ class Counters(Notebook):
     def end(self) -> None:
         """The program has ended: read its last phase, and free what cuBLAS holds."""
         self.leave()
+        self._ended = True
         for notes in self.notes:
             with torch.cuda.device(notes.device):
                 if notes.intervals[-1].end:
@@ -213,6 +240,7 @@ class CpuCounters(Counters):
 
     def end(self) -> None:
         """The program has ended."""
+        self.leave()
         self.notes[0].profiler.__exit__(None, None, None)
 
     def histories(self) -> list[tuple[Notes, History]]:

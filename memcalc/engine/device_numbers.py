@@ -6,6 +6,7 @@ something was put there and whether that is made up.
 
 import contextlib
 import ctypes
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -13,9 +14,9 @@ from typing import Any
 import torch
 
 from memcalc.engine.followed_operators import MASKS
-from memcalc.engine.host_view import one_thread, over, span, tensors_in
+from memcalc.engine.host_view import Place, one_thread, over, tensors_in
 from memcalc.engine.stub import load as stub
-from memcalc.engine.unknown import Unknown
+from memcalc.engine.unknown import Later, Unknown
 
 UNKNOWN, KNOWN, MADE_UP = range(3)
 """What the numbers of a tensor are, as the stub driver counts them."""
@@ -23,6 +24,8 @@ _MOST_SECONDS = 20.0
 """Seconds for all operators over tensors of more than 65,536 elements; then they are unknown."""
 TIMED = 1 << 16
 """Elements of the largest tensors whose time is not taken."""
+_ALONE = 1 << 15
+"""Elements of the largest tensors that PyTorch computes in one thread by itself: its GRAIN_SIZE."""
 _FILLED = 1 << 20
 """Elements of the largest tensors that are filled with one made-up number."""
 
@@ -82,6 +85,7 @@ class Numbers:
     def know(self, tensor: torch.Tensor, value: Any) -> None:
         """Let every element of a tensor on the GPU be this."""
         if tensor.is_cuda and tensor.numel() and stub.maps():
+            self.overwrite(tensor)
             over(tensor).fill_(value)
             self.mark(tensor, False)
 
@@ -90,16 +94,38 @@ class Numbers:
         if not tensor.is_cuda:
             return tensor
         if tensor.dtype.is_floating_point and tensor.numel() and not self.state(tensor):
-            return self.unknown.like(tensor)
+            return self.unknown.like(Place.of(tensor))
         self.settle(tensor)
         return over(tensor)
 
     def settle(self, tensor: torch.Tensor) -> None:
-        """Make numbers that were postponed."""
-        with one_thread():
+        """Make numbers that were postponed, unless others were written there since."""
+        if self.unknown.postponed(tensor) is None:
+            return
+        if self.held(tensor):
+            self.unknown.drop(tensor)
+            return
+        with contextlib.suppress(Exception), one_thread():
             made = self.unknown.settle(tensor)
-        if made is not None:
-            self._mark(*made)
+            if made is not None:
+                self._mark(*made)
+
+    def overwrite(self, tensor: torch.Tensor) -> None:
+        """Every element of a tensor is about to be written; others of its storage stay."""
+        if tensor.is_cuda and self.unknown.postponed(tensor) is not None:
+            whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+            (self.unknown.drop if whole else self.settle)(tensor)
+
+    def later(self, tensor: torch.Tensor) -> Later:
+        """Return the numbers that a tensor reads as by now, to be made later."""
+        state = self.held(tensor)
+        if not state and tensor.is_cuda and tensor.is_floating_point():
+            found = self.unknown.later(tensor)
+            if found is not None:
+                return found
+            state = self.state(tensor)
+        now = self.host(tensor).clone()
+        return Later(lambda: now, made_up=state == MADE_UP)
 
     def put(self, out: Any, made: Any, made_up: bool, *, finite: bool = False) -> None:
         """Write what was computed on the host behind the operator's own result."""
@@ -109,15 +135,15 @@ class Numbers:
                 if one.numel() <= TIMED or _has_some(other):
                     over(one).copy_(other)
                 if finite and made_up:
-                    self.make_finite(over(one), one)
+                    self.make_finite(over(one), Place.of(one))
                 self.mark(one, made_up)
 
-    def make_finite(self, numbers: torch.Tensor, tensor: torch.Tensor) -> None:
+    def make_finite(self, numbers: torch.Tensor, place: Place) -> None:
         """Replace what is infinite or NaN in numbers that follow from unknown ones."""
-        if numbers.is_floating_point():
+        # A sum is finite where all are, but for the rare one that is too large.
+        if numbers.is_floating_point() and not math.isfinite(numbers.sum()):
             finite = numbers.isfinite()
-            if not bool(finite.all()):
-                numbers.copy_(torch.where(finite, numbers, self.unknown.like(tensor)))
+            numbers.copy_(torch.where(finite, numbers, self.unknown.like(place)))
 
     def fill(self, out: torch.Tensor, value: float | bool, *, made_up: bool = True) -> None:
         """Let every element be this value."""
@@ -147,13 +173,16 @@ class Numbers:
     @contextlib.contextmanager
     def timed(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
         """Compute in one thread, since others wait for each other; take the time of large ones."""
-        large = max((one.numel() for one in tensors), default=0) > TIMED
+        most = max((one.numel() for one in tensors), default=0)
+        if most <= _ALONE:
+            yield
+            return
         begin = time.perf_counter()
         with one_thread():
             try:
                 yield
             finally:
-                if large:
+                if most > TIMED:
                     self._left -= time.perf_counter() - begin
 
     def generator(self, device: int | None) -> torch.Generator:
@@ -167,7 +196,7 @@ class Numbers:
 
 def _extent(tensor: torch.Tensor) -> int:
     """Bytes from a tensor's first element to its last."""
-    count = tensor.numel() if tensor.is_contiguous() else span(tensor)
+    count = tensor.numel() if tensor.is_contiguous() else Place.of(tensor).span
     return count * tensor.element_size()
 
 

@@ -41,6 +41,23 @@ def key(name: str) -> Any:
     return _C._dispatch_key_parse(name)
 
 
+@functools.cache
+def keys() -> Any:
+    """Return the set of both keys."""
+    return _C.DispatchKeySet(key(VALUES)) | _C.DispatchKeySet(key(COUNTS))
+
+
+@functools.cache
+def pass_through(name: str) -> Any:
+    """Let operators that nobody follows pass a key, for good: threads outlive what is followed.
+
+    Python's exit takes away what a ``torch.library.Library`` registers.
+    """
+    library = _C._dispatch_library("IMPL", "_", "")
+    library.fallback_fallthrough(name)
+    return library
+
+
 def follow(wanted: bool) -> None:
     """Follow operators in this thread, or only those that read how large their result is."""
     _C._dispatch_tls_set_dispatch_key_included(key(COUNTS), True)

@@ -4,12 +4,32 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 _BEGIN = 64
 """Address of the first byte that is looked at: a multiple of the sizes of all elements."""
+
+
+class Place(NamedTuple):
+    """Where the numbers of a tensor lie."""
+
+    address: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "Place":
+        """Return the place of a tensor."""
+        return cls(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last."""
+        steps = zip(self.shape, self.stride, strict=True)
+        return 1 + sum((size - 1) * stride for size, stride in steps)
 
 
 @functools.cache
@@ -68,12 +88,6 @@ def is_plain(tensors: Sequence[torch.Tensor]) -> bool:
         if not (one.is_cuda or one.is_cpu) or one.layout is not torch.strided:
             return False
     return True
-
-
-def span(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in steps)
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ class Interval(msgspec.Struct, kw_only=True):
     end: int = -1
     requested: int = 0
     allocated: int = 0
+    active: int = 0
     reserved: int = 0
     kept: bool = True
     """The allocator's history of it was kept."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,13 +13,15 @@ from torch.overrides import TorchFunctionMode
 
 from memcalc import registry
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.follow.phases import Phases
+from memcalc.engine.follow.plans import PlanNames
 from memcalc.engine.patches import Patches
-from memcalc.engine.recorder import Recorder
 from memcalc.errors import EstimateError, MeasureError
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
-from memcalc.workload import layouts, liger, loops, quantised
-from memcalc.workload.job import Job, Program, Watch
+from memcalc.workload import inference, layouts, liger, loops, quantised
+from memcalc.workload.inputs import without_adapters
+from memcalc.workload.job import Job, Program
 from memcalc.workload.layouts import Rank
 from memcalc.workload.model import with_weights
 from memcalc.workload.optimizers import InBackward, make, restore, saved_state
@@ -79,38 +82,42 @@ def _empty(name: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def load(
-    program: Program, device: str, watch: Watch, recorder: Recorder | None = None
+    program: Program,
+    device: str,
+    begin: Callable[[Phase], None],
+    names: PlanNames | None = None,
 ) -> tuple[Program, Any]:
     """The program with its model on the device, under its layout; and the optimizer over it.
 
-    ``watch`` sees the phases; a recorder, on a simulated GPU or the CPU, learns what there is.
+    ``begin`` is told of phases; ``names``, on a simulated GPU or the CPU, learn what there is.
     """
     plan, optimizer = program.plan, None
-    simulated = recorder is not None and device != "cpu"
-    if recorder is not None:
-        recorder.know(program.model)
-    with watch.phase(Phase.LOAD, 0):
-        program = place(program, device, simulated=simulated)
-        if plan.scheme is None and not plan.infers:
-            optimizer = make_optimizer(program, program.model.train())
-        if recorder is not None:
-            recorder.meet(program.model, optimizer)
+    simulated = names is not None and device != "cpu"
+    if names is not None:
+        names.know(program.model)
+    begin(Phase.LOAD)
+    program = place(program, device, simulated=simulated)
+    if plan.scheme is None and not plan.infers:
+        optimizer = make_optimizer(program, program.model.train())
+    if names is not None:
+        names.meet(program.model, optimizer)
     if plan.scheme is None:
         return program, optimizer
     if plan.infers and plan.adapters is None:
         return finished(program, program.model), None
-    with watch.phase(Phase.PREPARE, 0), Patches() as patches:
+    begin(Phase.PREPARE)
+    with Patches() as patches:
         for name in internals.DRAWS if simulated else ():
             # Adapters are made on the host, where drawing them takes seconds.
             patches.wrap(torch.nn.init, name, lambda _, tensor, *__, **___: tensor)
         program = finished(program, program.model)
         if not plan.infers:
-            if recorder is not None:
-                recorder.know(program.model)
+            if names is not None:
+                names.know(program.model)
             program = _laid_out(program, device, lambda model: model, simulated)
             optimizer = make_optimizer(program, program.model.train())
-        if recorder is not None:
-            recorder.meet(program.model, optimizer)
+        if names is not None:
+            names.meet(program.model, optimizer)
     return program, optimizer
 
 
@@ -137,17 +144,16 @@ def place(program: Program, device: str, *, simulated: bool = False) -> Program:
 
 
 def _laid_out(program: Program, device: str, move: Move, simulated: bool) -> Program:
-    number, world = _group()
+    number, _ = _group()
     if program.plan.liger:
         liger.apply(program.model)
     rank = Rank(
         number=number,
-        world=world,
+        spread=layouts.spread(program.plan),
         device=_device(device),
-        sizes=layouts.spread(program.plan).sizes,
         options=layouts.arguments(program.plan),
         move=move,
-        fill=filler(program.model, on_host=not simulated),
+        filler=functools.partial(filler, on_host=not simulated),
     )
     return replace(program, model=layouts.of(program.plan).place(program.model, rank))
 
@@ -191,6 +197,37 @@ def job(program: Program, optimizer: torch.optim.Optimizer, device: str) -> Job:
         keep_outputs=loop.keep_outputs(program.plan),
         restore=(lambda: restore(optimizer, saved)) if program.plan.resume else None,
     )
+
+
+def train(job: Job, phases: Phases, steps: int) -> None:
+    """Run the loop of a job whose model is loaded, and let ``phases`` know what it cannot see."""
+    restore = job.restore
+    if restore is not None:
+
+        def resume() -> None:
+            with phases.during(Phase.RESUME):
+                restore()
+
+        job = replace(job, restore=resume)
+    if job.wraps:
+        phases.begin(Phase.LOAD)
+    else:
+        phases.begin_training()
+    loops.of(job.plan).run(job, steps)
+    phases.end_training()
+
+
+def infer(
+    program: Program, phases: Phases, *, between: Callable[[bool], None] | None = None
+) -> None:
+    """Run a model that is loaded, and let ``phases`` know its passes."""
+    model, target = program.model, program.plan.target
+    with contextlib.ExitStack() as stack:
+        if program.plan.generate is None:
+            phases.begin(Phase.FORWARD)
+        else:
+            stack.enter_context(phases.follow_passes(without_adapters(model)))
+        inference.run(program, device=target, between=between)
 
 
 _SPREAD = 0.02
@@ -279,7 +316,9 @@ def filler(model: torch.nn.Module, *, on_host: bool = True) -> Callable[[torch.n
         with torch.no_grad():
             for parameter in placed.parameters():
                 if parameter.is_floating_point() and (on_host or parameter.device.type != "cpu"):
-                    parameter.normal_(std=_SPREAD)
+                    # Through a DTensor it takes as long as a step.
+                    shard = getattr(parameter, "to_local", lambda whole=parameter: whole)()
+                    shard.normal_(std=_SPREAD)
             for module in placed.modules():
                 for name, buffer in module._buffers.items():
                     value = values.get((id(module), name))

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from torch.nn.parallel import DistributedDataParallel
 
 from memcalc.engine.notes import Notebook
-from memcalc.engine.packages import deepspeed, dtensor
+from memcalc.engine.packages import deepspeed, dtensor, pipelining
 from memcalc.engine.patches import Patches
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Trace, changes
@@ -100,9 +100,9 @@ def join(rank: int, world: int, backend: str = "cpu:fake,cuda:nccl") -> None:
 
 
 def asked(program: Program) -> tuple[int, ...]:
-    """Which ranks to run: the one that the plan names, else the first.
+    """Which ranks to run: the one that the plan names, else the first of each stage.
 
-    The last as well, where it may hold more.
+    Without stages the last as well, where it may hold more.
 
     Raises:
         UsageError: there is no such rank.
@@ -110,7 +110,9 @@ def asked(program: Program) -> tuple[int, ...]:
     plan, spread, layout = program.plan, layouts.spread(program.plan), layouts.of(program.plan)
     if plan.rank not in (None, "all"):
         return (layouts.checked_rank(plan),)
-    even = layout.even is None or layout.even(program.model, spread.sizes)
+    if spread.stages > 1:
+        return tuple(range(0, spread.world, spread.world // spread.stages))
+    even = layout.even is None or layout.even(program.model, spread)
     return (0,) if even else (0, spread.world - 1)
 
 
@@ -140,6 +142,8 @@ def follow(patches: Patches, book: Notebook, plan: Plan) -> None:
         patches.wrap(DistributedDataParallel, "__init__", _averaged_alone)
     patches.wrap(torch.UntypedStorage, "resize_", functools.partial(_gathered, book))
     dtensor.plan_alike_once(patches)
+    if layout.loop == "pipeline":
+        pipelining.install(patches, alone=True)
     if layout.package == "deepspeed":
         deepspeed.follow(patches, book)
 

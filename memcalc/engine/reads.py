@@ -17,9 +17,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from memcalc.engine import checks, source_lines
+from memcalc.engine import checks, following, source_lines
 from memcalc.engine.patches import Patches
 
+_C: Any = torch._C
 RULE = (
     "`.item()` and the like read true values of data that the code put on the GPU and of what "
     "follows from it"
@@ -50,6 +51,7 @@ class Reads:
         patches.also(lambda: setattr(_Made, "reads", None))
         for name in ("item", "__bool__", "tolist"):
             patches.set(torch.Tensor, name, self._marking(getattr(torch.Tensor, name)))
+        patches.wrap(torch.Tensor, "__repr__", self._shown)
         if hasattr(torch.serialization, "add_safe_globals"):
             # A marked number is saved as a call of its plain type.
             torch.serialization.add_safe_globals([float, int])
@@ -72,7 +74,7 @@ class Reads:
         """
         if (fails := checks.failing(frame)) is not None:
             return not fails
-        if line := source_lines.line():
+        if line := self._deciding():
             self._decisions[line] = None
             return found is (line != self.opposite)
         return found
@@ -83,10 +85,21 @@ class Reads:
         Returns:
             Whether the mask keeps everything in this run.
         """
-        line = source_lines.line()
+        line = self._deciding()
         if line:
             self._decisions[line] = None
         return bool(line) and line == self.opposite
+
+    def _deciding(self) -> str:
+        """Return the line that decides, or nothing where numbers only choose how to be shown."""
+        return "" if getattr(self._thread, "shows", False) else source_lines.line()
+
+    def _shown(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._thread.shows = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._thread.shows = False
 
     def limit(self) -> None:
         """Note that numbers stay unknown because computing them takes too long."""
@@ -116,9 +129,14 @@ class Reads:
     def _marking(self, original: Any) -> Callable[[torch.Tensor], Any]:
         """Return a tensor's method that marks what it reads, if that is unknown."""
         decides = original.__name__ == "__bool__"
+        guard, keys = _C._ExcludeDispatchKeyGuard, following.keys()
 
         @functools.wraps(original)
         def method(tensor: torch.Tensor) -> Any:
+            if type(tensor) is torch.Tensor and tensor.is_cpu:
+                # An optimizer reads its counts of steps so, one for each parameter.
+                with guard(keys):
+                    return original(tensor)
             if not tensor.is_cuda:
                 return original(tensor)
             before = self._count()

@@ -1,21 +1,19 @@
 """Runs recorded calls of the allocator again, through PyTorch's own caching allocator.
 
-Another card, or other settings, are those of a fork over the stub driver; each replay has a fork of
-its own.
+Another card, or other settings, are those of a fork over the stub driver, in which CUDA has not
+begun; each replay has a fork of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from memcalc.children.child import Breadcrumbs, Speaker
-from memcalc.children.fork import Ask, forked
+from memcalc.children.child import Speaker
 from memcalc.engine import driver, simulated_gpu
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError
@@ -29,50 +27,31 @@ _HANDLE = 1 << 12
 the lowest ones mean something to CUDA."""
 
 
-def play(calls: Sequence[Call], cards: Sequence[Card], wanted: Wanted) -> tuple[Replay, ...]:
-    """Replay calls on each card, in forks of this process, in which CUDA has not begun.
+def through(ask: Callable[[dict[str, Any]], dict[str, Any]]) -> Play:
+    """Return what replays calls in forks that this function asks, one for each card.
 
-    Raises:
-        UsageError: the calls contradict themselves.
-        EstimateError: PyTorch refuses the settings.
+    It raises ``UsageError`` where the calls contradict themselves, and ``EstimateError`` where
+    PyTorch refuses the settings.
     """
-    found = []
-    for card in cards:
-        said = forked(functools.partial(_answer, calls, card, wanted), NAME)
-        found.append(decode(Replay, said))
-    return tuple(found)
-
-
-def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer what ``through`` asks."""
-    cards = decode(tuple[Card, ...], request["cards"])
-    return {"replays": encode(play(request["calls"], cards, decode(Wanted, request["wanted"])))}
-
-
-def through(ask: Ask) -> Play:
-    """Return what replays calls in another process, which is asked by this function."""
 
     def play(calls: Sequence[Call], cards: Sequence[Card], wanted: Wanted) -> tuple[Replay, ...]:
-        said = ask({"calls": calls, "cards": encode(cards), "wanted": encode(wanted)})
-        return decode(tuple[Replay, ...], said["replays"])
+        told = {"calls": calls, "wanted": encode(wanted)}
+        return tuple(decode(Replay, ask({**told, "card": encode(card)})) for card in cards)
 
     return play
 
 
-def warm(hint: str) -> None:
+def warm(*hint: str) -> None:
     """Import what a replay needs, as the module of a child process."""
     driver.open_here()
     import torch  # noqa: F401
 
 
-def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], dict[str, Any]]:
-    """Return the function that answers requests, as the module of a child process."""
-    warm("")
-    return lambda request, speaker: answer(request)
-
-
-def _answer(calls: Sequence[Call], card: Card, wanted: Wanted, _: Ask) -> dict[str, Any]:
-    said: dict[str, Any] = encode(_replay(calls, card, wanted))
+def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
+    """Replay calls on a card, as the module of a child process."""
+    driver.open_here()
+    card, wanted = decode(Card, request["card"]), decode(Wanted, request["wanted"])
+    said: dict[str, Any] = encode(_replay(request["calls"], card, wanted))
     return said
 
 

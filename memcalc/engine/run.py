@@ -7,22 +7,28 @@ from typing import Any
 
 import torch
 from msgspec.structs import replace
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from memcalc.engine import decisions, flops, ranks
 from memcalc.engine import program as programs
 from memcalc.engine.compiling import Compiling
 from memcalc.engine.counters import Counters, CpuCounters
+from memcalc.engine.follow import deepspeed
+from memcalc.engine.follow.phases import Phases
+from memcalc.engine.follow.plans import PlanNames
+from memcalc.engine.follow.steps import Steps
 from memcalc.engine.history import Timeline
 from memcalc.engine.patches import Patches
 from memcalc.engine.reads import RULE, UNKNOWN
-from memcalc.engine.recorder import Recorder
 from memcalc.engine.values import Values
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
-from memcalc.records.trace import NO_GRADIENT, UNCOUNTED_FLOPS, Component, Phase, Trace
+from memcalc.records.trace import NO_GRADIENT, UNCOUNTED_FLOPS, Component, Trace
 from memcalc.units import format_bytes
-from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, quantised
+from memcalc.workload import layerdrop, layouts, long_decode, loops, quantised
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.job import Program
@@ -66,16 +72,17 @@ def trace(
     watched = _passes(program) if plan.infers else () if lengths else (steps - 1,)
     how = {"detailed": detailed, "named": named or _may_convolve(program)}
     with _Followed(plan, values, watched, **how) as followed:
-        recorder = followed.recorder
-        program, optimizer = programs.load(program, plan.target, recorder, recorder)
+        program, optimizer = programs.load(
+            program, plan.target, followed.phases.begin, followed.names
+        )
         if drop is not None:
             followed.tell_places(program.model, drop)
         if optimizer is not None and plan.target != "cpu":
             step_offloaded_once(optimizer)
         if plan.infers:
-            _infer(program, recorder)
+            _infer(program, followed)
         else:
-            _train(program, optimizer, recorder, steps, lengths)
+            _train(program, optimizer, followed, steps, lengths)
     traced = followed.trace(program, steps, whole=plan.infers or bool(lengths))
     if plan.infers or not counted:
         return traced
@@ -96,27 +103,44 @@ def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> 
     """Operations of the loop's step: its micro-batches are alike, so that one of them is run."""
     job = programs.job(program, optimizer, program.plan.target)
     job = replace(job, plan=replace(job.plan, eval=None, compile=None, grad_accum=1), restore=None)
-    watch = _OfEachBatch(counter)
-    with layerdrop.off(program.model):
-        loops.of(program.plan).run(job, watch, 1)
-    return counter.total + watch.found * (program.plan.grad_accum - 1)
+    begun: list[int] = []
+    updates = 0
+
+    def ends(*_: Any) -> None:
+        nonlocal updates
+        updates += counter.total - begun.pop()
+
+    with contextlib.ExitStack() as hooks, layerdrop.off(program.model):
+        before = register_optimizer_step_pre_hook(lambda *_: begun.append(counter.total))
+        hooks.callback(before.remove)
+        hooks.callback(register_optimizer_step_post_hook(ends).remove)
+        loops.of(program.plan).run(job, 1)
+    return counter.total + (counter.total - updates) * (program.plan.grad_accum - 1)
 
 
 class _Followed(Patches):
-    """Records a plan's program, and follows the compiler and what it reads back from the GPU."""
+    """Follows a plan's program, the compiler and what is read back from the GPU."""
 
     def __init__(self, plan: Plan, values: bool, watched: Iterable[int], **how: bool) -> None:
         super().__init__()
         self._unreached: tuple[str, ...] = ()
+        self.kept_on_host = 0
+        """Bytes of a cache in host memory, when the last pass ended."""
         wrapped = layouts.spread(plan).layout != layouts.SINGLE
         if plan.target == "cpu":
-            counters: Counters = CpuCounters(with_dtypes=not wrapped)
+            self.counters: Counters = CpuCounters(with_dtypes=not wrapped)
         else:
             torch.cuda.init()
-            counters = Counters()
-            counters.install(self)
-        self.recorder = Recorder(counters, wrapped=wrapped, watched=watched, **how)
-        ranks.follow(self, counters, plan)
+            self.counters = Counters()
+            self.counters.install(self)
+        self.steps = Steps()
+        self.names = PlanNames(self.counters, wrapped=wrapped, watched=watched, **how)
+        self.phases = Phases(self.counters, self.steps, self.names)
+        for part in (self.steps, self.phases):
+            part.install(self)
+        ranks.follow(self, self.counters, plan)
+        if layouts.of(plan).package == "deepspeed":
+            deepspeed.follow(self, self.steps, self.phases)
         if plan.compile is not None:
             Compiling(self.say).install(self)
         if plan.target != "cpu":
@@ -133,12 +157,13 @@ class _Followed(Patches):
 
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
-            self.recorder.end()
+            self.names.end()
+            self.counters.end()
         super().__exit__(*error)
 
     def trace(self, program: Program, steps: int, *, whole: bool) -> Trace:
         """The trace of a run that has ended."""
-        [(notes, entries)] = self.recorder.counters.histories()
+        [(notes, entries)] = self.counters.histories()
         timeline = Timeline(notes, entries)
         return timeline.trace(
             inventory=program.inventory,
@@ -146,7 +171,7 @@ class _Followed(Patches):
             seq=program.seq,
             sent=timeline.sent(steps - 1),
             whole=whole,
-            assumptions=(*self._unreached, *_said(program, self.recorder), *self.said),
+            assumptions=(*self._unreached, *_said(program, self.kept_on_host), *self.said),
         )
 
     def _key_by_version(self, cache: Any) -> None:
@@ -193,14 +218,14 @@ def step_offloaded_once(optimizer: Any) -> None:
         devices = {p.device.type for group in groups for p in group["params"]}
         if devices != {"cpu"}:
             return original(stepping, *args, **kwargs)
-        if id(stepping) in ran:
-            return None
+        again = id(stepping) in ran
         ran.add(id(stepping))
         whole = [group["params"] for group in groups]
         for group in groups:
             trained = [p for p in group["params"] if p.grad is not None]
             trained.sort(key=lambda p: p.numel())
-            group["params"] = list(dict.fromkeys((*trained[:1], *trained[-1:])))
+            few = () if again else (*trained[:1], *trained[-1:])
+            group["params"] = list(dict.fromkeys(few))
         try:
             return original(stepping, *args, **kwargs)
         finally:
@@ -210,21 +235,6 @@ def step_offloaded_once(optimizer: Any) -> None:
     Patches().wrap(type(optimizer), "step", step)
 
 
-class _OfEachBatch:
-    """Adds up the operations of forward and backward."""
-
-    def __init__(self, counter: flops.Counter) -> None:
-        self._counter = counter
-        self.found = 0
-
-    @contextlib.contextmanager
-    def phase(self, phase: Phase, step: int) -> Iterator[None]:
-        before = self._counter.total
-        yield
-        if phase in (Phase.FORWARD, Phase.BACKWARD):
-            self.found += self._counter.total - before
-
-
 def _passes(program: Program) -> tuple[int, ...]:
     """The passes of a generation that are followed: the prompt's, the first ones and the last."""
     last = (program.plan.generate or 1) - 1
@@ -232,64 +242,65 @@ def _passes(program: Program) -> tuple[int, ...]:
 
 
 def _train(
-    program: Program, optimizer: Any, recorder: Recorder, steps: int, lengths: Sequence[int]
+    program: Program, optimizer: Any, followed: _Followed, steps: int, lengths: Sequence[int]
 ) -> None:
-    plan = program.plan
+    plan, phases = program.plan, followed.phases
     coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
 
     def batch() -> Batch:
         sized = program.resized(plan.batch, next(coming)) if lengths else program
-        return _batch(sized, recorder)
+        return _batch(sized, followed.counters)
 
-    job = programs.job(program, optimizer, plan.target)
+    # The checkpoint of a run that resumes is made by a step that is none of it.
+    phases.leave()
+    with followed.steps.prepared():
+        job = programs.job(program, optimizer, plan.target)
     job = replace(job, batch=batch, simulated=plan.target != "cpu")
     if lengths:
         job = replace(job, plan=replace(plan, eval=None))
     with layerdrop.off(program.model):
-        loops.of(plan).run(job, recorder, steps)
+        programs.train(job, phases, steps)
 
 
-def _infer(program: Program, recorder: Recorder) -> None:
-    model = without_adapters(program.model)
-    told, passes, counters = set(_passes(program)), 0, recorder.counters
+def _infer(program: Program, followed: _Followed) -> None:
+    counters, phases = followed.counters, followed.phases
+    model, told = without_adapters(program.model), set(_passes(program))
 
     def given(module: Any, args: Any, named: dict[str, Any]) -> None:
-        nonlocal passes
-        passes += 1
         # A beam search orders its cache anew between two passes.
-        if passes - 1 in told:
+        if phases.step in told:
             counters.name(Component.KV_CACHE, caches_of(named))
 
     def returned(module: Any, args: Any, outputs: Any) -> None:
-        if isinstance(outputs, Mapping) and passes - 1 in told:
-            recorder.kept_on_host = sum(
+        if isinstance(outputs, Mapping) and phases.step in told:
+            followed.kept_on_host = sum(
                 one.nbytes for one in caches_of(outputs) if one.device.type == "cpu"
             )
             counters.name(Component.KV_CACHE, caches_of(outputs))
 
-    noted = replace(program, batch=lambda _: _batch(program, recorder))
+    noted = replace(program, batch=lambda _: _batch(program, counters))
     with contextlib.ExitStack() as hooks:
         hooks.callback(model.register_forward_pre_hook(given, with_kwargs=True).remove)
         hooks.callback(model.register_forward_hook(returned).remove)
-        inference.run(
+        followed.names.watch(0)
+        programs.infer(
             noted,
-            recorder,
-            device=program.plan.target,
+            phases,
             between=lambda begins: counters.pause() if begins else counters.resume(),
         )
 
 
-def _batch(program: Program, recorder: Recorder) -> Batch:
+def _batch(program: Program, counters: Counters) -> Batch:
     made = program.batch(program.plan.target)
-    recorder.counters.name(Component.INPUTS, made.values())
+    counters.name(Component.INPUTS, made.values())
     return made
 
 
-def _said(program: Program, recorder: Recorder) -> Iterator[str]:
+def _said(program: Program, kept_on_host: int) -> Iterator[str]:
     passes = program.plan.generate
     if program.plan.cache.startswith("offloaded"):
         yield (
-            f"{recorder.kept_on_host:,} bytes of the cache are in pinned host memory at the end "
+            f"{kept_on_host:,} bytes of the cache are in pinned host memory at the end "
             "(PyTorch rounds each block up to a power of two); the GPU holds one layer and the next"
         )
     skipped = (long_decode.said(passes),) if passes and long_decode.is_long(passes) else ()

@@ -181,8 +181,8 @@ def levels(kind: str = "current") -> Levels:
     )
 
 
-def prepare_to_fork() -> None:
-    """Work in one thread on the host: OpenMP's do not live on in a fork, which waits for them."""
+def use_one_thread() -> None:
+    """Work in one thread on the host, so that runs side by side do not wait for each other's."""
     torch.set_num_threads(1)
 
 

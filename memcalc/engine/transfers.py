@@ -35,6 +35,8 @@ class Transfers:
             return one.op(*args, **kwargs)
         if source.is_cuda and source.numel() <= LARGE:
             self._numbers.settle(source)
+        if one.writes:
+            self._numbers.overwrite(args[0])
         self.source = source
         try:
             out = one.op(*args, **kwargs)

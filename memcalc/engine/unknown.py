@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from memcalc.engine.host_view import bytes_at, over, span
+from memcalc.engine.host_view import Place, bytes_at, over
 
 ENDS_OF_RANGE = LOWEST, HIGHEST = 0.1, 0.9
 """Ends of the numbers that stand in: away from 0 and 1, near which thresholds lie."""
@@ -30,6 +30,29 @@ class _Postponed(NamedTuple):
     make: Callable[[], torch.Tensor]
     made_up: bool
     at: int
+    dtype: torch.dtype
+
+
+class Later:
+    """Numbers that are made when they are first needed; no memory of the GPU is held for them."""
+
+    __slots__ = ("_made", "_make", "depth", "made_up")
+
+    def __init__(
+        self, make: Callable[[], torch.Tensor], *, depth: int = 0, made_up: bool = True
+    ) -> None:
+        self._make: Callable[[], torch.Tensor] | None = make
+        self._made: torch.Tensor | None = None
+        self.depth = depth
+        """Computations that have to be made one after the other."""
+        self.made_up = made_up
+
+    def __call__(self) -> torch.Tensor:
+        """Return them as a CPU tensor."""
+        if self._make is not None:
+            self._made, self._make = self._make(), None
+        assert self._made is not None
+        return self._made
 
 
 class Unknown:
@@ -41,18 +64,15 @@ class Unknown:
         self._numbers = LOWEST + (HIGHEST - LOWEST) * numbers
         self._patterns: dict[torch.dtype, torch.Tensor] = {}
         self._postponed: dict[int, _Postponed] = {}
+        self._most = _MOST_POSTPONED
 
-    def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor with the numbers that an unknown float tensor on the GPU reads as.
-
-        Shape and strides are the tensor's own.
-        """
-        count, size = span(tensor), tensor.element_size()
-        first = tensor.data_ptr() // size % _PERIOD
-        pattern = self._pattern(tensor.dtype)
-        if first + count > len(pattern):
-            pattern = pattern.repeat(2 + count // _PERIOD)
-        return pattern[first:].as_strided(tensor.shape, tensor.stride())
+    def like(self, place: Place) -> torch.Tensor:
+        """Return a CPU tensor with the numbers that an unknown float tensor on the GPU reads as."""
+        first = place.address // place.dtype.itemsize % _PERIOD
+        pattern = self._pattern(place.dtype)
+        if first + place.span > len(pattern):
+            pattern = pattern.repeat(2 + place.span // _PERIOD)
+        return pattern.as_strided(place.shape, place.stride, first)
 
     def _pattern(self, dtype: torch.dtype) -> torch.Tensor:
         if dtype not in self._patterns:
@@ -61,7 +81,7 @@ class Unknown:
 
     def write(self, tensor: torch.Tensor) -> None:
         """Write those numbers to the memory of a tensor on the GPU."""
-        over(tensor).copy_(self.like(tensor))
+        over(tensor).copy_(self.like(Place.of(tensor)))
 
     def postpone(
         self, tensor: torch.Tensor, make: Callable[[], torch.Tensor], *, made_up: bool
@@ -73,12 +93,27 @@ class Unknown:
             make: returns a CPU tensor of its shape.
             made_up: the numbers follow from unknown ones.
         """
-        if len(self._postponed) > _MOST_POSTPONED:
+        if len(self._postponed) > self._most:
             self._forget_freed()
         storage = tensor.untyped_storage()
         self._postponed[storage._cdata] = _Postponed(
-            StorageWeakRef(storage), make, made_up, tensor.data_ptr()
+            StorageWeakRef(storage), make, made_up, tensor.data_ptr(), tensor.dtype
         )
+
+    def later(self, tensor: torch.Tensor) -> Later | None:
+        """Return the numbers that a float tensor with none in its memory reads as by now.
+
+        Returns:
+            None if they have to be settled first.
+        """
+        found, place = self._find(tensor), Place.of(tensor)
+        if found is None:
+            return Later(lambda: self.like(place))
+        make = found.make
+        if not isinstance(make, Later) or found.dtype != place.dtype:
+            return None
+        first = (place.address - found.at) // place.dtype.itemsize
+        return Later(lambda: make().as_strided(place.shape, place.stride, first), depth=make.depth)
 
     def postponed(self, tensor: torch.Tensor) -> bool | None:
         """Whether postponed numbers of a tensor's storage are made up; None: there are none."""
@@ -95,9 +130,9 @@ class Unknown:
         if found is None:
             return None
         del self._postponed[tensor.untyped_storage()._cdata]
-        made = found.make().contiguous()
-        bytes_at(found.at, made.dtype, made.numel()).copy_(made.view(-1))
-        return found.at, made.numel() * made.element_size(), found.made_up
+        made = found.make()
+        bytes_at(found.at, found.dtype, made.numel()).copy_(made.reshape(-1))
+        return found.at, made.numel() * found.dtype.itemsize, found.made_up
 
     def drop(self, tensor: torch.Tensor) -> None:
         """Forget postponed numbers: something else was written there."""
@@ -117,6 +152,7 @@ class Unknown:
     def _forget_freed(self) -> None:
         kept = {key: one for key, one in self._postponed.items() if not one.storage.expired()}
         self._postponed = kept
+        self._most = max(_MOST_POSTPONED, 2 * len(kept))
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:

@@ -44,8 +44,9 @@ from memcalc.engine.followed_operators import (
     read_by,
     spread,
 )
-from memcalc.engine.following import COUNTS, VALUES, key
-from memcalc.engine.host_view import is_plain, on_host, over, tensors_in
+from memcalc.engine.following import COUNTS, VALUES
+from memcalc.engine.host_view import Place, is_plain, on_host, over, tensors_in
+from memcalc.engine.later import can_wait, put_off
 from memcalc.engine.patches import Patches
 from memcalc.engine.reads import Reads
 from memcalc.engine.stub import load as stub
@@ -54,7 +55,6 @@ from memcalc.engine.unknown import ENDS_OF_RANGE, distribution
 
 _aten: Any = torch.ops.aten
 _C: Any = torch._C
-_CPU = _C.DispatchKeySet(_C.DispatchKey.CPU)
 _UPDATED = 1 << 8
 """Elements of the largest tensors that are updated on the host: running sums, no weights."""
 _PUT = 1 << 20
@@ -83,7 +83,7 @@ class Values:
         self._noting = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self._note)
         self.state, self.know = self._numbers.state, self._numbers.know
         self.knows = self._numbers.knows
-        self._keys = _C.DispatchKeySet(key(VALUES)) | _C.DispatchKeySet(key(COUNTS))
+        self._keys = following.keys()
 
     def install(self, patches: Patches) -> None:
         """Follow from now on, in this thread and in those that the program starts."""
@@ -91,11 +91,7 @@ class Values:
             self.reads.none_is_known()
             return
         for at, names in ((VALUES, RESULTS), (COUNTS, WITH_COUNTS)):
-            through = torch.library.Library("_", "IMPL")
-            # Library.fallback is there since PyTorch 2.5.
-            assert through.m is not None
-            through.m.fallback_fallthrough(at)
-            self._libraries.append(through)
+            following.pass_through(at)
             self._implement(at, names)
         # Operators such as flex_attention have Python kernels, and ask for one of the first key.
         patches.wrap(torch._ops, "_compute_keyset", self._without_ours)
@@ -155,7 +151,10 @@ class Values:
             special = self._made
         elif base in COMPARES:
             special = self._compared
-        small = _UPDATED if one.updates else 1 if base.startswith("_foreach") else SMALL
+        foreach = base.startswith("_foreach")
+        small = _UPDATED if one.updates else 1 if foreach else SMALL
+        waits = can_wait(one) and base not in MOVES
+        held, postponed = self._numbers.held, self._numbers.unknown.postponed
         puts, spreads = base in PUTS, base in DISTRIBUTIONS
         end = ENDS.get(base) if chooses is None else None
 
@@ -165,7 +164,9 @@ class Values:
                     return special(one, args, kwargs)
                 first = args[0] if args else None
                 if isinstance(first, list) and first:
-                    first = first[0]
+                    first = next((each for each in first if each.numel()), first[0])
+                    if foreach and not first.is_cuda:
+                        return op(*args, **kwargs)
                 if not isinstance(first, torch.Tensor) or not first.is_floating_point():
                     return self._computed(one, args, kwargs)
                 if one.given_result:
@@ -173,13 +174,18 @@ class Values:
                 if chooses and first.is_cuda and self.state(first) != KNOWN:
                     return self._spread(op(*args, **kwargs), args, kwargs, *chooses)
                 count = first.numel()
+                if waits and count <= SMALL:
+                    out = op(*args, **kwargs)
+                    if not put_off(self._numbers, one, args, kwargs, out):
+                        self._work_out(one, args, kwargs, out)
+                    return out
                 if count <= small or (puts and count <= _PUT):
                     return self._computed(one, args, kwargs)
                 # Most calls of a training.
-                if not first.is_cuda or type(first) is torch.nn.Parameter:
+                if not first.is_cuda or type(first) is not torch.Tensor:
                     return op(*args, **kwargs)
                 if count <= LARGE and (
-                    self._numbers.held(first) or (count <= _PUT and self.state(first))
+                    held(first) or (count <= _PUT and postponed(first) is not None)
                 ):
                     return self._computed(one, args, kwargs)
                 out = op(*args, **kwargs)
@@ -271,6 +277,7 @@ class Values:
         if asks_whether_finite(one, args):
             state = KNOWN
         for each in written:
+            (self._numbers.overwrite if one.overwrites else self._numbers.settle)(each)
             if each.is_cuda and each.is_floating_point() and not self.state(each):
                 self._numbers.unknown.write(each)
         view = functools.partial(self._seen, targets)
@@ -283,7 +290,7 @@ class Values:
                 self._numbers.put(out, made, state == MADE_UP, finite=not keeps)
             for each in written:
                 if not keeps and each.is_cuda:
-                    self._numbers.make_finite(over(each), each)
+                    self._numbers.make_finite(over(each), Place.of(each))
                 self._numbers.mark(each, state == MADE_UP)
 
     def _seen(self, targets: set[int], tensor: torch.Tensor) -> torch.Tensor:
@@ -349,9 +356,6 @@ class Values:
 
     def _read(self, tensor: torch.Tensor) -> Any:
         """``tensor.item()``."""
-        if tensor.is_cpu and type(tensor) is torch.Tensor:
-            # An optimizer reads its counts of steps so, one for each parameter.
-            return _aten._local_scalar_dense.default.redispatch(_CPU, tensor)
         with _C._ExcludeDispatchKeyGuard(self._keys):
             if tensor.is_cuda:
                 self._numbers.settle(tensor)

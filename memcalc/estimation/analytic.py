@@ -22,12 +22,13 @@ from memcalc.estimation.activations import (
     saved,
 )
 from memcalc.estimation.described import described, is_whole
-from memcalc.estimation.fits import device_of, hopeless
+from memcalc.estimation.fits import Device, device_of, hopeless
 from memcalc.records.model import Inventory, OptimizerState, Parameter, Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import PhasePeak, Prediction
 from memcalc.records.trace import Component, Phase
 from memcalc.registry import Choice
+from memcalc.units import format_bytes
 from memcalc.workload import layouts, loops, tasks
 
 _DIVIDED = ("fsdp1", "fsdp2", "hsdp", "zero3")
@@ -91,7 +92,8 @@ def estimate(
     levels, parts = _phases(plan, live, kept=kept, scratch=_step_temporaries(choice, updated))
     top = max(levels, key=levels.__getitem__)
     # The one verdict that needs no replay: what is held for certain is more than the GPU has.
-    fit = hopeless(sum(astuple(kept)), device_of(gpu)) if gpu is not None else None
+    device = device_of(gpu) if gpu is not None else None
+    fit = hopeless(sum(astuple(kept)), device) if device is not None else None
     assumptions: tuple[str, ...] = (
         f"{plan.batch} x {live.seq} tokens",
         "activations by the closed form of Korthikanti et al. 2022, adapted",
@@ -107,15 +109,24 @@ def estimate(
         fit=replace(fit, metric="requested") if fit is not None else None,
         assumptions=assumptions,
         uncounted=(*_UNCOUNTED[: None if plan.eval else -1], *plan.unread),
-        unknown=_unknown(live, fits=gpu is None or fit is not None),
+        unknown=_unknown(live, None if fit is not None else device, kept, levels[top]),
     )
 
 
-def _unknown(live: Live, *, fits: bool) -> dict[str, str]:
-    """What closed forms cannot say, and why; ``fits``: they could say that it does not."""
+def _unknown(live: Live, device: Device | None, kept: Kept, peak: int) -> dict[str, str]:
+    """Return what closed forms cannot say, and why.
+
+    ``device``: where a run may fit; ``None``: none was named, or it surely does not.
+    """
     reason = "the analytic method does not replay the allocator; use --method trace"
-    unsaid = ("allocated", "reserved", "process_used", *(() if fits else ("fit",)))
-    unknown = dict.fromkeys(unsaid, reason)
+    unknown = dict.fromkeys(("allocated", "reserved", "process_used"), reason)
+    if device is not None:
+        least = sum(astuple(kept)) + device.context.low
+        by_form = "" if live.unknown else f", by closed form {format_bytes(peak)}"
+        unknown["fit"] = (
+            f"it needs at least {format_bytes(least)} of {format_bytes(device.capacity)}{by_form}; "
+            "--method trace decides"
+        )
     unknown["flops"] = "closed forms do not count floating-point operations"
     if live.unknown:
         unknown["activations"] = live.unknown

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.client import Judged
+from memcalc.errors import UsageError
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.engine import Judged
 from memcalc.estimation.fits import device_of
-from memcalc.estimation.pool import Pool
 from memcalc.estimation.question import Asked, asked
 from memcalc.files.untrusted_values import content
 from memcalc.records.plan import Plan
@@ -115,18 +115,12 @@ def _run(
     """Run each of these, as many at once as the machine has room for."""
     gpu = question.gpu
     devices = [device_of(gpu, plan=question.plan)] if gpu is not None else []
-    with Pool(None, timeout) as pool, pool.threads() as threads:
+    answers = Answers(workers=None, timeout=timeout)
 
-        def one(run: tuple[str, Plan, Sequence[int]]) -> Judged | MemcalcError:
-            with pool.client() as client:
-                return client.judged(run[1], devices, run[2])
+    def one(run: tuple[str, Plan, Sequence[int]]) -> Judged:
+        return answers.judge(run[1], devices, run[2])
 
-        found = []
-        for answer in threads.map(one, runs):
-            if isinstance(answer, MemcalcError):
-                raise answer
-            found.append(answer)
-        return found
+    return list(answers.side_by_side(one, runs))
 
 
 def over_batches(answer: Prediction, found: Varied) -> Prediction:

@@ -13,6 +13,7 @@ from memcalc.children import variables
 from memcalc.engine.alloc_conf import VARIABLES, AllocatorSettings, parse_alloc_conf
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
+from memcalc.records.trace import EMULATED
 from memcalc.registry import Choice
 from memcalc.version import installed
 
@@ -110,7 +111,7 @@ def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
         return target, ("an NVIDIA A100 (name yours with --gpu)",)
     target = replace(target, capability=gpu.capability, multiprocessors=gpu.multiprocessors)
     if "bf16" in plan.precision and not target.architecture.bf16:
-        notes = (*notes, "this GPU has no bf16 arithmetic; PyTorch emulates it, slowly")
+        notes = (*notes, f"{EMULATED}; PyTorch emulates it, and attention keeps whole matrices")
     if plan.precision == "tf32" and not target.architecture.tf32:
         notes = (*notes, "this GPU has no TF32: its products run in fp32")
     return target, notes

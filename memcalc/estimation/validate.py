@@ -147,7 +147,9 @@ def _check_layout(plan: Plan, choice: Choice) -> None:
     # DeepSpeed's stages hand over a rank's share of all parameters as flat tensors, where states
     # of bitsandbytes follow from lengths alone.
     flat = layout.package == "deepspeed" and choice.row.package == "bitsandbytes"
-    known = choice.traceable or flat or layout.name in PLAIN_TENSORS
+    over = layouts.spread(plan)
+    plain = layout.name in PLAIN_TENSORS or not (over.inside or over.sharding)
+    known = choice.traceable or flat or plain
     if several and not known:
         reason = f"its kernels take no DTensors, which {layout.name} makes of parameters"
         if layout.package or choice.row.package != "bitsandbytes":
@@ -157,7 +159,7 @@ def _check_layout(plan: Plan, choice: Choice) -> None:
             f"--optim {plan.optim} with --parallel {plan.parallel}: {reason}. Choose an optimizer "
             "of PyTorch, or --parallel zero1.",
         )
-    if layout.package and plan.target == "cpu":
+    if plan.target == "cpu" and (layout.package or layout.name in ("pp", "ep", "cp")):
         raise SettingError("target", f"--parallel {plan.parallel} needs GPUs: leave --target out.")
 
 

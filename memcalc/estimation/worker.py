@@ -1,37 +1,36 @@
-"""Answers questions by runs over the stub driver, each in a copy of this process.
+"""Answers a question by a run over the stub driver, in a fork of its own.
 
-What a run changes in PyTorch, in packages or on the simulated GPU is gone with the copy, so that
-the second answer is that of a fresh process. The model is built once for all that differ in size.
+What a run changes in PyTorch, in packages or on the simulated GPU is gone with the fork, so that
+the second answer is that of a fresh process.
 """
 
 import base64
 import contextlib
-import functools
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec.structs import replace
 
 from memcalc.catalog import models
-from memcalc.children.child import Breadcrumbs
-from memcalc.children.fork import Ask, CodeError, forked
+from memcalc.children.child import Speaker
 from memcalc.engine import driver, ranks, replay, run, simulated_gpu
 from memcalc.engine import program as programs
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.alloc_conf import without_fraction
 from memcalc.engine.cudnn import loading
-from memcalc.engine.cudnn.library import Missing
+from memcalc.engine.cudnn.library import Library, Missing
 from memcalc.engine.packages import bitsandbytes, stand_ins
 from memcalc.errors import UsageError
-from memcalc.estimation.client import Judged
 from memcalc.estimation.described import state_for
+from memcalc.estimation.engine import JOB, RUN, Judged
 from memcalc.estimation.fits import Device
 from memcalc.estimation.predict import predict
-from memcalc.estimation.question import Asked, asked
+from memcalc.estimation.processes import of_processes
+from memcalc.estimation.question import ASSUMED, Asked, asked
 from memcalc.estimation.replays import Replays, judged, outcome, room_of
-from memcalc.estimation.serving.answer import Engine, Model, predicted
+from memcalc.estimation.serving.answer import Model, ServingEngine, predicted
 from memcalc.estimation.serving.probe import generating, read
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack, unpack
@@ -46,9 +45,6 @@ from memcalc.workload.inventory import whole
 from memcalc.workload.job import Program
 from memcalc.workload.model import in_its_words
 
-NAME = "simulated run"
-_PROGRAMS = 4
-"""So many are kept."""
 _OUT_OF_MEMORY = "OutOfMemoryError"
 """PyTorch's own, by its name."""
 _OF_CUDNN = ("convolution", "_convolution", "_thnn", "lstm", "gru", "rnn")
@@ -59,195 +55,188 @@ _OF_TRANSFORMERS = ("masking_utils", "modeling_layers", "models.auto.modeling_au
 """What every model of transformers imports."""
 
 
-def warm(architecture: str) -> None:
+def warm(architecture: str = "", *modules: str) -> None:
     """Import what runs of an architecture have in common; of a callable, nothing is known."""
-    if not architecture:
-        return
     for name in (*_OF_TRANSFORMERS, f"models.{architecture}.modeling_{architecture}"):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(f"transformers.{name}")
+        if architecture:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(f"transformers.{name}")
+    if modules:
+        with simulated_gpu.asked_without_cuda(ASSUMED):
+            bitsandbytes.load(modules)
 
 
-class Worker:
-    """Answers requests, and keeps the last programs for those that differ in size only."""
+class AskAgainError(Exception):
+    """The request has to be asked again in another fork, with more in it."""
 
-    def __init__(self, breadcrumbs: Breadcrumbs) -> None:
-        internals.prepare_to_fork()
-        # Code that asks for the GPU as it is imported finds the one that this process started with.
-        internals.allow_cuda_after_fork()
-        self._breadcrumbs = breadcrumbs
-        self._how: dict[str, Any] = {}
-        """How programs are run, as ``run.trace`` is told."""
-        self._programs: dict[Plan, Program] = {}
+    def __init__(self, **more: Any) -> None:
+        super().__init__()
+        self.more = more
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one request; ``another_gpu``: ask a process that starts with the plan's.
 
-        Raises:
-            MemcalcError: it cannot be answered.
-        """
-        try:
-            return self._answer(decode(Plan, request["plan"]), request)
-        except simulated_gpu.AnotherGpuError:
-            return {"another_gpu": True}
+def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
+    """Answer a request; ``{"again": more}``: it has to be asked again, with more in it.
 
-    def _answer(self, plan: Plan, request: dict[str, Any]) -> dict[str, Any]:
-        keep = bool(request.get("keep"))
-        self._how = {
-            "detailed": keep,
-            "counted": keep or bool(request.get("counted")),
-            # Figures alone do not tell what operators ask for, so that none need be named.
-            "named": not request.get("figures") and "devices" not in request,
-            "lengths": request.get("lengths", ()),
-        }
+    Raises:
+        MemcalcError: it cannot be answered.
+    """
+    internals.use_one_thread()
+    # Code that asks for the GPU as it is imported finds the one that this process started with.
+    internals.allow_cuda_after_fork()
+    plan = decode(Plan, request["plan"])
+    try:
         if plan.engine is not None:
-            if keep:
+            if request.get("keep"):
                 raise UsageError("Only memcalc estimate answers for an engine: leave out engine.")
-            return {"prediction": encode(self.served(plan))}
+            return {"prediction": encode(_served(plan, speaker))}
         if request.get("inventory"):
             source = models.find(plan.model)
             return {"inventory": encode(whole(source, tasks.choose(source, plan.task), plan))}
-        question = asked(plan)
-        program = self._prepared(question)
-        first, *others = ranks.asked(program)
-        if others:
-            return _said(question, self.trace(question), request, replay.play)
+        simulated = SimulatedRun(asked(plan), speaker, request)
+        if "rank" in request:
+            return {"trace": pack(simulated.trace(request["rank"]))}
+        return _said_of_ranks(simulated, request, _player(speaker))
+    except AskAgainError as error:
+        return {"again": error.more}
+    except simulated_gpu.AnotherGpuError:
+        if request.get("alone"):
+            raise
+        return {"again": {"alone": True}}
 
-        def here(room: int, ask: Ask) -> dict[str, Any]:
-            traced = self._run_here(question, program, first, room)
-            return _said(question, traced, request, replay.through(ask))
 
-        return self._in_enough_room(question, here)
+def _player(speaker: Speaker) -> Play:
+    return replay.through(lambda calls: speaker.server.ask(replay.__name__, replay.NAME, calls))
 
-    def trace(self, question: Asked) -> Trace:
-        """The run that a question asks about; of several ranks the one that needs most.
+
+class SimulatedRun:
+    """One run of a plan in this process, which CUDA over the stub driver belongs to then."""
+
+    def __init__(self, question: Asked, speaker: Speaker, request: dict[str, Any]) -> None:
+        """Let this process have the GPU, and build the program without memory for its weights.
+
+        ``request``: how it is run; ``room`` is the bytes that allocations may take, ``rank`` the
+        only one to run.
+        """
+        self.question = question
+        self._speaker, self._request = speaker, request
+        plan = question.plan
+        # A cache that grows leaves blocks behind that are too small for it, and nothing but a
+        # device that is full makes the allocator give them back: a generation runs on its GPU.
+        usual = UNLIMITED if plan.generate is None else _room(question)
+        self.room = int(request.get("room", usual))
+        if plan.target != "cpu":
+            simulated_gpu.insert(question.gpu, question.target, room=self.room)
+        if plan.attention == FLASH_ATTN and stand_ins.is_missing("flash_attn"):
+            stand_ins.install("flash_attn")
+        with simulated_gpu.asked_without_cuda(question.target):
+            self.program = programs.build(plan, real_weights=False)
+        if plan.target != "cpu":
+            simulated_gpu.check_imports(question.target)
+
+    def trace_ranks(self) -> dict[int, Trace]:
+        """Run the ranks that are asked about: one of them here.
 
         Raises:
-            MemcalcError: it cannot be run.
+            MemcalcError: one cannot be run.
         """
-        program = self._prepared(question)
-        traces = {rank: self._trace(question, program, rank) for rank in ranks.asked(program)}
-        if len(traces) == 1:
-            return next(iter(traces.values()))
-        return ranks.largest(traces, layouts.spread(question.plan).world)
+        first, *others = ranks.asked(self.program)
+        if not others:
+            return {first: self.trace(first)}
+        return {rank: self._ask_for(rank) for rank in (first, *others)}
 
-    def _trace(self, question: Asked, program: Program, rank: int) -> Trace:
-        """Run one rank in a copy of this process."""
+    def _ask_for(self, rank: int) -> Trace:
+        """Have a rank run in a fork of its own."""
+        said = self._speaker.server.ask(JOB, RUN, {**self._request, "rank": rank})
+        if "again" in said:
+            raise AskAgainError(**said["again"])
+        return unpack(base64.b64decode(said["trace"]))
 
-        def work(room: int, _: Ask) -> dict[str, Any]:
-            return {"trace": pack(self._run_here(question, program, rank, room))}
-
-        return unpack(base64.b64decode(self._in_enough_room(question, work)["trace"]))
-
-    def _run_here(self, question: Asked, program: Program, rank: int, room: int) -> Trace:
-        """Run in this process, which CUDA over the stub driver belongs to from here on."""
-        plan, crumbs = question.plan, self._breadcrumbs
-        self._settle(question, rank, room)
-        with in_its_words(plan.model, crumbs.where):
-            traced = run.trace(program, **self._how, drop=crumbs.drop)
+    def trace(self, rank: int) -> Trace:
+        """Run one rank here."""
+        question, crumbs = self.question, self._speaker.breadcrumbs
+        plan, request = question.plan, self._request
+        keep = bool(request.get("keep"))
+        cudnn = self._settle(rank)
+        try:
+            with in_its_words(plan.model, crumbs.where):
+                traced = run.trace(
+                    self.program,
+                    lengths=request.get("lengths", ()),
+                    detailed=keep,
+                    # Figures alone do not tell what operators ask for, so none need be named.
+                    named=not request.get("figures") and "devices" not in request,
+                    counted=keep or bool(request.get("counted")),
+                    # A benchmark wants zeros.
+                    values=plan.target != "cpu" and os.environ.get("MEMCALC_READS") != "zeros",
+                    drop=crumbs.drop,
+                )
+        except RuntimeError as error:
+            ran_out = type(error).__name__ == _OUT_OF_MEMORY
+            if not ran_out or plan.generate is None or self.room >= UNLIMITED:
+                raise
+            # The answer is that of the first device of 2, 4, 8 times the size on which it fits.
+            raise AskAgainError(room=2 * max(self.room, GIB)) from None
         notes = [
             *question.notes,
             *stand_ins.said(),
             *traced.assumptions,
-            *_said_of_room(question, room),
+            *_said_of_room(question, self.room),
         ]
         missed = traced.uncounted
         if plan.target != "cpu":
             notes += loading.assumptions()
-            if isinstance(self._cudnn, Missing) and (
+            if isinstance(cudnn, Missing) and (
                 any(one.op.startswith(_OF_CUDNN) for one in traced.storages)
             ):
-                missed = (*missed, *self._cudnn.uncounted)
+                missed = (*missed, *cudnn.uncounted)
         return replace(traced, assumptions=tuple(dict.fromkeys(notes)), uncounted=missed)
 
-    def _settle(self, question: Asked, rank: int, room: int = UNLIMITED) -> None:
-        """Let this process be one that has the plan's GPU and settings."""
-        plan = question.plan
+    def _settle(self, rank: int) -> Library | Missing | None:
+        """Let PyTorch have the plan's settings; return its cuDNN, or None on the CPU."""
+        plan, target = self.question.plan, self.question.target
+        spread = layouts.spread(plan)
         if plan.target == "cpu":
-            if layouts.spread(plan).world > 1:
-                ranks.join(rank, layouts.spread(plan).world, "fake")
-            return
-        simulated_gpu.insert(question.gpu, question.target, room=room)
-        self._cudnn = driver.cudnn(question.target.capability)
-        os.environ.update(loading.environment(self._cudnn))
-        if isinstance(self._cudnn, Missing):
+            if spread.world > 1:
+                ranks.join(rank, spread.world, "fake")
+            return None
+        cudnn = driver.cudnn(target.capability)
+        os.environ.update(loading.environment(cudnn))
+        if isinstance(cudnn, Missing):
             loading.switch_off()
         own = without_fraction(plan.alloc_conf)
         if own:
             internals.set_allocator(own)
         programs.configure(plan)
-        spread = layouts.spread(plan)
         if spread.layout != layouts.SINGLE:
             ranks.join(rank, spread.world)
-        simulated_gpu.check(question.target)
+        simulated_gpu.check(target)
+        return cudnn
 
-    def served(self, plan: Plan) -> Prediction:
-        """What a serving engine would reserve.
 
-        Raises:
-            MemcalcError: it would not start, or its rules are not known for such a model.
-        """
-        question = asked(plan)
-        assert question.gpu is not None
-        if (models.find(plan.model).config or {}).get("quantization_config"):
-            raise UsageError(
-                f"The checkpoint {plan.model} is quantized, and engines with quantized weights "
-                f"are not supported yet. Leave --engine out."
-            )
-        generates = self._prepared(replace(question, plan=generating(plan)))
-        engine = Engine(plan, question.gpu, _served_model(generates))
-        probe = asked(engine.probe())
-        length = (generates.seq or 0) + (plan.generate or 0)
-        # What no engine takes is refused before anything is run.
-        engine.check(length)
-        self._how["detailed"] = True
-        traced = self._trace(probe, self._prepared(probe), 0)
-        prediction = predict(probe, traced, state_for(probe, traced), replay.play)
-        serving = engine.serving(read(traced, probe.plan.batch), length)
-        return predicted(prediction, plan, serving, question.gpu)
+def _served(plan: Plan, speaker: Speaker) -> Prediction:
+    """Return what a serving engine would reserve.
 
-    def _in_enough_room(
-        self, question: Asked, work: Callable[[int, Ask], dict[str, Any]]
-    ) -> dict[str, Any]:
-        """Run where nothing is ever full; a generation on its GPU, which has the cache given back.
-
-        A cache that grows leaves blocks behind that are too small for it, and nothing but a device
-        that is full makes the allocator give them back. Where a generation does not fit, the answer
-        is that of the first device of 2, 4, 8 times the size on which it does.
-        """
-        if question.plan.generate is None:
-            return self._forked(question.plan, functools.partial(work, UNLIMITED))
-        room = _room(question)
-        while True:
-            try:
-                return self._forked(question.plan, functools.partial(work, room))
-            except CodeError as error:
-                if error.kind != _OUT_OF_MEMORY or room >= UNLIMITED:
-                    raise
-            room = 2 * max(room, GIB)
-
-    def _forked(self, plan: Plan, work: Callable[[Ask], dict[str, Any]]) -> dict[str, Any]:
-        """Run in a copy of this process, with values followed unless a benchmark wants zeros."""
-        self._how["values"] = plan.target != "cpu" and os.environ.get("MEMCALC_READS") != "zeros"
-        return forked(work, NAME, self._breadcrumbs.where, replay.answer)
-
-    def _prepared(self, question: Asked) -> Program:
-        """The plan's program, without memory for its weights."""
-        plan, key = question.plan, question.plan.program
-        known = self._programs.pop(key, None)
-        if known is None or known.inputs is None:
-            if plan.attention == FLASH_ATTN and stand_ins.is_missing("flash_attn"):
-                stand_ins.install("flash_attn")
-            with simulated_gpu.asked_without_cuda(question.target):
-                bitsandbytes.load(plan)
-                known = programs.build(plan, real_weights=False)
-        if plan.target != "cpu":
-            simulated_gpu.check_imports(question.target)
-        # The last ones asked about: the models of two ways to train are asked about in turns.
-        self._programs = {**dict(list(self._programs.items())[1 - _PROGRAMS :]), key: known}
-        if known.inputs is None:
-            return known
-        return replace(known.resized(plan.batch, plan.seq), plan=plan)
+    Raises:
+        MemcalcError: it would not start, or its rules are not known for such a model.
+    """
+    question = asked(plan)
+    assert question.gpu is not None
+    if (models.find(plan.model).config or {}).get("quantization_config"):
+        raise UsageError(
+            f"The checkpoint {plan.model} is quantized, and engines with quantized weights "
+            f"are not supported yet. Leave --engine out."
+        )
+    generates = SimulatedRun(replace(question, plan=generating(plan)), speaker, {}).program
+    serves = ServingEngine(plan, question.gpu, _served_model(generates))
+    length = (generates.seq or 0) + (plan.generate or 0)
+    # What no engine takes is refused before anything is run.
+    serves.check(length)
+    probe = SimulatedRun(asked(serves.probe()), speaker, {"keep": True})
+    traced = probe.trace(0)
+    state = state_for(probe.question, traced)
+    prediction = predict(probe.question, traced, state, _player(speaker))
+    serving = serves.serving(read(traced, probe.question.plan.batch), length)
+    return predicted(prediction, plan, serving, question.gpu)
 
 
 def _room(question: Asked) -> int:
@@ -267,6 +256,18 @@ def _said_of_room(question: Asked, room: int) -> Iterator[str]:
         yield f"reserved is from a run on a card of {size} (name yours with --gpu)"
     elif question.plan.generate is not None and room > _room(question):
         yield f"does not fit; reserved is from a run on an imaginary {size} card"
+
+
+def _said_of_ranks(simulated: SimulatedRun, request: dict[str, Any], play: Play) -> dict[str, Any]:
+    """Answer what was asked of the ranks that run: of the one that needs most, or of each."""
+    question, traces = simulated.question, simulated.trace_ranks()
+    over, every = layouts.spread(question.plan), question.plan.rank == "all"
+    if len(traces) == 1 and not every:
+        return _said(question, next(iter(traces.values())), request, play)
+    if "devices" in request or (over.stages == 1 and not every):
+        return _said(question, ranks.largest(traces, over.world), request, play)
+    told = {rank: _said(question, traced, request, play) for rank, traced in traces.items()}
+    return of_processes(told, over)
 
 
 def _said(question: Asked, traced: Trace, request: dict[str, Any], play: Play) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def write_bytes(path: Path, data: bytes) -> None:
             with open(path, "ab") if number is None else open(os.dup(number), "wb") as stream:
                 stream.write(data)
         else:
-            _put(Path(os.path.realpath(path)), data)
+            put(Path(os.path.realpath(path)), data)
     except (OSError, ValueError) as error:
         raise UsageError(f"Cannot write {path}: {untrusted_values.reason(error)}.") from None
 
@@ -144,7 +144,21 @@ def _opened(path: Path) -> int | None:
     return int(path.name)
 
 
-def _put(path: Path, data: bytes) -> None:
+def _create(path: Path) -> tuple[int, bool]:
+    """Open a new file, which has no name yet where the file system can do that.
+
+    A process that is killed leaves nothing then.
+
+    Returns:
+        Its descriptor, and whether it has its name.
+    """
+    with contextlib.suppress(OSError):
+        return os.open(path.parent, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o666), False
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    return os.open(path, flags, 0o666), True
+
+
+def put(path: Path, data: bytes) -> None:
     """Put a new file in the place of the old; where that cannot be, write into the old one."""
     try:
         old = os.stat(path)
@@ -154,7 +168,7 @@ def _put(path: Path, data: bytes) -> None:
         old = None
     beside = path.with_name(f".memcalc-{os.urandom(6).hex()}")
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor, is_named = _create(beside)
         with open(descriptor, "wb") as file:
             if old is not None:
                 if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
@@ -163,6 +177,9 @@ def _put(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(descriptor)
+            if not is_named:
+                # Python follows the link only where it is given a descriptor, of no use here.
+                os.link(f"/proc/self/fd/{descriptor}", beside, src_dir_fd=descriptor)
         os.replace(beside, path)
     except OSError as error:
         if old is None or error.errno not in _IN_THE_WAY:

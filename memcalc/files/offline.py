@@ -4,6 +4,8 @@ import os
 
 HOW = "--offline, HF_HUB_OFFLINE or UV_OFFLINE"
 """What forbids it."""
+MISSING = "is not here, and this is offline"
+"""Ends the reason for which something is missing that a network would give."""
 
 
 def is_offline() -> bool:

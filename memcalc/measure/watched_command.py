@@ -1,6 +1,8 @@
 """Runs any command and watches its memory from outside: NVML, and main memory of its processes."""
 
 import contextlib
+import functools
+import os
 import resource
 import shlex
 import signal
@@ -12,6 +14,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from memcalc.children.child import die_with
 from memcalc.errors import UsageError
 from memcalc.measure.gpu.nvml import Nvml, NvmlError
 from memcalc.measure.gpu.sampler import Watched, level_of
@@ -43,7 +46,9 @@ def run(command: Sequence[str], interval: float = INTERVAL) -> CommandResult:
     with _cards() as (nvml, watched, reason):
         began, floor = time.monotonic(), _largest(resource.RUSAGE_SELF)
         try:
-            process = subprocess.Popen(command)
+            # Should this process die, the command is asked to end.
+            dies = functools.partial(die_with, os.getpid(), signal.SIGTERM)
+            process = subprocess.Popen(command, preexec_fn=dies)
         except OSError as error:
             raise UsageError(f"Cannot run {command[0]!r}: {error.strerror}.") from None
         resident, ours = 0, set[int]()

@@ -22,7 +22,8 @@ class PhaseReading(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     phase: Phase
-    requested: int
+    requested: int | None
+    """``None``: a CPU run goes on, whose peaks are known when it has ended."""
     allocated: int | None
     active: int | None
     reserved: int | None

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import replace
 
 from memcalc.records.values import (
     NO_LORA,
@@ -64,7 +63,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Literal["full", "lora", "qlora"] | None,
         about(
             "Training",
-            "Settings that are usual together, where they are not given: bf16, paged 8-bit AdamW "
+            "Settings that are usual together, where they are not given: bf16 (fp16 on GPUs before "
+            "Ampere), paged 8-bit AdamW "
             "(fused AdamW where DTensors are trained) and checkpointing (full), with LoRA on all "
             "linear layers (lora), on a base in 4 bit (qlora).",
             otherwise="none",
@@ -287,8 +287,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Text | None,
         about(
             "Several GPUs",
-            "Layout over several GPUs: ddp, zero1, zero2, zero3, fsdp1, fsdp2, hsdp=2x4, tp=2, "
-            "tp=2,fsdp2=4.",
+            "Layout over several GPUs: ddp, zero1, zero2, zero3, fsdp1, fsdp2, hsdp=2x4; pp=4, "
+            "cp=2, tp=2, ep=8 and such as pp=2,tp=2,fsdp2=4.",
             otherwise="ddp",
         ),
     ] = None
@@ -306,7 +306,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         about(
             "Several GPUs",
             "Rank whose memory is shown: its number, first, last, or all.",
-            otherwise="the first or the last, whichever needs more; of a command the first",
+            otherwise="the first or the last, whichever needs more, of stages each; of a command "
+            "the first",
         ),
     ] = None
     recipe: Annotated[
@@ -413,11 +414,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """What people call what is trained: the model, or the command."""
         return self.command or self.model
-
-    @property
-    def program(self) -> "Plan":
-        """What plans have in common that run the same model and loop on other sizes and GPUs."""
-        return replace(self, batch=1, seq=None, grad_accum=1, gpu=None, alloc_conf="")
 
     @property
     def half_weights(self) -> bool:

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from memcalc.catalog.models import TAKEN
-from memcalc.catalog.plan import to_simulate
 from memcalc.records.fields import options
 from memcalc.records.model import Place
 from memcalc.records.prediction import LONGER, RUNGS, OnGpu, OnRank, Prediction, Varied
-from memcalc.records.trace import NO_GRADIENT, Component
+from memcalc.records.trace import EMULATED, NO_GRADIENT, Component
 from memcalc.report import rows, serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
 from memcalc.report.rows import STYLES
@@ -56,11 +55,12 @@ _LEAST = 2
 
 
 def _unusual(prediction: Prediction) -> Iterator[Line]:
-    """Of a large model whose precision, and optimizer, are those of the defaults."""
+    """Return lines on a precision that costs more than another would."""
     plan = prediction.plan
     if plan.command:
         return
     yield from _unusual_layout(prediction)
+    yield from (Line(f"  {one}") for one in prediction.assumptions if one.startswith(EMULATED))
     if plan.precision not in ("fp32", "tf32"):
         return
     if plan.infers:
@@ -99,7 +99,8 @@ def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
     assumed, left = list(prediction.assumptions), 0
     if brief:
         # The verdict says why it is unknown.
-        assumed = [one for one in assumed if one != prediction.unknown.get("fit")]
+        told = prediction.unknown.get("fit")
+        assumed = [one for one in assumed if one != told and not one.startswith(EMULATED)]
         assumed, left = weightiest(assumed)
         left += len(prediction.uncounted)
         if longer := next((one for one in prediction.uncounted if one.startswith(LONGER)), ""):
@@ -362,10 +363,7 @@ def _next(prediction: Prediction) -> Iterator[Line]:
     """What to type next."""
     plan, fit = prediction.plan, prediction.fit
     if plan.command:
-        if fit is not None and not fit.fits:
-            yield Line("next: what is alive at the peak, and at which lines of the script")
-            run = to_simulate(plan, "-o run.json ")
-            yield Line(f"  {run} ; memcalc explain run.json", Kind.COMMAND)
+        # Whoever ran it knows where the run is kept.
         return
     if fit is None and plan.target != "cpu":
         yield Line(f"next: which GPUs are large enough {_MORE}")

@@ -132,8 +132,9 @@ def _ranks(run: Run) -> Iterator[Block]:
     for one in filter(_failed, run.ranks):
         said = line(one)
         if one.measurement is None and one.reached:
-            peak = max(reading.requested for reading in one.reached)
-            said = f"{said} It had reached a peak of {format_mib(peak)} requested."
+            peak = max(reading.requested or 0 for reading in one.reached)
+            if peak:
+                said = f"{said} It had reached a peak of {format_mib(peak)} requested."
         yield Line(f"rank {one.plan.rank}: {said}")
     shown = [one.plan.rank for one in run.ranks if one.measurement == run.measurement]
     if shown:

@@ -1,10 +1,12 @@
 """Text and figures of a prediction, shared by all formats."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from memcalc.advice.explain.timeline import Timeline
 from memcalc.estimation.fits import growth_words, why_tight
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
@@ -12,6 +14,9 @@ from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak, P
 from memcalc.records.trace import Component, Sent
 from memcalc.units import GIB, MIB, Unit, format_bytes, format_mib
 from memcalc.workload import loops
+
+if TYPE_CHECKING:
+    from memcalc.advice.explain.timeline import Timeline
 
 
 class Style(msgspec.Struct, frozen=True):
@@ -269,6 +274,13 @@ def verdict(prediction: Prediction) -> str | None:
     fit = prediction.fit
     if fit is not None and fit.verdict is FitVerdict.LEAKS:
         return f"{fit.verdict.value} on {fit.gpu}: fits at first, but keeps more memory every step"
+    refusal = prediction.refusal
+    if fit is not None and refusal is not None and refusal.last and not refusal.by_own_limit:
+        return (
+            f"{FitVerdict.DOES_NOT_FIT.value} on {fit.gpu}: {format_bytes(fit.needed)} of "
+            f"{format_bytes(fit.capacity)} were in use when {format_bytes(refusal.asked)} more "
+            "were asked for"
+        )
     if fit is not None:
         return fit_words(fit) + _managed_words(prediction, max(fit.margin, 0))
     reason = prediction.unknown.get("fit")
@@ -311,7 +323,10 @@ def fit_words(fit: Fit) -> str:
     if fit.limit != fit.capacity:
         allowed = f"{format_bytes(fit.limit)} that per_process_memory_fraction allows"
         offered = f"the {allowed} (of {offered})"
-    does = "needs" if found is FitVerdict.DOES_NOT_FIT else fit.metric.replace("_", " ")
+    does = fit.metric.replace("_", " ")
+    if found is FitVerdict.DOES_NOT_FIT:
+        # Closed forms know what is held for certain, and no more.
+        does = "needs at least" if fit.metric == "requested" else "needs"
     if found is FitVerdict.TIGHT:
         rest = why_tight(fit)
     else:

@@ -13,9 +13,10 @@ from memcalc.files.artifact import document, encode, part
 from memcalc.files.results import Run
 from memcalc.records.levels import Levels
 from memcalc.records.measurement import Measurement
+from memcalc.records.oom_text import OomText
 from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.records.prediction import Prediction
-from memcalc.report import explained, fitted, measured, predictions, suggested
+from memcalc.report import explained, fitted, measured, oom_text, predictions, suggested
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.suggested import Work
 from memcalc.units import MIB, Unit, format_mib
@@ -25,6 +26,7 @@ KINDS: dict[str, type] = {
     "difference": Difference,
     "explanation": Explanation,
     "fit": FitAnswer,
+    "out-of-memory": OomText,
     "snapshot": Recorded,
     "suggestions": Suggestions,
 }
@@ -70,6 +72,8 @@ def blocks(record: Any, *, verbose: bool, top: int, work: Work | None = None) ->
             found = explained.difference_blocks(record, top)
         case Explanation():
             found = explained.blocks(record, top, verbose=verbose)
+        case OomText():
+            found = oom_text.blocks(record)
         case FitAnswer():
             found = fitted.blocks(record, verbose=verbose)
         case _:

@@ -1,18 +1,19 @@
 """The answer for a program: of each GPU that it used, by how it ended, and by how it grows."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.estimation.client import player
-from memcalc.estimation.estimate import Traced
+from memcalc.estimation.engine import engine
+from memcalc.estimation.kept import Traced
 from memcalc.estimation.predict import predict
+from memcalc.estimation.processes import FITTING, need, numbered, on_rank
 from memcalc.estimation.question import Asked
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import LONGER, FitVerdict, OnGpu, OnRank, Prediction
+from memcalc.records.prediction import LONGER, FitVerdict, OnGpu, Prediction
 from memcalc.records.trace import Trace
 from memcalc.script.growth import find_growth
 from memcalc.script.records import Answers, Ending
@@ -41,9 +42,10 @@ def as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
     refused = ending.refusal is not None and not ending.refusal.by_own_limit
     if refused and fit is not None:
         prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.DOES_NOT_FIT))
-    elif fit is not None and fit.verdict in _FITTING and grows and grows.runs_full:
+        return replace(traced, prediction=prediction)
+    if fit is not None and fit.verdict in FITTING and grows and grows.runs_full:
         prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.LEAKS))
-    elif ending.code:
+    if ending.code:
         prediction = _until_then(prediction, ending.code)
     return replace(traced, prediction=prediction)
 
@@ -52,37 +54,28 @@ def _until_then(prediction: Prediction, code: int) -> Prediction:
     """A program that failed might have taken more: that it fits is not known then."""
     until_then = f"the script ended with exit code {code}; figures cover the run until then"
     told = replace(prediction, assumptions=(until_then, *prediction.assumptions))
-    if told.fit is None or told.fit.verdict is FitVerdict.DOES_NOT_FIT:
+    if told.fit is None or told.fit.verdict not in FITTING:
         return told
     return replace(told, fit=None, unknown={**told.unknown, "fit": until_then})
-
-
-_FITTING = FitVerdict.FITS, FitVerdict.TIGHT
-_WORST = *_FITTING, FitVerdict.DOES_NOT_FIT
 
 
 def answered(question: Asked, traces: Mapping[int, Trace], state: OptimizerState) -> Traced | None:
     """The answer of the GPU on which most is, beside the peaks of all; ``None``: none was used."""
     found = {
-        gpu: Traced(prediction=predict(question, trace, state, player(question.plan)), trace=trace)
+        gpu: Traced(
+            prediction=predict(question, trace, state, engine.player(question.plan)), trace=trace
+        )
         for gpu, trace in traces.items()
     }
     if not found or [*found] == [0]:
         return found.get(0)
-    device = max(found, key=lambda gpu: (_need(found[gpu]), -gpu))
+    device = max(found, key=lambda gpu: (need(found[gpu].prediction), -gpu))
     chosen = found[device]
     gpus = tuple(
         OnGpu(index=gpu, peak=one.prediction.peak, fit=one.prediction.fit)
         for gpu, one in found.items()
     )
     return replace(chosen, prediction=replace(chosen.prediction, device=device, gpus=gpus))
-
-
-def _need(one: Traced) -> tuple[int, int, int]:
-    """How bad it is: whether it fits, and how much is reserved and allocated."""
-    fit, peak = one.prediction.fit, one.prediction.peak
-    worst = _WORST.index(fit.verdict) if fit is not None else 0
-    return worst, peak.reserved or 0, peak.allocated or 0
 
 
 def of_ranks(found: Mapping[int, Simulated], answers: Answers, plan: Plan) -> Simulated:
@@ -94,32 +87,24 @@ def of_ranks(found: Mapping[int, Simulated], answers: Answers, plan: Plan) -> Si
     code = next((one.ending.code for one in found.values() if one.ending.code), 0)
     if not known:
         return next(iter(found.values()))
-    most = max(known, key=lambda rank: (_need(known[rank]), -rank))
+    most = max(known, key=lambda rank: (need(known[rank].prediction), -rank))
     prediction = known[most].prediction
     prediction = replace(prediction, plan=plan, rank=most if answers.world > 1 else None)
     if plan.rank == "all":
         rows = tuple(
-            _on_rank(rank, one.prediction, found[rank].ending.code, answers)
+            on_rank(
+                rank,
+                one.prediction,
+                alike=answers.alike.get(rank, ()),
+                stage=next((at for at, rs in enumerate(answers.stages) if rank in rs), None),
+                code=found[rank].ending.code,
+            )
             for rank, one in sorted(known.items())
         )
         told = tuple(_said_of_others(answers, found))
         prediction = replace(prediction, ranks=rows, assumptions=(*told, *prediction.assumptions))
     ending = replace(found[most].ending, code=code)
     return Simulated(ending=ending, traced=replace(known[most], prediction=prediction))
-
-
-def _on_rank(rank: int, prediction: Prediction, code: int, answers: Answers) -> OnRank:
-    dominant = max(prediction.components, key=lambda name: prediction.components[name])
-    return OnRank(
-        rank=rank,
-        alike=answers.alike.get(rank, ()),
-        stage=next((at for at, ranks in enumerate(answers.stages) if rank in ranks), None),
-        peak=prediction.peak,
-        dominant=dominant,
-        bytes=prediction.components[dominant],
-        fit=prediction.fit,
-        code=code,
-    )
 
 
 def _said_of_others(answers: Answers, found: Mapping[int, Simulated]) -> Iterator[str]:
@@ -141,15 +126,3 @@ def _said_of_others(answers: Answers, found: Mapping[int, Simulated]) -> Iterato
     left = [rank for rank in range(answers.world) if rank not in covered]
     if left:
         yield f"{numbered(left)} {'are' if len(left) > 1 else 'is'} not run"
-
-
-def numbered(ranks: Sequence[int]) -> str:
-    """Name ranks: those that follow one another by the first and the last."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"

@@ -1,5 +1,6 @@
 """The marks that stand in files for checkpoints that a simulated script saved."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 _MARK = b"saved in a simulated run, number %08d"
 NOTED = "checkpoints"
 """A file of a run that names folders of checkpoints, whose new files all go with them."""
+MARKED = "marked"
+"""A file beside it that names files with marks, which go where no namespace hides them."""
 FOLDERS = "MEMCALC_CHECKPOINTS"
-"""Variable with its path."""
+"""Variable with the path of the former."""
 LENGTH = len(_MARK % 0)
 
 
@@ -40,13 +43,30 @@ def number_of(path: Path | str) -> int | None:
 
 def note_folder(folder: str) -> None:
     """Note that what is new in a folder belongs to a checkpoint."""
+    _note(folder, NOTED)
+
+
+def note_mark(path: Path | str | bytes) -> None:
+    """Note that a file has a mark."""
+    _note(path, MARKED)
+
+
+def _note(path: Path | str | bytes, name: str) -> None:
     if (file := os.environ.get(FOLDERS)) is not None:
-        with open(file, "ab") as opened:
-            opened.write(os.fsencode(os.path.abspath(folder)) + b"\0")
+        with open(os.path.join(os.path.dirname(file), name), "ab") as opened:
+            opened.write(os.fsencode(os.path.abspath(path)) + b"\0")
 
 
-def noted_folders(file: Path) -> set[str]:
-    """Return the folders that were noted in a file."""
+def remove_marks(noted: Path) -> None:
+    """Remove the files that were noted, if they still have marks."""
+    for path in noted_paths(noted):
+        with contextlib.suppress(OSError):
+            if number_of(path) is not None:
+                os.unlink(path)
+
+
+def noted_paths(file: Path) -> set[str]:
+    """Return the paths that were noted in a file."""
     try:
         return {os.fsdecode(folder) for folder in file.read_bytes().split(b"\0") if folder}
     except OSError:

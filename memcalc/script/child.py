@@ -21,13 +21,13 @@ import msgspec
 import torch
 
 from memcalc.children import exit_reason
-from memcalc.children.fork import flush
+from memcalc.children.child import flush
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
-from memcalc.engine.packages import stand_ins
-from memcalc.engine.scripts.mail import EndlessWaitError
-from memcalc.engine.scripts.session import Session
-from memcalc.engine.scripts.steps import EnoughStepsError
+from memcalc.engine.follow.mail import EndlessWaitError
+from memcalc.engine.follow.session import Session
+from memcalc.engine.follow.steps import EnoughStepsError
+from memcalc.engine.packages import compiled, stand_ins
 from memcalc.engine.serving import start
 from memcalc.errors import EstimateError
 from memcalc.files.trace_file import pack
@@ -61,6 +61,7 @@ def run_program(request: Request, answered: Path) -> NoReturn:
     session = Session(request.steps, one_of_many=world > 1)
     for said in (*request.said, *map(stand_ins.install, request.stand_ins)):
         session.say(said)
+    sys.meta_path.append(compiled.Compiled(session.say))
     if world > 1:
         session.say(_ONE_OF_MANY.format(request.rank, world))
     ending, leave, own = Ending(code=0), os._exit, os.getpid()
@@ -99,6 +100,8 @@ def run_program(request: Request, answered: Path) -> NoReturn:
 
     os._exit = posix._exit = leaves
     ending = _ended(request, session)
+    # Python's exit ends daemon threads, whose errors nobody sees.
+    threading.excepthook = lambda _: None
     if not ending.stopped and not _raised:
         atexit._run_exitfuncs()
     if ending.code == 1 and _by_number:
@@ -153,9 +156,11 @@ def _ended(request: Request, session: Session) -> Ending:
         session.leave(enough)
         return Ending(code=0, stopped=True)
     except BaseException as error:
+        session.phases.end(failed=isinstance(error, torch.cuda.OutOfMemoryError))
         if request.work:
             _raised.update(_described(error))
-            return Ending(code=1, out_of_memory=_lacked(error))
+            lacks = stand_ins.lacking(error)
+            return Ending(code=1, out_of_memory=_lacked(error), lacks=lacks)
         return _failed(error)
     return Ending(code=0)
 
@@ -182,7 +187,8 @@ def _failed(error: BaseException) -> Ending:
         _by_number.append(str(error))
     helps = exit_reason.advice(error)
     if not helps and isinstance(error, ModuleNotFoundError):
-        helps = _OTHER_PYTHON.format(sys.executable)
+        way = compiled.how_to_install([error.name or ""])
+        helps = f"{way}." if way else _OTHER_PYTHON.format(sys.executable)
     if helps:
         print(f"memcalc: {helps}", file=sys.stderr)
     return Ending(code=1, out_of_memory=_lacked(error))

@@ -53,10 +53,10 @@ def find_growth(trace: Trace, room: int | None, reserved: int) -> Growth | None:
 
 
 def _points(trace: Trace) -> list[int]:
-    """The events at which the forward of each step begins."""
+    """The events at which the backward of each step begins: its batch has replaced the last."""
     begins: dict[int, int] = {}
     for mark in trace.marks:
-        if mark.phase is Phase.FORWARD:
+        if mark.phase is Phase.BACKWARD:
             begins.setdefault(mark.step, mark.index)
     return [begins[step] for step in sorted(begins)]
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from memcalc.engine.packages.compiled import how_to_install
 from memcalc.errors import EstimateError
 from memcalc.script.command import Program
 
@@ -46,7 +47,7 @@ def check_imports(
     own = shutil.which("python") or shutil.which("python3")
     if own is not None and Path(own) != Path(python) and _has(own, lacking):
         told = f"type memcalc simulate --python $(which {Path(own).name}) -- {typed}"
-    else:
+    elif not (told := how_to_install(lacking)):
         told = "install it there, or name the Python that has it with --python"
     raise EstimateError(
         f"{path.name} imports {', '.join(lacking)}, and {python}, which would run it, lacks that: "

@@ -15,7 +15,7 @@ import torch
 from memcalc.children import exit_reason
 from memcalc.engine import source_lines
 from memcalc.errors import EstimateError, UsageError, unknown
-from memcalc.estimation.estimate import Traced, keep
+from memcalc.estimation.kept import Traced, keep
 from memcalc.estimation.question import asked
 from memcalc.records.prediction import Prediction
 from memcalc.script import pickling
@@ -125,7 +125,9 @@ def estimate_module(
     except (EstimateError, UsageError):
         raise
     except SystemExit as error:
-        raise EstimateError(exit_reason.told(error, "run of the module", "")["error"]) from None
+        raise EstimateError(
+            exit_reason.serialize_error(error, "run of the module", "")["error"]
+        ) from None
     except Exception as error:
         raise EstimateError(f"{type(error).__name__}: {error}") from error
     if found is None:

@@ -16,13 +16,14 @@ from memcalc.script.places import Place, find_places
 
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
 _BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x40000
+_DETACH = 2
 _MOUNT_SETATTR, _READ_ONLY = 442, 1
 """A system call, with its number on all machines, and its flag (linux/mount.h)."""
 _CAPABILITIES = 0x20080522
 """The version of the kernel's structure of capabilities (linux/capability.h)."""
 _RECORD = "namespace.json"
 _INSIDE = "MEMCALC_NAMESPACE"
-"""Variable that tells a process that it is in a namespace; a user's 0: there shall be none."""
+"""Variable that names the namespace that a process is in, which no other process can enter."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -48,17 +49,24 @@ def enter(shared: Path, layers: Path) -> Namespace:
         shared: a folder that stays as it is outside; the record is written there.
         layers: a folder for the layers.
     """
-    found, wanted = Namespace(), os.environ.get(_INSIDE, "")
-    if wanted == "0":
-        found = Namespace(refused=f"{_INSIDE}=0")
-    elif not wanted:
+    found = Namespace()
+    if not is_inside():
         try:
             found = _cover_all(shared, layers)
-            os.environ[_INSIDE] = "1"
+            os.environ[_INSIDE] = _own_name()
         except OSError as error:
             found = Namespace(refused=error.strerror or str(error))
     (shared / _RECORD).write_bytes(msgspec.json.encode(found))
     return found
+
+
+def is_inside() -> bool:
+    """Return whether this process is in a namespace in which files are protected."""
+    return os.environ.get(_INSIDE) == _own_name()
+
+
+def _own_name() -> str:
+    return os.readlink("/proc/self/ns/mnt")
 
 
 def read(shared: Path) -> Namespace | None:
@@ -77,11 +85,17 @@ def _cover_all(shared: Path, layers: Path) -> Namespace:
     try:
         _mount("none", "/", "", _RECURSIVE | _PRIVATE)
         folder, outside = os.getcwd(), os.open(shared, os.O_PATH)
-        in_memory = _prepare(layers)
-        covered, read_only = _cover(places, layers)
-        _mount(f"/proc/self/fd/{outside}", str(shared), "", _BIND)
-        os.close(outside)
-        os.chdir(folder)
+        in_memory, mounted = _prepare(layers), list[str]()
+        try:
+            covered, read_only = _cover(places, layers, mounted)
+            _mount(f"/proc/self/fd/{outside}", str(shared), "", _BIND)
+        except OSError:
+            for path in reversed(mounted):
+                _call(_libc.umount2(os.fsencode(path), _DETACH))
+            raise
+        finally:
+            os.close(outside)
+            os.chdir(folder)
     finally:
         if os.geteuid():
             _drop_capabilities()
@@ -104,8 +118,13 @@ def _prepare(layers: Path) -> bool:
     return True
 
 
-def _cover(places: list[Place], layers: Path) -> tuple[list[tuple[str, str]], list[str]]:
-    """Cover places by overlays, or else make them read-only; returns both."""
+def _cover(
+    places: list[Place], layers: Path, mounted: list[str]
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Cover places by overlays, or else make them read-only; returns both.
+
+    ``mounted``: is told where something was mounted, also where this fails.
+    """
     covered: list[tuple[str, str]] = []
     read_only = []
     # Not by their paths, which the first overlays hide.
@@ -116,12 +135,16 @@ def _cover(places: list[Place], layers: Path) -> tuple[list[tuple[str, str]], li
         source = f"/proc/self/fd/{hidden[path]}" if path in hidden else path
         if not place.holds_files:
             _mount(source, path, "", _BIND)
+            mounted.append(path)
             continue
         try:
             _overlay(source, path, f"/proc/self/fd/{inside}/{layer.name}")
             covered.append((path, str(layer / "upper")))
+            mounted.append(path)
         except OSError:
-            _bind_read_only(source, path)
+            _mount(source, path, "", _BIND)
+            mounted.append(path)
+            _make_read_only(path)
             read_only.append(path)
     for number in (inside, *hidden.values()):
         os.close(number)
@@ -165,8 +188,7 @@ def _overlay(folder: str, at: str, layer: str) -> None:
         os.close(lower)
 
 
-def _bind_read_only(source: str, place: str) -> None:
-    _mount(source, place, "", _BIND)
+def _make_read_only(place: str) -> None:
     attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
     path = os.fsencode(place)
     size = ctypes.sizeof(attributes)

@@ -20,15 +20,14 @@ from memcalc.engine import driver, environment, simulated_gpu
 from memcalc.engine.alloc_conf import VARIABLES, check_environment
 from memcalc.engine.cudnn import loading
 from memcalc.engine.environment.search import Environment
-from memcalc.engine.stub import build
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError, took_too_long
 from memcalc.estimation.card import card_of
-from memcalc.estimation.estimate import Traced
+from memcalc.estimation.kept import Traced
 from memcalc.estimation.question import Asked
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.replay import UNLIMITED
-from memcalc.script import checkpoint_marks, set_aside
+from memcalc.script import checkpoint_marks
 from memcalc.script.answer import Simulated, answered
 from memcalc.script.command import Program
 from memcalc.script.launchers import Launch
@@ -50,7 +49,7 @@ try:
     from pathlib import Path
     from memcalc.script.protect import protect
     shared = Path(sys.argv[1])
-    protect(shared, [sys.executable, *sys.orig_argv[1:]])
+    protect(shared)
     try:
         from memcalc.script.child import main
     except ImportError as error:
@@ -154,9 +153,16 @@ class Run:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
         # A program's own process may put anything there; a function is the caller's own code.
-        if self._work and one.raised:
-            self.raised = _raised(one.raised)
+        self.raised = _raised(one.raised) if self._work and one.raised else None
         return Ran({0: self._understood(one, None)})
+
+    def with_stand_ins(self, *, limited: bool, quiet: bool = False) -> Ran:
+        """Run it, and again with something in place of each package that it ended for lack of."""
+        ran = self.ranks(limited=limited, quiet=quiet)
+        while lacks := {one.ending.lacks for one in ran.found.values()} - {""}:
+            self.stand_ins += tuple(sorted(lacks))
+            ran = self.ranks(limited=limited, quiet=quiet)
+        return ran
 
     def _of_ranks(self, answers: Answers) -> Ran:
         if answers.refusal:
@@ -243,7 +249,6 @@ class Run:
             **stub.environment(prepared),
             **loading.environment(driver.cudnn(question.target.capability, [root.parent])),
             **simulated_gpu.settings(question.gpu, question.target, room=room),
-            set_aside.LIBRARY: str(prepared.library.with_name(build.FILE_GUARD)),
             **told.variables(),
             "MEMCALC_STUB_DEVICES": str(devices),
             "MEMCALC_STUB_CARRIED": str(_CARRIED),

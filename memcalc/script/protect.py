@@ -1,28 +1,57 @@
-"""Protects a user's files from a script: by a mount namespace, or by setting them aside."""
+"""Protects a user's files from a script, and tells what became of them."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from memcalc.script import namespace, set_aside
-from memcalc.script.checkpoint_marks import NOTED, noted_folders
+from memcalc.children.keeper import THEN
+from memcalc.script import namespace
+from memcalc.script.audit_guard import AuditGuard
+from memcalc.script.checkpoint_marks import MARKED, NOTED, noted_paths, remove_marks
+from memcalc.script.kept_files import restore
 from memcalc.script.new_files import Carried, carry_out
 
 _LAYERS = "layers"
 _NAMED = 3
 """Files that a sentence names at most."""
+_ASIDE = "aside"
+_GUARDED = (
+    "files are protected in part here, for the kernel grants no mount namespace ({why}): what "
+    "Python's own file operations change or delete in the script's process and in processes that "
+    "it forks is put back at its end, but not what other programs (subprocesses) and compiled "
+    "libraries change; checkpoints by torch.save and safetensors are not written"
+)
+_AT_THE_END = """
+import sys
+from pathlib import Path
+sys.path.append({home!r})
+from memcalc.script.protect import put_back
+sys.exit(put_back(Path({shared!r})))
+"""
 
 
-def protect(shared: Path, command: list[str]) -> None:
-    """Protect files from this process, before it has threads.
+def protect(shared: Path) -> None:
+    """Protect files from this process, before it has threads, or say that they are not.
 
-    Args:
-        shared: what this process shares with memcalc's own, a folder in that of the run.
-        command: starts this process again, where that is the way.
+    ``shared``: what this process shares with memcalc's own, a folder in that of the run.
     """
-    if set_aside.is_used():
-        return
-    if namespace.enter(shared, shared.with_name(_LAYERS)).refused:
-        set_aside.begin_again(shared.parent, command)
+    if why := namespace.enter(shared, shared.with_name(_LAYERS)).refused:
+        # Before the script can change any.
+        print(f"memcalc: {_GUARDED.format(why=why)}.", file=sys.stderr, flush=True)
+        guard = AuditGuard(shared.with_name(_ASIDE))
+        home = str(Path(__file__).resolve().parents[2])
+        then = _AT_THE_END.format(home=home, shared=str(shared))
+        shared.with_name(THEN).write_text(then)
+        guard.install()
+
+
+def put_back(shared: Path) -> str | None:
+    """Remove marks, and put files back that were put aside; returns what to say of others."""
+    remove_marks(shared / MARKED)
+    aside = shared.with_name(_ASIDE)
+    if failed := restore(aside):
+        return f"memcalc: {_named(failed)} could not be put back: what was there is in {aside}."
+    return None
 
 
 def settle(shared: Path, *, again: bool) -> tuple[str, ...]:
@@ -35,8 +64,8 @@ def settle(shared: Path, *, again: bool) -> tuple[str, ...]:
     if found is None:
         return ()
     if found.refused:
-        return tuple(_put_back(found.refused, shared.parent))
-    checkpoints = noted_folders(shared / NOTED)
+        return (_GUARDED.format(why=found.refused),)
+    checkpoints = noted_paths(shared / NOTED)
     return tuple(_told(found, Carried() if again else carry_out(found, checkpoints)))
 
 
@@ -52,18 +81,6 @@ def _told(found: namespace.Namespace, carried: Carried) -> Iterator[str]:
         yield f"the script could not write to {_named(places)}, which no overlay can cover"
     if found.in_memory:
         yield "the script's new files are not kept: they lay in main memory"
-
-
-def _put_back(why: str, folder: Path) -> Iterator[str]:
-    lost, changed = set_aside.not_put_back(folder), set_aside.changed(folder)
-    if lost:
-        yield f"{_named(lost)} could not be put back: look into {folder}"
-    back = [path for path in changed if path not in lost]
-    yield (
-        f"there is no mount namespace here ({why}): files from before that the script changed or "
-        f"deleted through the C library were put back as it ended ({_named(back) or 'none'}); "
-        "those that a program changes by system calls of its own are changed"
-    )
 
 
 def _named(paths: list[str]) -> str:

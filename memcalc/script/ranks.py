@@ -18,10 +18,10 @@ from typing import NoReturn
 
 import msgspec
 
+from memcalc.children.child import die_with, flush
 from memcalc.children.exit_reason import ending, oom_kills
-from memcalc.children.fork import die_with, flush
-from memcalc.engine.scripts import mail
-from memcalc.engine.scripts.mail import Ties
+from memcalc.engine.follow import mail
+from memcalc.engine.follow.mail import Ties
 from memcalc.files.trace_file import unpack
 from memcalc.records.trace import changes
 from memcalc.script.records import Answer, Answers, Request

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from memcalc.engine.scripts.mail import Ties
+from memcalc.engine.follow.mail import Ties
 from memcalc.records.engines import Started
 from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import Refusal

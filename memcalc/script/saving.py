@@ -8,7 +8,7 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
 from memcalc.engine.torch_internals import storage_key
 from memcalc.script import checkpoint_marks as marks
+from memcalc.script.namespace import is_inside
 
 NOT_WRITTEN = "checkpoints are not written"
 """What an answer says of all that is saved."""
@@ -31,6 +32,8 @@ class UnwrittenFiles:
         self._next = 0
         self._places: dict[int, list[tuple[int, os.stat_result]]] = {}
         """Descriptors of files with a mark, which tell when none has it any more."""
+        self._over: dict[tuple[int, int], int] = {}
+        """What was saved over files from before, where no namespace protects them."""
         self._lock = threading.RLock()
         """Checkpoints may be saved by threads."""
 
@@ -39,7 +42,7 @@ class UnwrittenFiles:
         patches.also(self._close)
         patches.wrap(shutil, "copyfile", self._copy)
         for name in ("rename", "replace"):
-            patches.wrap(os, name, _move)
+            patches.wrap(os, name, self._rename)
 
     def put(self, file: Any, content: Any, size: int = 0) -> None:
         """Keep what was saved in a path, or something open, and would have so many bytes."""
@@ -56,9 +59,19 @@ class UnwrittenFiles:
         """Return what was saved there; ``missing`` if nothing was."""
         is_path = isinstance(file, str | os.PathLike)
         number = (marks.number_of if is_path else marks.number_in)(file)
+        if number is None and is_path:
+            number = self._over.get(_identity(file))
         return missing if number is None else self._kept.get(number, missing)
 
     def _mark(self, path: Any, number: int, size: int) -> None:
+        if not is_inside():
+            if _is_old(path):
+                before = self._over.get(key := _identity(path), number)
+                self._over[key] = number
+                if before != number and before not in self._places:
+                    self._kept.pop(before, None)
+                return
+            marks.note_mark(path)
         with _open(path, "w+b") as opened:
             opened.write(marks.mark(number))
             # It takes no room: nothing is written after the mark.
@@ -76,11 +89,25 @@ class UnwrittenFiles:
             self._mark(target, number, os.stat(source).st_size)
         return target
 
+    def _rename(self, original: Any, source: Any, target: Any, **kwargs: Any) -> None:
+        number = None if kwargs or is_inside() else marks.number_of(source)
+        if number is not None and _is_old(target):
+            self._mark(target, number, 0)
+            os.unlink(source)
+            return
+        _move(original, source, target, **kwargs)
+        if not (kwargs or is_inside()):
+            files = [os.path.join(at, name) for at, _, names in os.walk(target) for name in names]
+            for path in files or [target]:
+                if marks.number_of(path) is not None:
+                    marks.note_mark(path)
+
     def _forget_what_is_gone(self) -> None:
         for number, places in list(self._places.items()):
             if all(_is_gone(number, *place) for place in places):
                 self._close_places(number)
-                del self._kept[number]
+                if number not in self._over.values():
+                    del self._kept[number]
 
     def _close(self) -> None:
         for number in list(self._places):
@@ -90,6 +117,19 @@ class UnwrittenFiles:
         for descriptor, before in self._places.pop(number):
             if _is_same(descriptor, before):
                 os.close(descriptor)
+
+
+def _identity(path: Any) -> tuple[int, int]:
+    """Return the device and inode of a file; zeros: there is none."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return 0, 0
+    return status.st_dev, status.st_ino
+
+
+def _is_old(path: Any) -> bool:
+    return os.path.isfile(path) and marks.number_of(path) is None
 
 
 def _is_same(descriptor: int, before: os.stat_result) -> bool:
@@ -156,6 +196,49 @@ class _Kept:
         return storages[key].as_strided(*self.view)
 
 
+class _Object:
+    """An object of a checkpoint, such as a whole module: its tensors are held on the host."""
+
+    def __init__(self, value: Any) -> None:
+        self._devices: dict[int, torch.device] = {}
+        self.tensors: list[torch.Tensor] = []
+        with _copying(self._to_host):
+            self._value = copy.deepcopy(value)
+
+    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        host = tensor.detach().to("cpu", copy=True)
+        self._devices[host.data_ptr()] = tensor.device
+        self.tensors.append(host)
+        return host
+
+    def loaded(self, location: Any) -> Any:
+        """Return a copy with each tensor where it is wanted."""
+
+        def to_device(host: torch.Tensor) -> torch.Tensor:
+            was = self._devices.get(host.data_ptr(), host.device)
+            return host.detach().to(_location(location, was), copy=True)
+
+        with _copying(to_device):
+            return copy.deepcopy(self._value)
+
+
+@contextlib.contextmanager
+def _copying(change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Have ``copy.deepcopy`` change tensors; parameters stay parameters."""
+
+    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if id(tensor) not in memo:
+            parameter = type(tensor) is torch.nn.Parameter
+            made = change(tensor.data if parameter else tensor)
+            memo[id(tensor)] = torch.nn.Parameter(made, tensor.requires_grad) if parameter else made
+        return memo[id(tensor)]  # type: ignore[no-any-return]
+
+    with Patches() as inside:
+        for kind in (torch.Tensor, torch.nn.Parameter):
+            inside.set(kind, "__deepcopy__", copied)
+        yield
+
+
 def install(patches: Patches) -> UnwrittenFiles:
     """Keep checkpoints in place of writing them, and say so; returns the files."""
     files = UnwrittenFiles()
@@ -210,15 +293,7 @@ class _Checkpoints:
                 return kept.on(device)
             return real(filename, framework, device, **more)
 
-        def serialize_file(tensors: Any, filename: Any, *more: Any, **options: Any) -> Any:
-            # It replaces a file by a system call of its own, which no library sees.
-            with contextlib.suppress(OSError):
-                os.truncate(filename, 0)
-            return serialize(tensors, filename, *more, **options)
-
-        serialize = module.serialize_file
         self._patches.set_everywhere(module, "safe_open", safe_open)
-        self._patches.set_everywhere(module, "serialize_file", serialize_file)
 
 
 class _Tensors(contextlib.AbstractContextManager["_Tensors"]):
@@ -282,7 +357,16 @@ def _location(asked: Any, was: torch.device) -> torch.device:
 
 
 def _kept(value: Any) -> Any:
-    return _Kept(value) if isinstance(value, torch.Tensor) else _mapped(value, _kept)
+    if isinstance(value, torch.Tensor):
+        return _Kept(value)
+    if isinstance(value, _WITH_TENSORS):
+        with contextlib.suppress(Exception):
+            return _Object(value)
+    return _mapped(value, _kept)
+
+
+_WITH_TENSORS = (torch.nn.Module, torch.optim.Optimizer)
+"""Objects that are saved whole, and hold tensors."""
 
 
 _ABOUT = 1024
@@ -293,8 +377,8 @@ def _size(content: Any, storages: dict[Any, int]) -> int:
     """Bytes that a checkpoint would take: storages are saved whole, and once."""
     if isinstance(content, _Tensors):
         content = content.tensors
-    if isinstance(content, torch.nn.Module):
-        content = {name: _kept(tensor) for name, tensor in content.state_dict().items()}
+    if isinstance(content, _Object):
+        storages |= {id(one): one.nbytes for one in content.tensors}
     if isinstance(content, _Kept):
         storages[content.storage] = content.elements * content.host.element_size()
     elif isinstance(content, Mapping):
@@ -308,9 +392,8 @@ def _loaded(value: Any, location: Any, storages: dict[Any, torch.Tensor]) -> Any
     """A checkpoint as it is loaded again; what was read of its storages is noted."""
     if isinstance(value, _Kept):
         return value.loaded(location, storages)
-    if isinstance(value, torch.nn.Module):
-        made = copy.deepcopy(value)
-        return made if location is None else made.to(_location(location, torch.device("cpu")))
+    if isinstance(value, _Object):
+        return value.loaded(location)
     return _mapped(value, lambda item: _loaded(item, location, storages))
 
 

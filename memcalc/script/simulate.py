@@ -16,7 +16,7 @@ from memcalc.catalog import gpus
 from memcalc.catalog.plan import STEPS, make
 from memcalc.engine.packages.stand_ins import STAND_INS
 from memcalc.estimation.card import card_of
-from memcalc.estimation.estimate import Traced, keep
+from memcalc.estimation.kept import Traced, keep
 from memcalc.estimation.question import Asked, asked
 from memcalc.records.plan import Plan
 from memcalc.script.answer import Simulated, as_it_ended, of_ranks
@@ -52,10 +52,7 @@ def simulate(
     check_imports(program, plan.command or "", folder, plan.python or sys.executable, STAND_INS)
     run.timeout = timeout
     began = time.monotonic()
-    ran, room = run.ranks(limited=gpu is not None, quiet=quiet), None
-    while lacks := {one.ending.lacks for one in ran.found.values()} - {""}:
-        run.stand_ins += tuple(sorted(lacks))
-        ran = run.ranks(limited=gpu is not None, quiet=quiet)
+    ran, room = run.with_stand_ins(limited=gpu is not None, quiet=quiet), None
     if gpu is not None:
         room = card_of(gpu).room
     each = {rank: _ended(run, rank, one, room) for rank, one in ran.found.items()}
@@ -85,7 +82,7 @@ def run_work(question: Asked, work: bytes) -> tuple[Traced | None, BaseException
     """
     program = Program(module=question.plan.name)
     run = Run(question, program, None, Path.cwd(), work)
-    found = run.ranks(limited=question.gpu is not None).found[0]
+    found = run.with_stand_ins(limited=question.gpu is not None).found[0]
     traced = found.traced
     if traced is not None and run.raised is not None:
         traced = as_it_ended(traced, found.ending, room=None)

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import msgspec
 
-from memcalc.engine.scripts import mail
+from memcalc.engine.follow import mail
 
 FOUND = "found.json"
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from memcalc.engine import decisions, source_lines
+from memcalc.engine.follow.session import Session
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.session import Session
 from memcalc.script import large_weights, saving, starting
 from memcalc.script.child_deaths import ChildDeaths
 from memcalc.script.command import commands

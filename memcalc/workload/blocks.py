@@ -48,8 +48,13 @@ def _lists(model: torch.nn.Module) -> Iterator[torch.nn.ModuleList]:
                 yield module
 
 
-def to_empty(model: torch.nn.Module, device: Any, fill: Callable[[torch.nn.Module], None]) -> None:
+def to_empty(
+    model: torch.nn.Module,
+    device: Any,
+    filler: Callable[[torch.nn.Module], Callable[[torch.nn.Module], None]],
+) -> None:
     """Give a model on the meta device memory, tied tensors once, and its values."""
+    fill = filler(model)
     model.to_empty(device=device)
     tie = getattr(model, "tie_weights", None)
     if tie is not None:

@@ -4,7 +4,6 @@ The same code runs for real and on the simulated GPU. Of N tokens that are gener
 pass (prefill) gives the first, and N - 1 passes of one token each (decode) the others.
 """
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,10 +12,9 @@ import torch
 from memcalc.errors import EstimateError, UsageError
 from memcalc.imports import line
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Phase
 from memcalc.workload import cache_layers, long_decode
 from memcalc.workload.inputs import Batch, without_adapters
-from memcalc.workload.job import Program, Turns, Watch, as_found, forward_context
+from memcalc.workload.job import Program, as_found, forward_context
 from memcalc.workload.wrapped_tensors import plain
 
 _CACHES = (*cache_layers.NAMES, "cache_params", "past_buckets_states", "mems", "state")
@@ -26,10 +24,8 @@ _KINDS = ("static", "offloaded", "quantized")
 _SLIDING = ("sliding_attention", "chunked_attention")
 
 
-def run(
-    program: Program, watch: Watch, *, device: str, between: long_decode.Between | None = None
-) -> None:
-    """Run a program's model under the eyes of the watch; the model is on the device already.
+def run(program: Program, *, device: str, between: long_decode.Between | None = None) -> None:
+    """Run a program's model; it is on the device already.
 
     Passes in the middle of a long generation only grow the cache: ``between`` is called with
     ``True`` before the first and ``False`` after the last of them.
@@ -37,35 +33,13 @@ def run(
     plan, model = program.plan, program.model.eval()
     with torch.no_grad(), forward_context(plan, device)():
         if plan.generate is None:
-            with watch.phase(Phase.FORWARD, 0):
-                outputs = model(**program.batch(device))
-                del outputs
+            outputs = model(**program.batch(device))
+            del outputs
             return
         # The base model generates, also inside adapters.
         bare = without_adapters(model)
-        with as_found(bare), _passes(bare, watch) as turns:
-            turns.to(Phase.PREFILL, 0)
+        with as_found(bare):
             _generate(bare, lambda: program.batch(device), plan, between)
-            turns.end()
-
-
-@contextlib.contextmanager
-def _passes(model: torch.nn.Module, watch: Watch) -> Iterator[Turns]:
-    """Follow calls of the model: the first is prefill, each later one decodes a token."""
-    turns, calls = Turns(watch), 0
-
-    def begins(*_: object) -> None:
-        nonlocal calls
-        if calls:
-            turns.to(Phase.DECODE, calls)
-        calls += 1
-
-    hook = model.register_forward_pre_hook(begins, prepend=True)
-    try:
-        yield turns
-    finally:
-        hook.remove()
-        turns.end()
 
 
 def _generate(

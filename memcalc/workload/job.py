@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_map_only
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Phase
 from memcalc.registry import Choice
 from memcalc.workload import layouts
 from memcalc.workload.inputs import Batch, Inputs
@@ -109,14 +108,6 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         return self.plan.optim_in_backward or self.choice.row.in_backward
 
 
-class Watch(Protocol):
-    """An observer of phases and steps."""
-
-    def phase(self, phase: Phase, step: int) -> contextlib.AbstractContextManager[None]:
-        """Enter a phase; ``step`` counts from 0."""
-        ...
-
-
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What a loop trains; model and optimizer are already on the device."""
 
@@ -181,51 +172,21 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         else:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), norm)
 
-    def loading(self, watch: Watch) -> contextlib.AbstractContextManager[None]:
-        """The phase in which a loop wraps the model, where the layout leaves that to it."""
-        if self.layout.handed_over is None:
-            return contextlib.nullcontext()
-        return watch.phase(Phase.LOAD, 0)
+    @property
+    def wraps(self) -> bool:
+        """Return True if the loop's library wraps the model, as the layout leaves that to it."""
+        wrapped = self.plan.loop != "plain" and self.layout.handed_over is not None
+        return wrapped or self.layout.package == "deepspeed"
 
     def checked(self) -> Callable[[torch.nn.Module], None]:
         """What checks the model once a loop has wrapped it; to be asked for before."""
         check = self.layout.checked
         return (lambda wrapped: None) if check is None else check(self.model)
 
-    def resume(self, watch: Watch) -> None:
+    def resume(self) -> None:
         """Load the checkpoint, where there is one."""
         if self.restore is not None:
-            with watch.phase(Phase.RESUME, 0):
-                self.restore()
-
-
-class Turns:
-    """Phases for loops that are code of others: each begins where the one before ends."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-        self._open: contextlib.AbstractContextManager[None] | None = None
-        self._now: tuple[Phase, int] | None = None
-
-    def to(self, phase: Phase, step: int) -> None:
-        """Go on to a phase; nothing happens where it runs already."""
-        if self._now == (phase, step):
-            return
-        self.end()
-        self._now = (phase, step)
-        self._open = self._watch.phase(phase, step)
-        self._open.__enter__()
-
-    def then(self, phase: Phase) -> None:
-        """Go on to a phase of the step that runs."""
-        if self._now is not None:
-            self.to(phase, self._now[1])
-
-    def end(self) -> None:
-        """End the phase that runs, if any."""
-        known, self._open, self._now = self._open, None, None
-        if known is not None:
-            known.__exit__(None, None, None)
+            self.restore()
 
 
 @contextlib.contextmanager

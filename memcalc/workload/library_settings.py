@@ -5,7 +5,7 @@ Read in accelerate 1.15 (``Accelerator.__init__``, ``PartialState``) and DeepSpe
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -53,20 +53,6 @@ def engine(job: Job) -> dict[str, Any] | None:
 def deepspeed_config(job: Job) -> dict[str, Any]:
     """Return DeepSpeed's settings, as they stand in a file of it."""
     return deepspeed.write(job.plan, job.max_grad_norm, getattr(job.model, "config", object()))
-
-
-def follow_engine(accelerator: Any, updates: Callable[[], None]) -> None:
-    """Be told before DeepSpeed's engine updates, which it does inside ``accelerator.backward``."""
-    wrapped = getattr(accelerator, "deepspeed_engine_wrapped", None)
-    if wrapped is None:
-        return
-    step = wrapped.engine.step
-
-    def told(*args: Any, **kwargs: Any) -> Any:
-        updates()
-        return step(*args, **kwargs)
-
-    wrapped.engine.step = told
 
 
 def mixed(job: Job) -> str:

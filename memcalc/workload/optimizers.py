@@ -63,9 +63,6 @@ class InBackward(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """All updates are made: they happen in backward."""
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """All gradients are gone: they were freed in backward."""
-
 
 def saved_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The state that a checkpoint of this optimizer would hold, on the host.

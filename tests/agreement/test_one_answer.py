@@ -10,13 +10,11 @@ from memcalc.budgets.judge import judged
 from memcalc.budgets.metrics import figure
 from memcalc.budgets.records import Budget, Evidence, Rule, Status, Where
 from memcalc.catalog.plan import make
-from memcalc.estimation.client import player
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.engine import engine
 from memcalc.records.measurement import Measurement, PhaseReading, steady_peak
 from memcalc.records.prediction import ALLOCATOR_RUNGS, FitVerdict
 from memcalc.records.trace import Phase
-
-pytestmark = pytest.mark.usefixtures("same_children")
 
 QUESTIONS = {
     "as it is": {},
@@ -49,8 +47,8 @@ def asked(request, small_model, settings, cached):
         for name, more in QUESTIONS.items()
         if name in names
     }
-    with Tracer(workers=None) as tracer:
-        return dict(zip(plans, tracer.traces(list(plans.values())), strict=True))
+    answers = Answers(workers=None)
+    return dict(zip(plans, answers.traces(list(plans.values())), strict=True))
 
 
 _BY_DAY = [
@@ -93,7 +91,7 @@ def test_an_explanation_has_the_bytes_and_the_verdict_of_the_estimate(traced):
 
 def test_a_picture_shows_the_bytes_of_the_estimate(traced):
     prediction = traced.prediction
-    line = timeline(traced.trace, prediction.plan, player(prediction.plan))
+    line = timeline(traced.trace, prediction.plan, engine.player(prediction.plan))
     known = {one.phase: one for one in prediction.phases}
     for stretch in line.phases:
         for rung in ALLOCATOR_RUNGS:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from memcalc.catalog.plan import make
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from memcalc.script.simulate import plan_of, simulate
 from tests.conftest import ROOT
 from tests.evidence.judged import DEEPSPEED
@@ -31,19 +31,13 @@ PAIRS = {
     "qlora": {
         **LORA, "quant": "nf4-dq", "checkpointing": True, "optim": "paged_adamw_8bit",
     },
-    "int8": {**LORA, "quant": "int8", "checkpointing": True, "optim": "adamw_8bit"},
     "trainer": {"loop": "trainer", "precision": "amp-bf16", "optim": "adamw_torch_fused"},
-    "accelerated": {"loop": "accelerate", "precision": "amp-bf16", "max_grad_norm": 1.0},
     "ddp": {**TWO, "parallel": "ddp"},
-    "fsdp2": {**TWO, "parallel": "fsdp2"},
-    "generation": {"precision": "bf16", "generate": 16, "padding": None},
-    "evaluation": {"eval": 4},
-    "accumulation": {"precision": "amp-fp16", "grad_accum": 3, "max_grad_norm": 1.0},
     "zero2": {**TWO, "parallel": "zero2", "precision": "amp-bf16"},
 }  # fmt: skip
 RUNGS = ("requested", "allocated", "reserved")
-BY_DAY = ("int8", "trainer")
-EXPLAINED = {"lora": {"requested": 128}, "generation": {"requested": 128}}
+BY_DAY = ("trainer",)
+EXPLAINED = {"lora": {"requested": 128}}
 """Bytes that scripts take beyond their plans. A plan casts the whole model; with
 ``dtype=torch.bfloat16`` two tensors of 32 rotary frequencies stay in fp32."""
 
@@ -66,8 +60,8 @@ def config(tmp_path, monkeypatch):
 
 
 def of_plan(config, name):
-    with Tracer() as tracer:
-        return tracer.trace(make({"model": str(config), **SETTINGS, **PAIRS[name]})).trace
+    answers = Answers()
+    return answers.trace(make({"model": str(config), **SETTINGS, **PAIRS[name]})).trace
 
 
 def of_script(config, name):

@@ -8,7 +8,7 @@ import pytest
 from memcalc.advice.train_script import write
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from memcalc.script.simulate import plan_of, simulate
 
 TWO = {"devices": 2, "rank": 0}
@@ -50,7 +50,7 @@ PLANS = {
     "fsdp2": {"model": SMOL, **SMALL, **TWO, "parallel": "fsdp2"},
     "generated": {"model": SMOL, **SMALL, "generate": 16, "precision": "bf16"},
 }  # fmt: skip
-BY_DAY = ("plain", "trainer", "qlora")
+BY_DAY = ("plain",)
 RUNGS = ("requested", "allocated", "reserved")
 
 
@@ -74,8 +74,8 @@ def test_a_script_takes_what_its_plan_takes(name, tmp_path, monkeypatch, forked_
         python = ["torchrun", f"--nproc-per-node={plan.devices}"]
     found = simulate(plan_of([*python, "train.py"], steps=0, gpu=plan.gpu), quiet=True)
     assert found.ending.code == 0
-    with Tracer() as tracer:
-        planned = tracer.trace(plan).trace
+    answers = Answers()
+    planned = answers.trace(plan).trace
     assert peaks(found.traced.trace) == peaks(planned)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from memcalc.budgets import baseline
-from memcalc.budgets.check import Question, check
+from memcalc.budgets.check import Question, check, exit_code
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Status
 from memcalc.errors import EstimateError, UsageError
@@ -39,9 +39,10 @@ def test_a_baseline_is_written_the_same_twice_and_read_back(checked):
     assert baseline.read(FILE).runs["small"].figures == run["figures"]
 
 
-def test_without_a_baseline_growth_is_said_to_be_unchecked(checked):
+def test_without_a_baseline_growth_is_an_error(checked):
     report = checked()
-    assert [v.status for v in report.verdicts] == [Status.NO_BASELINE]
+    assert [v.status for v in report.verdicts] == [Status.UNKNOWN]
+    assert exit_code(report) == 3
     assert "there is no memcalc-baseline.json" in report.warnings[0]
 
 

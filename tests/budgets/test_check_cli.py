@@ -347,8 +347,8 @@ def test_scripts_are_run_where_their_budgets_are_and_judged(tmp_path, capfd, for
     (full,) = verdicts["full"]
     assert full.status is Status.OVER
     assert full.difference > 3 << 30
-    with Adviser(use_cache=False, timeout=math.inf) as advise:
-        told = advise(full.budget, found["full"], None)
+    advise = Adviser(use_cache=False, timeout=math.inf)
+    told = advise(full.budget, found["full"], None)
     assert told.startswith("the script itself must need less: ")
     assert told.endswith("with expandable_segments:True")
     (fails,) = verdicts["fails"]

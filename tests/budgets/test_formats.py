@@ -34,7 +34,7 @@ def verdict(status=Status.OVER, run="fine|tune", value=300 << 20, **more):
         amount=Amount(text="200 MiB", bytes=200 << 20),
         where=Where(file="conf/memcalc.toml", line=7),
     )
-    limit = None if status in (Status.UNKNOWN, Status.NO_BASELINE) else 200 << 20
+    limit = None if status is Status.UNKNOWN else 200 << 20
     given = {"value": value, "limit": limit, "before": 250 << 20, "reason": "100% <b>state</b>"}
     return Verdict(budget=budget, status=status, **{**given, **more})
 
@@ -45,7 +45,7 @@ def report(*verdicts, **more):
 
 MIXED = report(
     verdict(), verdict(Status.UNKNOWN, value=None, reason="it\nbroke"),
-    verdict(Status.NO_BASELINE), verdict(Status.HOLDS, value=100 << 20),
+    verdict(Status.HOLDS, value=100 << 20),
     warnings=("torch 2.12.0 then, 2.13.0 now",), notes=("200 MB is understood as 190.7 MiB",),
 )  # fmt: skip
 
@@ -72,7 +72,6 @@ def test_junit_is_valid_and_counts_what_it_holds(found):
     JUNIT.validate(io.StringIO(text))
     assert text.count("<failure ") == found.count(Status.OVER)
     assert text.count("<error ") == found.count(Status.UNKNOWN)
-    assert text.count("<skipped ") == found.count(Status.NO_BASELINE)
 
 
 @given(reports(), st.sampled_from([0, 1, 3]))
@@ -138,7 +137,7 @@ def test_markdown_begins_with_its_marker_and_has_failures_first():
     lines = forges.as_markdown(MIXED).splitlines()
     assert lines[0] == "<!-- memcalc:check -->"
     rows = [line for line in lines if line.startswith("| ") and "verdict" not in line][1:]
-    assert ["over" in rows[0], "could not tell" in rows[1], "no baseline" in rows[2]] == [True] * 3
+    assert ["over" in rows[0], "could not tell" in rows[1]] == [True] * 2
     assert {row.replace("\\|", "").count("|") for row in rows} == {8}
     assert "<b>" not in rows[0]
 
@@ -188,11 +187,11 @@ def test_markdown_of_a_thousand_budgets_fits_a_comment():
 
 def test_a_table_has_one_line_a_budget_where_there_is_room():
     lines = terminal(blocks(MIXED), width=80).splitlines()
-    assert len(lines) == 1 + 4 + 2 + 2 + 1
+    assert len(lines) == 1 + 3 + 2 + 2 + 1
     assert lines[0].split() == ["run", "budget", "needs", "and", "limit", "over", "by"]
     assert lines[1].split() == ["over", "fine|tune", "optimizer_state", "300.0", ">", "200.0",
                                 "MiB", "+100.0"]  # fmt: skip
-    assert lines[-1] == "4 budgets: 1 over, 1 could not be told, 1 without a baseline, 1 ok"
+    assert lines[-1] == "3 budgets: 1 over, 1 could not be told, 1 ok"
 
 
 def test_a_narrow_table_keeps_the_reason_of_a_failure():
@@ -229,7 +228,7 @@ def test_json_has_whole_bytes_and_null_for_what_is_not_known():
     )
     assert (second["value"], second["status"]) == (None, "unknown")
     assert data["exit_code"] == 1
-    assert data["counts"] == {"over": 1, "unknown": 1, "no_baseline": 1, "holds": 1}
+    assert data["counts"] == {"over": 1, "unknown": 1, "holds": 1}
 
 
 @pytest.mark.parametrize("name", ["table", "markdown", "github", "json", "junit", "sarif"])

@@ -29,7 +29,7 @@ peak = "8 GiB"
 weights = "251 MiB"
 
 [runs."the other"]
-limits = { weights = "300 MB", bytes_per_parameter = 99, max_growth = "1%" }
+limits = { weights = "300 MB", bytes_per_parameter = 99 }
 """
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,

@@ -13,7 +13,7 @@ from memcalc.budgets.records import Evidence, Status
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
-from memcalc.estimation import pool
+from memcalc.estimation import answers as side_by_side
 from memcalc.estimation.estimate import answers
 from memcalc.files import artifact
 from memcalc.files.results import Run, save
@@ -59,10 +59,10 @@ def test_an_answer_of_another_method_is_no_answer(runs, effort, tmp_path):
 
 
 def test_closed_forms_do_not_stand_in_for_a_trace_that_failed(runs, effort, monkeypatch):
-    def fails(self, plans, _):
+    def fails(self, plans):
         return iter([EstimateError("the model's code stopped")] * len(plans))
 
-    monkeypatch.setattr(pool.Pool, "each", fails)
+    monkeypatch.setattr(side_by_side.Answers, "predict", fails)
     (run,) = runs()
     (evidence,) = collect.estimate([replace(run, method="trace")], effort)
     assert evidence == Evidence(error="the model's code stopped")
@@ -157,19 +157,19 @@ def test_what_cannot_be_compared_is_said(runs, effort, tmp_path):
 
 
 def test_workers_are_bounded_by_free_memory_and_cores(monkeypatch):
-    monkeypatch.setattr(pool.os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr(side_by_side.os, "sched_getaffinity", lambda pid: set(range(64)))
     for free, expected in ((0, 1), (3 << 30, 3), (1 << 40, 64)):
-        monkeypatch.setattr(pool, "free_memory", lambda free=free: free)
-        assert pool.room() == expected
+        monkeypatch.setattr(side_by_side, "free_memory", lambda free=free: free)
+        assert side_by_side.room() == expected
 
 
 def test_a_container_with_less_room_than_the_machine_counts(monkeypatch, tmp_path):
     (tmp_path / "memory.max").write_text(str(5 << 30))
     (tmp_path / "memory.current").write_text(str(3 << 30))
-    monkeypatch.setattr(pool, "_CGROUP", tmp_path)
-    assert pool.free_memory() <= 2 << 30
+    monkeypatch.setattr(side_by_side, "_CGROUP", tmp_path)
+    assert side_by_side.free_memory() <= 2 << 30
     (tmp_path / "memory.max").write_text("max\n")
-    assert pool.free_memory() > 0
+    assert side_by_side.free_memory() > 0
 
 
 def test_two_workers_answer_in_the_order_of_the_plans():

@@ -129,20 +129,20 @@ def test_growth_is_allowed_up_to_its_share_of_the_baseline(prediction, before, p
     assert (found.status is Status.OVER) == (now > before + before * percent / 100)
 
 
-def test_growth_without_a_baseline_is_said_and_no_failure(prediction):
+def test_growth_without_a_baseline_cannot_be_told(prediction):
     growth = budget("weights", Rule.GROWTH, amount=size(0))
     evidence = Evidence(prediction=prediction)
     for before in (None, known(prediction, {"gradients": 3})):
         found = verdict(growth, evidence, before)
-        assert found.status is Status.NO_BASELINE
-        assert "not checked" in found.reason
+        assert found.status is Status.UNKNOWN
+        assert "--update-baseline" in found.reason
 
 
 def test_a_baseline_of_another_kind_is_no_baseline(prediction):
     before = Known(plan={}, source="measured on T4", figures={"weights": 1}, parameters=1)
     growth = budget("weights", Rule.GROWTH, amount=size(0))
     found = verdict(growth, Evidence(prediction=prediction), before)
-    assert found.status is Status.NO_BASELINE
+    assert found.status is Status.UNKNOWN
     assert "measured on T4" in found.reason
 
 

@@ -49,6 +49,7 @@ SUFFIXES = ("Ti", "SUPER", "Ti SUPER", "D", "Laptop", "Mobile", "Max-Q", "Ada", 
             "PCIe", "SXM", "Blackwell", "G", "S", "X")  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_no_suffix_leads_from_one_gpu_to_another():
     """A name and a suffix is another card of that very name, or none."""
     for gpu in gpus.table():

@@ -142,13 +142,6 @@ def test_what_is_dequantized_is_what_transformers_dequantizes(method, capability
     assert quantizer.quantization_config.dequantize is (refused is None)
 
 
-def test_a_checkpoint_of_bitsandbytes_is_answered_as_it_is(model):
-    path = model(NF4)
-    check(make({"model": path, "quant": "nf4-dq"}))
-    with pytest.raises(UsageError, match="in nf4-dq already: leave --quant nf4 out"):
-        check(make({"model": path, "quant": "nf4"}))
-
-
 def test_a_checkpoint_in_whole_numbers_is_not_divided_by_fsdp(model):
     over = {"devices": 2, "parallel": "fsdp2", "optim": "adamw"}
     with pytest.raises(UsageError, match="stored as uint8, and FSDP asks for a float type"):

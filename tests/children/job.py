@@ -9,19 +9,19 @@ import time
 WARMED = []
 
 
-def warm(hint):
-    WARMED.append((hint, os.getpid()))
+def warm(*hint):
+    WARMED.append((*hint, os.getpid()))
 
 
-def answer_for(breadcrumbs):
-    kept = []
+def answer(request, speaker):
+    speaker.breadcrumbs.drop("layer.3")
+    return {"did": request["do"], **(globals()[request["do"]](request, speaker) or {})}
 
-    def answer(request, speaker):
-        breadcrumbs.drop("layer.3")
-        kept.append(request["do"])
-        return {"kept": list(kept), **(globals()[request["do"]](request, speaker) or {})}
 
-    return answer
+def asks(request, speaker):
+    """What forks of its server say, of whatever kind, one after the other."""
+    said = [speaker.server.ask(__name__, "fork of a fork", one) for one in request["requests"]]
+    return {"said": said, "parent": os.getppid()}
 
 
 def facts(request, speaker):
@@ -43,6 +43,11 @@ def counts(request, speaker):
     for number in range(3):
         speaker.tell(number=number)
     speaker.wait(number="last")
+    return {"gone on": True}
+
+
+def waits(request, speaker):
+    speaker.wait(number=0)
     return {"gone on": True}
 
 
@@ -90,7 +95,7 @@ def spawns(request, speaker):
 def babbles(request, speaker):
     for number in range(3, 64):
         try:
-            os.write(number, b"{rubbish\n[1]\n")
+            os.write(number, request.get("rubbish", "{rubbish\n[1]\n").encode())
         except OSError:
             continue
     if request.get("and leaves"):

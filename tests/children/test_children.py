@@ -1,6 +1,7 @@
 """Whatever a child does, it costs one job, and is said in one sentence."""
 
 import base64
+import functools
 import os
 import pathlib
 import signal
@@ -9,26 +10,24 @@ import sys
 import threading
 import time
 
+import psutil
 import pytest
 
-from memcalc.children.client import Parent
-from memcalc.children.fork import forked
+from memcalc.children.client import ForkServer
 from memcalc.errors import EstimateError, UsageError
 
 JOB = "tests.children.job"
 
 
 @pytest.fixture(scope="module")
-def parent():
-    with Parent(EstimateError, {**os.environ, "MINE": "yes", "MEMCALC_WARM": ""}) as parent:
-        yield parent
+def server():
+    with ForkServer(EstimateError, {**os.environ, "MINE": "yes", "MEMCALC_WARM": ""}) as server:
+        yield server
 
 
 @pytest.fixture
-def child(parent):
-    child = parent.child(JOB, "simulated run", hint="a model")
-    yield child
-    child.end()
+def ask(server):
+    return functools.partial(server.ask, JOB, "simulated run", hint=("a model",))
 
 
 def living(pid):
@@ -38,6 +37,10 @@ def living(pid):
         return False
 
 
+def children_of(parent):
+    return [one.pid for one in psutil.Process(parent).children(recursive=True)]
+
+
 def gone(*pids, within=5.0):
     deadline = time.monotonic() + within
     while any(map(living, pids)) and time.monotonic() < deadline:
@@ -45,43 +48,80 @@ def gone(*pids, within=5.0):
     return not any(map(living, pids))
 
 
-def test_a_child_answers_one_job_after_the_other_and_keeps_what_it_knows(child):
-    assert child.ask({"do": "echo", "text": "ä"}) == {"kept": ["echo"], "said": "ä"}
-    assert child.ask({"do": "facts"})["kept"] == ["echo", "facts"]
+def test_each_question_has_a_child_of_its_own_that_is_gone_once_it_has_answered(ask):
+    assert ask({"do": "echo", "text": "ä"}) == {"did": "echo", "said": "ä"}
+    first, second = ask({"do": "facts"}), ask({"do": "facts"})
+    assert first["pid"] != second["pid"]
+    assert first["parent"] == second["parent"]
+    assert not living(first["pid"])
+    assert not living(second["pid"])
 
 
-def test_it_works_where_the_asker_is_and_what_is_heavy_is_imported_in_its_parent(child):
-    facts = child.ask({"do": "facts"})
+def test_it_works_where_the_asker_is_and_what_is_heavy_is_imported_in_its_server(ask):
+    facts = ask({"do": "facts"})
     assert facts["folder"] == os.getcwd()
     assert facts["mine"] == "yes"
     assert facts["warmed"][-1] == ["a model", facts["parent"]]
 
 
-def test_messages_of_any_size_arrive_whole(child):
+def test_messages_of_any_size_arrive_whole(ask):
     text = os.urandom(3 << 20)
-    assert base64.b64decode(child.ask({"do": "echo", "text": text})["said"]) == text
+    assert base64.b64decode(ask({"do": "echo", "text": text})["said"]) == text
 
 
-def test_events_come_in_order_and_a_job_that_waits_goes_on_when_it_was_heard(child):
+def test_events_come_in_order_and_a_job_that_waits_goes_on_when_it_was_heard(ask):
     heard = []
-    answer = child.ask({"do": "counts"}, heard=heard.append)
+    answer = ask({"do": "counts"}, heard=heard.append)
     assert [event["number"] for event in heard] == [0, 1, 2, "last"]
     assert answer["gone on"] is True
 
 
-def test_children_of_one_parent_do_not_hear_each_other(parent):
-    children = [parent.child(JOB, "run") for _ in range(3)]
-    first = [child.ask({"do": "facts"}) for child in children]
-    assert len({facts["pid"] for facts in first}) == 3
-    assert len({facts["parent"] for facts in first}) == 1
-    # The third has no more descriptors than the first: those of its siblings are closed.
-    assert len(first[0]["open"]) == len(first[2]["open"])
-    with pytest.raises(EstimateError):
-        children[0].ask({"do": "babbles", "and leaves": True})
-    assert children[1].ask({"do": "echo", "text": "1"})["said"] == "1"
-    for child in children:
-        child.end()
-    assert gone(*(facts["pid"] for facts in first))
+def test_children_side_by_side_do_not_hear_each_other(ask):
+    found = []
+
+    def beside(event):
+        found.append(ask({"do": "facts"}))
+        with pytest.raises(EstimateError):
+            ask({"do": "babbles", "and leaves": True})
+        found.append(ask({"do": "echo", "text": "1"}))
+
+    alone = ask({"do": "facts"})
+    assert ask({"do": "waits"}, heard=beside)["gone on"] is True
+    # It has no more descriptors than one without siblings: theirs are closed.
+    assert len(found[0]["open"]) == len(alone["open"])
+    assert found[1]["said"] == "1"
+
+
+def test_a_child_asks_its_server_for_forks_of_their_own(ask):
+    requests = [{"do": "facts"}, {"do": "echo", "text": "2"}, {"do": "asks", "requests": []}]
+    found = ask({"do": "asks", "requests": requests})
+    facts, echo, nested = found["said"]
+    assert {facts["parent"], nested["parent"]} == {found["parent"]}
+    assert facts["folder"] == os.getcwd()
+    assert facts["mine"] == "yes"
+    assert echo["said"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind", "words"),
+    [
+        ({"do": "refuses"}, UsageError, r"^Ask otherwise\.$"),
+        ({"do": "fails"}, EstimateError, "fork of a fork stopped in layer.3: ValueError"),
+        ({"do": "dies", "signal": "SIGSEGV"}, EstimateError, "fork of a fork was ended by SIGSEGV"),
+    ],
+)
+def test_what_a_child_asks_in_vain_fails_there_as_it_would_here(ask, request_, kind, words):
+    with pytest.raises(kind, match=words):
+        ask({"do": "asks", "requests": [request_]})
+
+
+def test_what_a_child_has_asked_for_ends_with_it(ask):
+    made = []
+    with pytest.raises(TimeoutError):
+        ask({"do": "asks", "requests": [{"do": "hangs"}]}, timeout=1)
+    # The server is free again, and answers; nothing of the others is left.
+    made.append(ask({"do": "facts"}))
+    assert [pid for pid in children_of(made[0]["parent"]) if living(pid)] == []
 
 
 @pytest.mark.parametrize(
@@ -93,15 +133,15 @@ def test_children_of_one_parent_do_not_hear_each_other(parent):
         ({"do": "interrupts"}, "KeyboardInterrupt: no reason given"),
     ],
 )
-def test_a_job_that_raises_is_one_sentence_and_the_child_lives_on(child, request_, words):
-    with pytest.raises(EstimateError, match=words):
-        child.ask(request_)
-    assert child.ask({"do": "echo", "text": "on"})["said"] == "on"
+def test_a_job_that_raises_is_one_sentence(ask, request_, words):
+    with pytest.raises(EstimateError, match=words) as raised:
+        ask(request_)
+    assert raised.value.__cause__ is None
 
 
-def test_a_question_that_is_wrong_is_told_as_such(child):
+def test_a_question_that_is_wrong_is_told_as_such(ask):
     with pytest.raises(UsageError, match=r"^Ask otherwise\.$"):
-        child.ask({"do": "refuses"})
+        ask({"do": "refuses"})
 
 
 @pytest.mark.parametrize(
@@ -116,80 +156,67 @@ def test_a_question_that_is_wrong_is_told_as_such(child):
         ({"do": "babbles", "and leaves": True}, "sent an unreadable message"),
     ],
 )
-def test_a_child_that_dies_is_one_sentence_with_its_last_place(child, request_, words):
-    with pytest.raises(EstimateError, match=words):
-        child.ask(request_)
-    assert not child.alive
+def test_a_child_that_dies_is_one_sentence_with_its_last_place(ask, request_, words):
+    with pytest.raises(EstimateError, match=words) as raised:
+        ask(request_)
+    assert isinstance(raised.value.__cause__, ChildProcessError)
 
 
-def test_a_child_that_prints_rubbish_into_its_answers_is_understood_if_it_goes_on(child):
-    assert child.ask({"do": "babbles"})["kept"] == ["babbles"]
+def test_a_child_that_prints_rubbish_into_its_answers_is_understood_if_it_goes_on(ask):
+    assert ask({"do": "babbles"})["did"] == "babbles"
+    assert ask({"do": "echo", "text": "on"})["said"] == "on"
 
 
-def test_a_child_that_prints_a_lot_is_not_held_up(child):
-    assert child.ask({"do": "floods"}, timeout=20)["kept"] == ["floods"]
+def test_a_child_that_prints_a_lot_is_not_held_up(ask):
+    assert ask({"do": "floods"}, timeout=20)["did"] == "floods"
 
 
-def test_a_child_that_takes_too_long_is_ended_with_all_it_started(child):
+def test_a_child_that_takes_too_long_is_ended_with_all_it_started(ask):
     made = []
     with pytest.raises(TimeoutError):
-        child.ask({"do": "spawns"}, heard=made.append, timeout=1)
+        ask({"do": "spawns"}, heard=made.append, timeout=1)
     assert gone(made[0]["pid"], made[0]["own"], within=1)
 
 
-def test_time_is_told_while_a_job_is_silent(child):
+def test_time_is_told_while_a_job_is_silent(ask):
     ticks = []
     with pytest.raises(TimeoutError):
-        child.ask({"do": "hangs"}, tick=lambda: ticks.append(1), interval=0.05, timeout=0.5)
+        ask({"do": "hangs"}, tick=lambda: ticks.append(1), interval=0.05, timeout=0.5)
     assert 5 <= len(ticks) <= 12
 
 
-def test_an_asker_that_is_interrupted_leaves_no_job_behind(child):
+def test_an_asker_that_is_interrupted_leaves_no_job_behind(ask):
+    made = []
+
     def interrupted(event):
+        made.append(event)
         raise KeyboardInterrupt
 
-    pid = child.ask({"do": "facts"})["pid"]
     with pytest.raises(KeyboardInterrupt):
-        child.ask({"do": "counts"}, heard=interrupted)
-    assert gone(pid, within=1)
-    assert not child.alive
+        ask({"do": "spawns"}, heard=interrupted)
+    assert gone(made[0]["pid"], made[0]["own"], within=1)
 
 
-def test_who_ends_a_child_that_another_thread_asks_leaves_its_last_word_to_that_thread(child):
+def test_who_closes_a_server_that_another_thread_asks_leaves_the_last_word_to_that_thread():
     began, heard = threading.Event(), []
+    with ForkServer(EstimateError, {**os.environ, "MEMCALC_WARM": ""}) as server:
 
-    def ask():
-        try:
-            child.ask({"do": "spawns"}, heard=lambda event: began.set())
-        except EstimateError as error:
-            heard.append(str(error))
+        def ask():
+            try:
+                server.ask(JOB, "run", {"do": "spawns"}, heard=lambda event: began.set())
+            except EstimateError as error:
+                heard.append(str(error))
 
-    asker = threading.Thread(target=ask)
-    asker.start()
-    assert began.wait(10)
-    child.end()
+        asker = threading.Thread(target=ask)
+        asker.start()
+        assert began.wait(10)
     asker.join(2)
-    assert heard
-    assert not child.alive
+    assert len(heard) == 1
 
 
-def test_a_child_that_another_thread_closes_meanwhile_is_gone(parent, monkeypatch):
-    child = parent.child(JOB, "simulated run")
-    kill = parent.end
-
-    def heard_by_another_thread(number):
-        kill(number)
-        child._close()
-
-    monkeypatch.setattr(parent, "end", heard_by_another_thread)
-    child.end()
-    assert not child.alive
-
-
-def test_a_parent_that_dies_takes_its_children_and_is_replaced():
-    with Parent(EstimateError, {**os.environ, "MEMCALC_WARM": ""}) as parent:
-        child = parent.child(JOB, "run")
-        facts = child.ask({"do": "facts"})
+def test_a_server_that_dies_takes_its_children_and_is_replaced():
+    with ForkServer(EstimateError, {**os.environ, "MEMCALC_WARM": ""}) as server:
+        facts = server.ask(JOB, "run", {"do": "facts"})
         heard = []
 
         def kill(event):
@@ -197,40 +224,39 @@ def test_a_parent_that_dies_takes_its_children_and_is_replaced():
             os.kill(facts["parent"], signal.SIGKILL)
 
         with pytest.raises(EstimateError, match="process that starts the runs was killed"):
-            child.ask({"do": "spawns"}, heard=kill)
-        assert gone(facts["pid"], facts["parent"])
+            server.ask(JOB, "run", {"do": "spawns"}, heard=kill)
+        assert gone(heard[0]["own"], facts["parent"])
         os.kill(heard[0]["pid"], signal.SIGKILL)
-        again = parent.child(JOB, "run").ask({"do": "facts"})
+        again = server.ask(JOB, "run", {"do": "facts"})
         assert again["parent"] != facts["parent"]
-    assert gone(again["pid"], again["parent"], within=1)
+    assert gone(again["parent"], within=1)
 
 
-def test_a_parent_outlives_the_thread_that_started_it():
+def test_a_server_outlives_the_thread_that_started_it():
     found = []
-    with Parent(EstimateError, {**os.environ, "MEMCALC_WARM": ""}) as parent:
+    with ForkServer(EstimateError, {**os.environ, "MEMCALC_WARM": ""}) as server:
 
         def start():
-            found.append(parent.child(JOB, "run"))
-            found.append(found[0].ask({"do": "facts"}))
+            found.append(server.ask(JOB, "run", {"do": "facts"}))
 
         thread = threading.Thread(target=start)
         thread.start()
         thread.join()
         time.sleep(0.2)
-        assert found[0].ask({"do": "facts"})["parent"] == found[1]["parent"]
+        assert server.ask(JOB, "run", {"do": "facts"})["parent"] == found[0]["parent"]
 
 
 def test_a_program_that_cannot_start_a_process_says_so(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(EstimateError, match="Cannot start a process: No such file"):
-        Parent(EstimateError, {}).child(JOB, "run")
+        ForkServer(EstimateError, {}).ask(JOB, "run", {"do": "facts"})
 
 
-def test_a_parent_that_cannot_start_is_one_sentence(monkeypatch, tmp_path):
+def test_a_server_that_cannot_start_is_one_sentence(monkeypatch, tmp_path):
     (tmp_path / "selectors.py").write_text("raise ImportError('broken')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EstimateError, match=r"exit code 1\): ImportError: broken\."):
-        Parent(EstimateError, {}).child(JOB, "run").ask({"do": "facts"})
+        ForkServer(EstimateError, {}).ask(JOB, "run", {"do": "facts"})
 
 
 ASKER = f"""
@@ -238,15 +264,13 @@ import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
-from memcalc.children.client import Parent
-from memcalc.children.fork import forked
+from memcalc.children.client import ForkServer
 from memcalc.errors import EstimateError
-parent = Parent(EstimateError, {{**os.environ, "MEMCALC_WARM": ""}})
-child = parent.child({JOB!r}, "run")
-facts = child.ask({{"do": "facts"}})
+server = ForkServer(EstimateError, {{**os.environ, "MEMCALC_WARM": ""}})
+facts = server.ask({JOB!r}, "run", {{"do": "facts"}})
 def heard(event):
-    print(os.getpid(), facts["parent"], facts["pid"], event["pid"], flush=True)
-child.ask({{"do": "spawns"}}, heard=heard)
+    print(os.getpid(), facts["parent"], event["own"], event["pid"], flush=True)
+server.ask({JOB!r}, "run", {{"do": "spawns"}}, heard=heard)
 """
 
 
@@ -261,26 +285,3 @@ def test_nothing_outlives_an_asker_that_is_killed(number):
     asker.send_signal(signal.Signals[number])
     asker.communicate(timeout=10)
     assert gone(*pids, within=3)
-
-
-def test_a_copy_of_this_process_asks_it_while_it_works():
-    def work(ask):
-        return {"sum": ask({"n": 4})["twice"] + ask({"n": 5})["twice"]}
-
-    assert forked(work, "test", serve=lambda request: {"twice": 2 * request["n"]}) == {"sum": 18}
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (UsageError("no"), UsageError),
-        (EstimateError("no"), EstimateError),
-        (ValueError("n"), EstimateError),
-    ],
-)
-def test_what_a_copy_asks_in_vain_fails_there_as_it_failed_here(error, kind):
-    def refuse(request):
-        raise error
-
-    with pytest.raises(kind, match="n"):
-        forked(lambda ask: ask({}), "test", serve=refuse)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from memcalc.children import command
-from memcalc.children.keeper import KEPT, THEN
+from memcalc.children.keeper import THEN
 from tests.conftest import ROOT
 
 
@@ -142,16 +142,14 @@ def test_an_installer_ends_with_whoever_started_it(mark, tmp_path):
 
 def test_a_folder_of_a_run_that_was_lost_is_swept(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path))
-    lost, new, kept = (tmp_path / "runs" / name for name in ("lost", "new", "kept"))
-    for folder in (lost, new, kept):
+    lost, new = (tmp_path / "runs" / name for name in ("lost", "new"))
+    for folder in (lost, new):
         (folder / "inner").mkdir(parents=True)
         (folder / "inner").chmod(0)
     (lost / THEN).write_text(f"open({str(tmp_path / 'then')!r}, 'w').close()")
-    (kept / KEPT).touch()
-    for folder in (lost, kept):
-        os.utime(folder, (0, 0))
+    os.utime(lost, (0, 0))
     with command.own_folder() as used:
-        assert {path.name for path in (tmp_path / "runs").iterdir()} == {"new", "kept", used.name}
+        assert {path.name for path in (tmp_path / "runs").iterdir()} == {"new", used.name}
         os.utime(used, (0, 0))
         with command.own_folder():
             assert used.exists()

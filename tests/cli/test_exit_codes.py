@@ -79,18 +79,21 @@ def typed(line):
 
 
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.nightly
 def test_an_answer_that_cannot_be_written_is_not_given():
     done = typed("memcalc list models >/dev/full")
     assert done.returncode == 3
     assert done.stderr == "error: Cannot write the answer: No space left on device.\n"
 
 
+@pytest.mark.nightly
 def test_an_answer_for_a_closed_stream_is_not_given():
     done = typed("memcalc list models >&-")
     assert done.returncode == 3
     assert done.stderr == "error: Cannot write the answer: standard output is closed.\n"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("words", ["check", "estimate distilgpt2 --no-cache"])
 def test_a_command_whose_folder_is_gone_says_so(words, monkeypatch):
     monkeypatch.setenv("MEMCALC_WARM", "")
@@ -99,6 +102,7 @@ def test_a_command_whose_folder_is_gone_says_so(words, monkeypatch):
     assert done.stderr == "error: The current folder is gone: change to one that exists.\n"
 
 
+@pytest.mark.nightly
 def test_a_child_whose_folder_is_gone_shows_no_traceback():
     done = typed(
         "mkdir /tmp/$$-gone; cd /tmp/$$-gone; echo 'import torch' > train.py; "
@@ -109,12 +113,14 @@ def test_a_child_whose_folder_is_gone_shows_no_traceback():
     assert done.stderr.endswith("error: The current folder is gone: change to one that exists.\n")
 
 
+@pytest.mark.nightly
 def test_a_reader_that_has_seen_enough_is_not_an_error():
     done = typed("memcalc list models | head -n 0; exit ${PIPESTATUS[0]}")
     assert done.returncode == 141
     assert done.stderr == ""
 
 
+@pytest.mark.nightly
 def test_a_closed_standard_error_changes_nothing():
     done = typed("memcalc list gpus 2>&-")
     assert done.returncode == 0
@@ -123,12 +129,12 @@ def test_a_closed_standard_error_changes_nothing():
 
 def test_no_figures_are_spoken_of_where_nothing_was_on_the_gpu(memcalc, monkeypatch):
     from memcalc.script import simulate
+    from memcalc.script.answer import Simulated
     from memcalc.script.records import Ending
 
-    class Found:
-        traced, ending = None, Ending(code=1, started=("python a.py", "torchrun b.py"))
-
-    monkeypatch.setattr(simulate, "simulate", lambda *_, **__: Found)
+    ending = Ending(code=1, started=("python a.py", "torchrun b.py"))
+    found = Simulated(ending=ending, traced=None)
+    monkeypatch.setattr(simulate, "simulate", lambda *_, **__: found)
     run = memcalc("simulate", "--gpu", "t4", "--", "python", "train.py")
     assert run.returncode == 1
     assert "ended with exit code 1 before anything was on the GPU." in run.stderr
@@ -152,8 +158,6 @@ model = "zoo:Hangs"
 inputs = ["{models.INPUT}"]
 limits.peak = "1 GiB"
 """
-# Each is a cold start; what they share is tested on tests/children's light job.
-pytestmark = pytest.mark.nightly
 CASES = [
     (name, number, processes) for name in COMMANDS for number in SIGNALS for processes in (2, 3)
 ]
@@ -185,6 +189,8 @@ def _as_in_a_shell():
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+# Each is a cold start; what they share is tested on tests/children's light job.
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "number", "processes"), CASES)
 def test_nothing_is_left_of_a_command_that_is_ended(tmp_path, name, number, processes):
     models.write(tmp_path)
@@ -217,3 +223,20 @@ def test_nothing_is_left_of_a_command_that_is_ended(tmp_path, name, number, proc
         allowed = set()
         assert not (tmp_path / "out.json").exists()
     assert {path.name for path in (tmp_path / "tmp").iterdir()} <= allowed
+
+
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGHUP", "SIGTERM"])
+def test_a_command_that_is_watched_ends_with_memcalc(number, tmp_path):
+    mark = f"{os.getpid()}-{tmp_path}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "memcalc", "run", "-o", "r.json", "--", "sleep", "600"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MEMCALC_MARK": mark},
+        preexec_fn=_as_in_a_shell,
+    )
+    assert until(lambda: len(living(mark.encode())) == 2, 60)
+    process.send_signal(signal.Signals[number])
+    assert process.wait(10) in (-signal.Signals[number], 128 + signal.SIGTERM)
+    assert until(lambda: not living(mark.encode()), 5)

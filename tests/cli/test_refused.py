@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-import memcalc.estimation.client
-import memcalc.estimation.pool
 from memcalc.__main__ import run
+from memcalc.children.client import ForkServer
 from memcalc.estimation.question import code_in
 from memcalc.files import artifact
 from memcalc.files.results import Run, save
@@ -27,8 +26,7 @@ def _nothing_is_traced(monkeypatch, tmp_path):
     def started(*_: object, **__: object) -> None:
         raise AssertionError("a child was started")
 
-    for home in (memcalc.estimation.client.Client, memcalc.estimation.pool.Pool):
-        monkeypatch.setattr(home, "__init__", started)
+    monkeypatch.setattr(ForkServer, "ask", started)
     monkeypatch.chdir(tmp_path)
 
 
@@ -54,6 +52,16 @@ def _nothing_is_traced(monkeypatch, tmp_path):
         ("estimate gpt2 --seq 8k", "to 16,777,216: type 8192."),
         ("estimate gpt2 --batch 1.5", "whole number from 1 to 1,048,576"),
         ("estimate gpt2 --batch -3", "whole number from 1 to 1,048,576"),
+        ("estimate gpt2 --batch 0", "whole number from 1 to 1,048,576"),
+        ("estimate gpt2 --grad-accum 0", "whole number from 1 to 65,536"),
+        ("estimate gpt2 --devices 0", "whole number from 1 to 65,536"),
+        ("estimate gpt2 --eval -1", "whole number from 1 to 65,536"),
+        ("estimate gpt2 --loop keras", "choose one of plain, accelerate, trainer"),
+        ("estimate gpt2 --target tpu", "Choose one of cuda, cpu"),
+        ("estimate gpt2 --parallel zero9:2", "did you mean zero2"),
+        ("estimate gpt2 --preset huge", "choose one of full, lora, qlora"),
+        ("estimate gpt2 --optim adam8bit --optim-arg optim_bits=7", "is 8 or 32, not 7"),
+        ("estimate gpt2 --alloc-conf max_split_size_mb:x", "takes a whole number of MiB"),
         ("estimate gpt2 --optim=", "not empty"),
         ("estimate gpt2 --optim adamw,", "not empty"),
         ("estimate gpt2 --gpu=", "not empty"),

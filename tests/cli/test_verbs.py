@@ -64,7 +64,7 @@ def test_a_comparison_with_nonsense_is_one_sentence(memcalc, small_model):
 
 
 def test_a_plan_that_cannot_be_is_refused_before_the_other_one_is_traced(memcalc, monkeypatch):
-    monkeypatch.setattr("memcalc.cli.diff.Tracer", None)
+    monkeypatch.setattr("memcalc.cli.diff.Answers", None)
     done = memcalc("diff", "gpt2", "gpt2 --seq 99999")
     assert done.returncode == 2
     assert "99999" in done.stderr

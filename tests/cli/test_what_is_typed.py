@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from memcalc.catalog.settings import with_preset
 from memcalc.cli.command import COMMON
 from memcalc.records.fields import FIELDS
 from memcalc.version import __version__
@@ -85,17 +86,17 @@ def test_a_verb_of_one_plan_says_which_option_has_several(memcalc, small_model):
 
 
 def test_defaults_of_a_repository_hold_where_nothing_else_is_said(memcalc, small_model, tmp_path):
-    text = '[tool.memcalc.defaults]\ngpu = "t4"\nprecision = "amp-fp16"\nlimits.peak = "1 GiB"\n'
+    text = '[tool.memcalc.defaults]\ngpu = "l4"\nprecision = "amp-fp16"\nlimits.peak = "1 GiB"\n'
     (tmp_path / "pyproject.toml").write_text(text)
     words = ("estimate", small_model, *PLAIN, "--json")
     done = memcalc(*words)
     plan = plan_of(done)
-    assert (plan["gpu"], plan["precision"]) == ("t4", "amp-fp16")
+    assert (plan["gpu"], plan["precision"]) == ("l4", "amp-fp16")
     assert "by the defaults of pyproject.toml" in done.stderr
     assert plan_of(memcalc(*words, "--precision", "fp32"))["precision"] == "fp32"
     # A preset says itself how is trained.
     plan = plan_of(memcalc(*words, "--preset", "full"))
-    assert (plan["gpu"], plan["precision"]) == ("t4", "bf16")
+    assert (plan["gpu"], plan["precision"]) == ("l4", "bf16")
 
 
 def test_help_shows_common_settings_and_all_of_them_when_asked(memcalc):
@@ -106,3 +107,25 @@ def test_help_shows_common_settings_and_all_of_them_when_asked(memcalc):
     assert "--kbit-prepare" not in brief
     named = [one.option for one in FIELDS.values() if one.option and one.name != "model"]
     assert [name for name in named if f"--{name}" not in whole] == []
+
+
+@pytest.mark.parametrize(
+    ("preset", "gpu", "precision"),
+    [
+        ("qlora", "t4", "fp16"),
+        ("full", "v100", "amp-fp16"),
+        ("lora", "a100", "bf16"),
+        ("lora", "8xt4", "fp16"),
+        ("lora", None, "bf16"),
+    ],
+)
+def test_a_preset_takes_the_half_that_a_gpu_computes_in(preset, gpu, precision):
+    assert with_preset({"preset": preset, "gpu": gpu})["precision"] == precision
+
+
+def test_bf16_that_a_gpu_emulates_is_told_with_what_fp16_needs(memcalc, small_model):
+    words = ("estimate", small_model, "--precision", "bf16", "--seq", "64", "--batch", "2")
+    third = memcalc(*words, "--gpu", "t4").stdout.splitlines()[2:4]
+    assert "no bf16 arithmetic" in third[0]
+    assert "--precision fp16 needs" in " ".join(third)
+    assert "no bf16 arithmetic" not in memcalc(*words, "--gpu", "a100").stdout

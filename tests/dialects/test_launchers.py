@@ -140,6 +140,11 @@ ANSWERED = {
         parallelism(dp_shard_size=4, tp_size=2),
         {"parallel": "tp=2,fsdp2=4"},
     ),
+    "contexts": (parallelism(cp_size=8), {"parallel": "cp=8"}),
+    "four at once": (
+        parallelism(dp_replicate_size=2, dp_shard_size=2, tp_size=2, cp_size=2),
+        {"parallel": "tp=2,cp=2,hsdp=2x2"},
+    ),
 }
 
 
@@ -175,8 +180,7 @@ REFUSED = {
     ),
     "a key of tomorrow": (fsdp("fsdp_quantum_shards: 7"), "fsdp_quantum_shards changes memory"),
     "a version": (fsdp("fsdp_version: 3"), "there are 1 and 2"),
-    "context parallel": (parallelism(cp_size=8), "context parallelism"),
-    "three at once": (parallelism(dp_replicate_size=2, dp_shard_size=2, tp_size=2), "leave one"),
+    "sequence parallel": (parallelism(sp_size=8), "sequence parallelism over processes"),
     "no table": ("distributed_type: FSDP\nnum_processes: 2\nfsdp_config: 3\n", "no table"),
     "no number": ("distributed_type: MULTI_GPU\nnum_processes: many\n", "num_processes = 'many'"),
 }

@@ -232,6 +232,7 @@ def test_trials_of_engines_end_with_the_first(over_cudnn):
     )
 
 
+@pytest.mark.nightly
 def test_the_library_may_be_loaded_before_a_fork(over_cudnn):
     process = CudnnProcess(loaded=True)
     code = """

@@ -5,7 +5,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from memcalc.catalog.plan import make
 from memcalc.engine.flops import Counter
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from tests.small import small_model  # noqa: F401
 
 
@@ -27,6 +27,6 @@ def test_a_step_has_as_many_operations_as_pytorch_counts():
 
 def test_three_micro_batches_have_three_times_the_operations_of_one(small_model):  # noqa: F811
     plans = [make({"model": small_model, "seq": 64, "grad_accum": n}) for n in (1, 3)]
-    with Tracer(use_cache=False, counted=True) as tracer:
-        one, three = tracer.answers(plans)
+    answers = Answers(use_cache=False, counted=True)
+    one, three = answers.predict(plans)
     assert three.flops == 3 * one.flops

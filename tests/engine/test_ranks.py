@@ -108,6 +108,7 @@ def test_replicas_of_shards_talk_in_groups_of_their_own_size():
     assert {("all-gather", 3), ("reduce-scatter", 3), ("all-reduce", 2)} <= talked
 
 
+@pytest.mark.nightly
 def test_the_card_is_the_plans_where_a_package_asks_for_it_as_it_is_imported(monkeypatch):
     # The session's warm process has imported it; peft imports bitsandbytes.
     monkeypatch.setenv("MEMCALC_WARM", "")
@@ -119,7 +120,12 @@ def test_the_card_is_the_plans_where_a_package_asks_for_it_as_it_is_imported(mon
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"devices": 2, "parallel": "pp=2"}, "not verified against PyTorch"),
+        ({"devices": 2, "parallel": "pp=2"}, "is not built of embed_tokens, layers and norm"),
+        ({"parallel": "ep=2"}, "has no `ep_plan`"),
+        ({"parallel": "cp=2,ddp=2"}, "write fsdp2 or hsdp"),
+        ({"parallel": "cp=2", "attention": "eager"}, "only with SDPA attention"),
+        ({"parallel": "pp=2,pp=2"}, "each once"),
+        ({"parallel": "zero1=2,pp=2"}, "goes together"),
         ({"devices": 3, "parallel": "tp=2"}, "their product|cannot be divided"),
         ({"devices": 2, "rank": 2}, "they count from 0"),
         ({"parallel": "tp=2"}, "no self_attn.q_proj"),

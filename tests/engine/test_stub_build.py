@@ -18,6 +18,7 @@ def needs_a_compiler():
         pytest.skip("needs a C compiler, and x86-64 or aarch64")
 
 
+@pytest.mark.nightly
 def test_an_installer_compiles_what_is_written_and_what_does_nothing(tmp_path):
     needs_a_compiler()
     code = f"""

@@ -79,6 +79,7 @@ def test_a_fresh_process_runs_over_it_by_its_environment(stub_cache):
     assert (found["name"], found["sum"], found["nvidia"]) == ("simulated GPU", 4950, [])
 
 
+@pytest.mark.nightly
 def test_a_driver_of_nvidias_in_the_machine_is_not_touched_nor_by_children(stub_cache, tmp_path):
     _, root, cuda = needs_cuda_torch()
     child = tmp_path / "child.py"
@@ -103,6 +104,7 @@ mapped = open("/proc/self/maps").read()
     assert (found["name"], found["sum"], found["nvidia"]) == ("simulated GPU", 4950, [])
 
 
+@pytest.mark.nightly
 def test_what_the_library_lacks_is_made_to_do_nothing(tmp_path):
     _, root, cuda = needs_cuda_torch()
     needs_the_machine()
@@ -133,6 +135,7 @@ load.libraries = lambda: folder
     assert found["sum"] == 4950
 
 
+@pytest.mark.nightly
 def test_without_room_for_addresses_reads_are_zeros(stub_cache):
     _, root, cuda = needs_cuda_torch()
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (64 << 30, 64 << 30))\n"

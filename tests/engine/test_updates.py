@@ -3,12 +3,10 @@
 import pytest
 
 from memcalc.catalog.plan import make
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from memcalc.records.trace import Component, Phase
 from memcalc.workload import layouts
 from tests.evidence.judged import DEEPSPEED
-
-pytestmark = pytest.mark.usefixtures("same_children")
 
 SPREAD = {"hsdp": "hsdp=2x2", "tp": "tp=2,fsdp2=2"}
 """How a layout is written, where that is not its name alone."""
@@ -36,8 +34,8 @@ def trace(small_model):
         if layout != "single":
             settings |= {"devices": 4, "parallel": SPREAD.get(layout, layout)}
         model = "Qwen/Qwen2.5-0.5B" if layout == "tp" else small_model
-        with Tracer() as tracer:
-            return tracer.trace(make({"model": model, "loop": loop, **settings})).trace
+        answers = Answers()
+        return answers.trace(make({"model": model, "loop": loop, **settings})).trace
 
     return traced
 

@@ -14,8 +14,6 @@ from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase
 from memcalc.units import GIB, MIB
 
-pytestmark = pytest.mark.usefixtures("same_children")
-
 DISTILBERT = 65_783_042
 T5_3B = 2_851_598_336
 

@@ -6,12 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from memcalc.catalog.plan import make
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from memcalc.records.model import Place
 from memcalc.records.trace import NO_GRADIENT, Component
 from memcalc.report import rows
-
-pytestmark = pytest.mark.usefixtures("same_children")
 
 LLAMA = {
     "model_type": "llama",
@@ -29,10 +27,10 @@ def test_the_ladder_alone_is_that_of_the_whole_answer_and_is_never_kept_as_one(c
     path = tmp_path / "model.json"
     path.write_text(json.dumps(config))
     plan = make({"model": str(path), "batch": 4, "gpu": "t4"})
-    with Tracer(figures=True) as quick, Tracer() as full:
-        (ladder,) = quick.answers([plan])
-        (whole,) = full.answers([plan])
-        (again,) = quick.answers([plan])
+    quick = Answers(figures=True)
+    (ladder,) = quick.predict([plan])
+    (whole,) = Answers().predict([plan])
+    (again,) = quick.predict([plan])
     assert (ladder.peak, ladder.context, ladder.fit) == (whole.peak, whole.context, whole.fit)
     assert again == whole
     assert whole.components[Component.WORKSPACES]
@@ -40,8 +38,8 @@ def test_the_ladder_alone_is_that_of_the_whole_answer_and_is_never_kept_as_one(c
 
 def test_managed_memory_is_said_beside_the_verdict_and_on_no_rung(small_model):
     plan = make({"model": small_model, "batch": 4, "seq": 64, "gpu": "t4", "optim": "paged_adamw"})
-    with Tracer() as tracer:
-        found = tracer.trace(plan).prediction
+    answers = Answers()
+    found = answers.trace(plan).prediction
     assert found.optimizer_state.total(Place.MANAGED) > 0
     assert found.peak.process_used == found.peak.reserved + found.context.likely
     assert found.fit.needed == found.peak.process_used
@@ -52,6 +50,6 @@ def test_managed_memory_is_said_beside_the_verdict_and_on_no_rung(small_model):
 
 def test_nothing_is_said_of_gradients_that_were_freed_in_backward(small_model):
     plan = make({"model": small_model, "batch": 4, "gpu": "t4", "optim_in_backward": True})
-    with Tracer() as tracer:
-        said = tracer.trace(plan).prediction.assumptions
+    answers = Answers()
+    said = answers.trace(plan).prediction.assumptions
     assert not any(NO_GRADIENT in one for one in said)

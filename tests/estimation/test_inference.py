@@ -6,11 +6,10 @@ import pytest
 
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
-from memcalc.estimation.estimate import Tracer, estimate
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.estimate import estimate
 from memcalc.files import extras
 from memcalc.records.trace import Component, Phase
-
-pytestmark = pytest.mark.usefixtures("same_children")
 
 LLAMA = {
     "model_type": "llama",
@@ -34,9 +33,8 @@ def llama(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def tracer():
-    with Tracer(use_cache=False) as tracer:
-        yield tracer
+def answers():
+    return Answers(use_cache=False)
 
 
 def held(trace, component):
@@ -53,8 +51,8 @@ def held(trace, component):
     ]
 
 
-def test_each_pass_adds_the_keys_and_values_of_a_token(llama, tracer):
-    found = tracer.trace(make({"model": llama, "batch": 3, "seq": 20, "generate": 5, **BF16}))
+def test_each_pass_adds_the_keys_and_values_of_a_token(llama, answers):
+    found = answers.trace(make({"model": llama, "batch": 3, "seq": 20, "generate": 5, **BF16}))
     kept = held(found.trace, Component.KV_CACHE)
     # At the end of load, prefill and three of four passes; what the last leaves, dies with it.
     assert kept == [0, *(3 * A_TOKEN * (20 + passes) for passes in range(4))]
@@ -64,25 +62,25 @@ def test_each_pass_adds_the_keys_and_values_of_a_token(llama, tracer):
     assert found.prediction.components[Component.OPTIMIZER_STATE] == 0
 
 
-def test_a_static_cache_has_its_places_from_the_first_pass_on(llama, tracer):
+def test_a_static_cache_has_its_places_from_the_first_pass_on(llama, answers):
     plan = {"model": llama, "seq": 20, "generate": 5, "cache": "static", "batch": 2, **BF16}
-    kept = held(tracer.trace(make(plan)).trace, Component.KV_CACHE)
+    kept = held(answers.trace(make(plan)).trace, Component.KV_CACHE)
     places = 20 + 5 - 1
     assert kept[1] == pytest.approx(2 * A_TOKEN * places, abs=64)
     assert len(set(kept[1:])) == 1
 
 
-def test_every_beam_has_a_cache(llama, tracer):
+def test_every_beam_has_a_cache(llama, answers):
     plan = {"model": llama, "seq": 20, "generate": 4, "batch": 2, **BF16}
     one, four = (
-        held(tracer.trace(make({**plan, "beams": beams})).trace, Component.KV_CACHE)
+        held(answers.trace(make({**plan, "beams": beams})).trace, Component.KV_CACHE)
         for beams in (1, 4)
     )
     assert four[2] >= 4 * one[2]
 
 
-def test_one_forward_pass_keeps_nothing_for_a_backward(llama, tracer):
-    found = tracer.trace(make({"model": llama, "seq": 20, "inference": True, **BF16}))
+def test_one_forward_pass_keeps_nothing_for_a_backward(llama, answers):
+    found = answers.trace(make({"model": llama, "seq": 20, "inference": True, **BF16}))
     assert [phase.phase for phase in found.prediction.phases] == [Phase.LOAD, Phase.FORWARD]
     assert found.prediction.components[Component.ACTIVATIONS] == 0
 
@@ -124,8 +122,8 @@ def test_a_cache_that_transformers_does_not_have_for_a_model_is_refused_in_a_sen
         estimate(str(path), use_cache=False, generate=4, cache="offloaded-static")
 
 
-def test_a_long_generation_holds_the_cache_of_all_its_tokens_but_the_last(llama, tracer):
-    found = tracer.trace(make({"model": llama, "batch": 2, "seq": 100, "generate": 60, **BF16}))
+def test_a_long_generation_holds_the_cache_of_all_its_tokens_but_the_last(llama, answers):
+    found = answers.trace(make({"model": llama, "batch": 2, "seq": 100, "generate": 60, **BF16}))
     assert max(held(found.trace, Component.KV_CACHE)) >= 2 * A_TOKEN * (100 + 60 - 2)
     assert found.prediction.phases[-1].phase is Phase.DECODE
 
@@ -164,8 +162,8 @@ def test_a_model_of_speech_generates_in_half_precision_from_sound_in_its_own(tmp
     path = tmp_path / "whisper.json"
     path.write_text(json.dumps(config))
     plan = make({"model": str(path), "precision": "bf16", "batch": 2, "generate": 4})
-    with Tracer(use_cache=False) as tracer:
-        found = tracer.trace(plan)
+    answers = Answers(use_cache=False)
+    found = answers.trace(plan)
     sound = [s.bytes for s in found.trace.storages if s.component is Component.INPUTS]
     assert max(sound) == 2 * 80 * 3000 * 2
 
@@ -199,9 +197,9 @@ def test_adapters_around_a_model_that_generates_change_nothing_of_its_cache(smal
     assert [one.phase for one in adapted.phases] == [one.phase for one in bare.phases]
 
 
-def test_a_base_in_4_bit_generates_unprepared_and_without_adapters(llama, tracer):
+def test_a_base_in_4_bit_generates_unprepared_and_without_adapters(llama, answers):
     asked = {"model": llama, "batch": 1, "seq": 20, "generate": 5, "quant": "nf4-dq", **BF16}
-    found = tracer.trace(make(asked))
+    found = answers.trace(make(asked))
     phases = [phase.phase for phase in found.prediction.phases]
     assert phases == [Phase.LOAD, Phase.PREFILL, Phase.DECODE]
     kept = held(found.trace, Component.KV_CACHE)
@@ -215,9 +213,9 @@ def test_a_base_in_4_bit_generates_unprepared_and_without_adapters(llama, tracer
     assert "linear layers are quantized" in said
 
 
-def test_adapters_on_a_base_in_4_bit_are_attached_after_loading(llama, tracer):
+def test_adapters_on_a_base_in_4_bit_are_attached_after_loading(llama, answers):
     asked = {"model": llama, "batch": 1, "seq": 20, "generate": 5, "quant": "nf4-dq", **BF16}
-    found = tracer.trace(make({**asked, "lora": "r=4"}))
+    found = answers.trace(make({**asked, "lora": "r=4"}))
     phases = [phase.phase for phase in found.prediction.phases]
     assert phases == [Phase.LOAD, Phase.PREPARE, Phase.PREFILL, Phase.DECODE]
     assert any("lora" in tensor.name for tensor in found.trace.inventory.tensors)

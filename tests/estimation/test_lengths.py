@@ -7,11 +7,9 @@ import pytest
 import memcalc
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.estimation.client import Client
+from memcalc.estimation.engine import engine
 from memcalc.estimation.estimate import answers
 from memcalc.estimation.lengths import samples, varied
-
-pytestmark = pytest.mark.usefixtures("same_children")
 
 
 @pytest.fixture(scope="module")
@@ -21,17 +19,14 @@ def plan(small_model):
 
 def test_batches_of_one_length_reserve_what_the_estimate_says(plan):
     (answer,) = answers([plan], use_cache=False)
-    with Client() as client:
-        found = client.judged(plan, [], [64] * 4).peaks
+    found = engine.judge(plan, [], [64] * 4).peaks
     assert (found.allocated, found.reserved) == (answer.peak.allocated, answer.peak.reserved)
 
 
 def test_every_batch_of_another_length_counts(plan):
-    with Client() as client:
-        longest, first, last = (
-            client.judged(plan, [], lengths).peaks
-            for lengths in ([64] * 3, [64, 16, 8], [8, 16, 64])
-        )
+    longest, first, last = (
+        engine.judge(plan, [], lengths).peaks for lengths in ([64] * 3, [64, 16, 8], [8, 16, 64])
+    )
     assert first.requested <= longest.requested
     assert last.requested == longest.requested
 

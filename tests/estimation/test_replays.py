@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from memcalc.catalog.plan import make
-from memcalc.estimation.client import player
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.engine import engine
 from memcalc.estimation.question import asked
 from memcalc.estimation.replays import Replays, outcome, requested_phases, roomy_card
 from memcalc.records.prediction import ALLOCATOR_RUNGS
@@ -28,7 +28,7 @@ RUNS = {
 
 def check(traced):
     trace = traced.trace
-    (found,) = Replays(trace, player()).on([roomy_card(asked(traced.prediction.plan))])
+    (found,) = Replays(trace, engine.player()).on([roomy_card(asked(traced.prediction.plan))])
     assert (found.refused, found.retries) == (None, 0)
     for reading, peaks in zip(trace.readings, found.intervals, strict=True):
         for rung in ALLOCATOR_RUNGS:
@@ -43,8 +43,8 @@ def test_a_replay_under_the_runs_own_settings_gives_its_counters_in_every_phase(
 @pytest.mark.nightly
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
 def test_so_does_one_of_every_kind_of_run(settings):
-    with Tracer() as tracer:
-        traced = tracer.trace(make(settings))
+    answers = Answers()
+    traced = answers.trace(make(settings))
     told = {aside.what for aside in traced.trace.asides}
     assert ("used_by" in told) is (settings.get("parallel") == "fsdp1")
     assert ("keep_pool" in told) is ("compile" in settings)
@@ -56,7 +56,7 @@ def test_each_card_is_replayed_once(traced):
 
     def play(calls, cards, wanted):
         asked_for.extend(cards)
-        return player()(calls, cards, wanted)
+        return engine.player()(calls, cards, wanted)
 
     run, card = Replays(traced.trace, play), roomy_card(asked(traced.prediction.plan))
     other = replace(card, conf="expandable_segments:True")

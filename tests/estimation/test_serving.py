@@ -8,14 +8,13 @@ import pytest
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
-from memcalc.estimation.estimate import Tracer, answers, estimate
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.estimate import answers, estimate
 from memcalc.estimation.serving import sglang, vllm
 from memcalc.records.prediction import Layers, Prediction
 from memcalc.records.trace import Component
 from memcalc.units import GIB
 from tests.estimation.test_inference import A_TOKEN, BF16, LLAMA
-
-pytestmark = pytest.mark.usefixtures("same_children")
 
 READINGS = json.loads(pathlib.Path("evidence/serving/readings.json").read_text())
 LLAMA_8B = (Layers(layers=32, bytes=2 * 8 * 128 * 2),)
@@ -163,8 +162,8 @@ def test_layers_of_several_sizes_are_refused():
 
 def test_only_estimate_answers_for_an_engine(llama):
     plan = make({"model": llama, "engine": "vllm", "gpu": "A2", "generate": 8, **BF16})
-    with Tracer(use_cache=False) as tracer, pytest.raises(UsageError, match="leave out engine"):
-        tracer.trace(plan)
+    with pytest.raises(UsageError, match="leave out engine"):
+        Answers(use_cache=False).trace(plan)
 
 
 def served(model, **settings):

@@ -6,10 +6,10 @@ from memcalc.errors import UsageError
 from memcalc.estimation.validate import check_names
 from memcalc.files.artifact import decode
 from memcalc.records.plan import Plan
-from tests.evidence.judged import DEEPSPEED, STANDIN, all_of, runs, sample
+from tests.evidence.judged import DEEPSPEED, all_of, named, runs, sample
 
-(RECORDING,) = STANDIN.glob("deepspeed-torch*.json")
-(LOOPS,) = STANDIN.glob("deepspeed-loops-*.json")
+(RECORDING,) = named("deepspeed-torch")
+(LOOPS,) = named("deepspeed-loops")
 PLANS = [decode(Plan, run["plan"]) for run in runs(RECORDING)]
 OTHERWISE = (3,)
 """Recorded with 1.7 MB less in its last forward; nobody knows why. Its peaks are met."""

@@ -15,12 +15,12 @@ from memcalc.files.artifact import decode
 from memcalc.files.results import load
 from memcalc.records.plan import Plan
 from memcalc.workload import layouts
-from tests.evidence.judged import STANDIN, all_of, runs, sample
+from tests.evidence.judged import ROOT, all_of, named, runs, sample
 
-(PLAIN,) = STANDIN.glob("parallel-*.json")
-(LOOPS,) = STANDIN.glob("ranks-of-loops-*.json")
-(THIRD,) = STANDIN.glob("unseen-ranks-third-*.json")
-ALL = [PLAIN, LOOPS, *sorted(STANDIN.glob("unseen-ranks-*.json"))]
+(PLAIN,) = named("parallel-")
+(LOOPS,) = named("ranks-of-loops-")
+(THIRD,) = named("unseen-ranks-third-")
+ALL = [PLAIN, LOOPS, *named("unseen-ranks-")]
 
 
 def plans_of(recording):
@@ -36,8 +36,8 @@ def test_ranks_of_small_models_are_met_in_each_layout(forked):
 
 
 def test_a_rank_is_met_as_accelerate_wraps_it(forked):
-    named = [(plan.loop, plan.parallel) for plan in plans_of(LOOPS)]
-    sample(forked, LOOPS, [named.index(("trainer", "fsdp2"))])
+    known = [(plan.loop, plan.parallel) for plan in plans_of(LOOPS)]
+    sample(forked, LOOPS, [known.index(("trainer", "fsdp2"))])
 
 
 def test_layers_of_odd_sizes_are_met(forked):
@@ -47,7 +47,7 @@ def test_layers_of_odd_sizes_are_met(forked):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("recording", ALL, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recording", ALL)
 def test_all_ranks_are_equal_in_every_phase_on_every_rung(recording):
     all_of(recording)
 
@@ -77,7 +77,7 @@ def test_what_a_loop_or_a_layout_is_not_answered_with_is_refused(settings, words
         memcalc.estimate("gpt2", devices=2, **settings)
 
 
-(RECORDING,) = (STANDIN.parent / "cpu").glob("ranks-*.json")
+(RECORDING,) = (ROOT / "evidence" / "cpu").glob("ranks-*.json")
 RUNS = load(RECORDING)
 RANKS = [
     (f"{run.plan.model} {run.plan.parallel} rank {one.plan.rank}", one)

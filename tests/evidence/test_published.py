@@ -55,7 +55,7 @@ def test_limits_say_what_they_are_of_and_name_words_of_the_script():
             assert ends
             assert ends <= {"least", "most"}
             assert source["limits"]["of"]
-            script = ROOT / "benchmarks" / "published_scripts" / source["runs"]
+            script = ROOT / "evidence" / "programs" / source["runs"]
             for end in ends:
                 assert re.search(rf'["`]{re.escape(source["limits"][end])}["`]', script.read_text())
 

@@ -4,13 +4,11 @@ Under another release of PyTorch than the recording's the peaks are only near; a
 under its own.
 """
 
-import json
-
 import pytest
 
-from tests.evidence.judged import STANDIN, all_of, sample
+from tests.evidence.judged import all_of, named, runs, sample
 
-FILES = (
+KINDS = (
     "runs",
     "runs-optimizers",
     "loops",
@@ -23,12 +21,11 @@ FILES = (
     "liger",
     "flash",
 )
-RECORDINGS = sorted(
-    path
-    for name in FILES
-    for path in STANDIN.glob(f"{name}-torch*.json")
-    if "-ddp" not in path.stem and "-fsdp2" not in path.stem and "decode" not in path.stem
-)
+RECORDINGS = [
+    name
+    for name in named(*(f"{start}-torch" for start in KINDS))
+    if not name.endswith(("-ddp", "-fsdp2"))
+]
 FEW = {
     "runs-torch2.13-cc90": (0, 8, 30),
     "runs-optimizers-torch2.13-cc90": (0, 20),
@@ -41,13 +38,13 @@ FEW = {
 
 @pytest.mark.parametrize("name", FEW)
 def test_a_few_runs_are_met(forked, name):
-    sample(forked, STANDIN / f"{name}.json", FEW[name])
+    sample(forked, name, FEW[name])
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
-def test_all_runs_are_equal_in_every_phase_on_every_rung(path):
-    all_of(path)
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_all_runs_are_equal_in_every_phase_on_every_rung(name):
+    all_of(name)
 
 
 def test_the_optimizer_state_that_was_recorded_is_the_registrys():
@@ -58,19 +55,18 @@ def test_the_optimizer_state_that_was_recorded_is_the_registrys():
     from memcalc.records.plan import Plan
     from memcalc.workload import tasks
 
+    places = (Place.DEVICE, Place.HOST, Place.MANAGED)
     seen = 0
-    for path in STANDIN.glob("runs-*.json"):
-        for run in json.loads(path.read_text())["runs"]:
-            plan = run["plan"]
-            if plan["precision"] in ("bf16", "fp16") or plan["freeze"] or plan["lora"]:
-                continue
-            source = models.find(plan["model"])
-            tensors = inventory.load(source, tasks.choose(source, plan["task"]).name)
-            if tensors is None:  # only the usual head's is shipped
-                continue
-            choice = registry.find(plan["optim"], dict(plan["optim_args"]))
-            state = registry.state_of(choice, tensors.parameters, decode(Plan, plan))
-            for place in Place:
-                assert state.total(place) == run["state"][place.value], plan
-            seen += 1
+    for run in (run for name in named("runs-") for run in runs(name)):
+        plan = decode(Plan, run["plan"])
+        if plan.precision in ("bf16", "fp16") or plan.freeze or plan.lora:
+            continue
+        source = models.find(plan.model)
+        tensors = inventory.load(source, tasks.choose(source, plan.task).name)
+        if tensors is None:  # only the usual head's is shipped
+            continue
+        choice = registry.find(plan.optim, dict(plan.optim_args))
+        state = registry.state_of(choice, tensors.parameters, plan)
+        assert [state.total(place) for place in places] == run["state"], plan
+        seen += 1
     assert seen > 50

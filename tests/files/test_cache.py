@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.kept import Traced
 from memcalc.estimation.question import canonical
 from memcalc.files import cache
 from memcalc.files.trace_file import DamagedTraceError, pack, unpack
@@ -203,8 +204,8 @@ def test_a_file_cut_short_is_damaged(keep):
 def test_a_kept_trace_says_what_its_prediction_says(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path))
     plan = make({"model": "distilbert-base-cased", "batch": 1, "seq": 8, "optim": "sgd"})
-    with Tracer() as tracer:
-        fresh, again = tracer.trace(plan), tracer.trace(plan)
+    answers = Answers()
+    fresh, again = answers.trace(plan), answers.trace(plan)
     assert isinstance(fresh, Traced)
     assert fresh == again
     living = dict.fromkeys(range(len(fresh.trace.storages)), 0)

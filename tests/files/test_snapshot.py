@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from memcalc.errors import UsageError
 from memcalc.files.snapshot_reader import breakdown, read_snapshot, snapshot_of
@@ -127,29 +125,3 @@ def test_frames_of_any_kind_are_no_reason_to_refuse_a_snapshot(tmp_path):
     path = tmp_path / "odd.pickle"
     path.write_bytes(pickle.dumps(whole))
     assert {site.name for site in breakdown(read_snapshot(path)).sites} == {"(no frames recorded)"}
-
-
-PLAIN = st.recursive(
-    st.none() | st.integers() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["segments", "device_traces", "blocks", "size", "action"]), inner
-        )
-    ),
-    max_leaves=8,
-)
-
-
-@given(st.binary(max_size=60) | PLAIN.map(pickle.dumps))
-def test_whatever_is_not_a_snapshot_is_refused_in_one_sentence(tmp_path_factory, content):
-    path = tmp_path_factory.getbasetemp() / "any.pickle"
-    path.write_bytes(content)
-    try:
-        opened = read_snapshot(path)
-    except UsageError as error:
-        refusal = str(error)
-    else:
-        assert breakdown(opened).segments == 0
-        return
-    assert "\n" not in refusal

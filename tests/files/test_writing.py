@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -231,3 +232,20 @@ def test_every_format_of_predictions_and_checks_is_written(tmp_path):
     made = {name: write() for name, write in writers(Report(verdicts=()), 0).items()}
     assert {"table", *made} == set(formats("check"))
     assert len(set(made.values())) == len(made)
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from memcalc.files import artifact
+os.fsync = lambda descriptor: os.kill(os.getpid(), int(sys.argv[2]))
+artifact.write(Path(sys.argv[1]), "new")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
+def test_a_process_that_is_killed_as_it_writes_leaves_nothing_beside(number, tmp_path):
+    (tmp_path / "old.txt").write_text("old")
+    told = [sys.executable, "-c", _KILLED, str(tmp_path / "old.txt"), str(int(number))]
+    assert subprocess.run(told).returncode == -number
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"old.txt": "old"}

@@ -17,7 +17,7 @@ NAMES = [name for name, *_ in faults.FAULTS]
     [
         pytest.param("the run is killed", marks=pytest.mark.nightly),
         pytest.param("the process that forks the runs is killed", marks=pytest.mark.nightly),
-        "Ctrl-C after the first run",
+        pytest.param("Ctrl-C after the first run", marks=pytest.mark.nightly),
     ],
 )
 def test_no_fault_leaves_a_process_or_loses_a_run(name):

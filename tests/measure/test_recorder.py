@@ -137,10 +137,11 @@ def test_a_recording_that_cannot_be_kept_is_kept_elsewhere_and_the_training_goes
 @pytest.mark.parametrize(
     "broken",
     [
-        "memcalc.measure.recording.readings.CpuReadings.open",
-        "memcalc.measure.recording.readings.CpuReadings.turn",
-        "memcalc.measure.recording.readings.CpuEvents",
-        "memcalc.measure.recording.recorder.Recorder._follow",
+        "memcalc.measure.follower.Follower.__enter__",
+        "memcalc.measure.readings.HostCounters.enter",
+        "memcalc.measure.readings.HostCounters.rename",
+        "memcalc.measure.readings.HostCounters._events",
+        "memcalc.measure.recording.recorder._Seen.enters_model",
         "memcalc.measure.recording.recorder.storage_bytes",
         "memcalc.measure.recording.recorder.read_state",
         "memcalc.measure.recording.recorder.process.versions",

@@ -29,7 +29,8 @@ def test_the_kernels_equal_the_reference(cases):
     assert run.stdout.count("compared") == len(KERNELS)
 
 
-@pytest.mark.parametrize("capability", ["90", pytest.param("75", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("capability", ["90", "75"])
 def test_the_kernels_compile_without_spilling(tmp_path, capability):
     # Needs no GPU: Triton brings its own assembler.
     script = HERE.parent.parent / "benchmarks" / "kernel_resources.py"

@@ -16,7 +16,7 @@ import memcalc.catalog.plan
 from memcalc.budgets.read import read
 from memcalc.budgets.starter import toml
 from memcalc.catalog.plan import make
-from memcalc.cli.command import Command
+from memcalc.cli.command import ALL, Command
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.dialects import FILES
 from memcalc.errors import UsageError
@@ -273,5 +273,7 @@ def test_a_new_field_is_declared_in_one_place_only(monkeypatch, in_file):
     assert made["schema"]()["$defs"]["run"]["properties"]["cards"] == {
         "type": "integer", "minimum": 1, "maximum": 8, "description": "GPUs. Default: one.",
     }  # fmt: skip
-    shown = app.get_help(app.make_context("ask", ["gpt2"]))
+    context = app.make_context("ask", ["gpt2"])
+    context.meta[ALL] = True
+    shown = app.get_help(context)
     assert "Outputs to keep. One of all, some." in " ".join(shown.split())

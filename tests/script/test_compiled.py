@@ -39,6 +39,7 @@ def _forked():
     """A program that is compiled has a fresh process, as a user's has."""
 
 
+@pytest.mark.nightly
 def test_a_second_simulation_gives_the_first_and_the_users_caches_are_as_they_were(run, tmp_path):
     first, second = run(TUNED), run(TUNED)
     assert first.ending.code == second.ending.code == 0
@@ -80,13 +81,11 @@ def test_without_a_c_compiler_a_compiled_plan_is_refused(monkeypatch):
 
 
 RECORDED = json.loads((ROOT / "evidence" / "compiled.json").read_text())["programs"]
-NEEDED = {"timm_vit": "timm", "diffusers_unet": "diffusers"}
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_compiled_program_takes_what_was_written_down(tmp_path, name):
-    pytest.importorskip(NEEDED.get(name, "torch"))
     script = ROOT / "benchmarks" / "compiled_programs.py"
     subprocess.run(
         [sys.executable, str(script), "-o", "found.json", name],

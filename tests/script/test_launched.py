@@ -2,6 +2,8 @@
 
 import textwrap
 
+import pytest
+
 from memcalc.records.trace import Component
 
 LAUNCHED = """
@@ -78,6 +80,7 @@ def test_a_launched_script_is_one_rank_of_all(tmp_path, monkeypatch):
     assert any("rank 0 of 4" in one for one in prediction.assumptions)
 
 
+@pytest.mark.nightly
 def test_a_stage_of_a_pipeline_runs_alone_and_its_shards_are_not_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = launched(PIPELINED, tmp_path)
@@ -89,6 +92,7 @@ def test_a_stage_of_a_pipeline_runs_alone_and_its_shards_are_not_written(tmp_pat
     assert prediction.components[Component.OPTIMIZER_STATE] == state
 
 
+@pytest.mark.nightly
 def test_states_that_ranks_gather_are_whole_and_what_a_variable_holds_is_held(
     tmp_path, monkeypatch
 ):

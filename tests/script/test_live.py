@@ -42,6 +42,7 @@ assert run.peak.requested == 400
 """
 
 
+@pytest.mark.nightly
 def test_a_simulated_script_may_simulate_a_block(run):
     assert run(NESTED).ending.code == 0
 

@@ -1,8 +1,9 @@
 """Files from before stay as they are, whatever a script does, and its new ones are there."""
 
-import functools
 import os
 import re
+import signal
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -14,9 +15,7 @@ import msgspec
 import pytest
 
 from memcalc.children import command, keeper
-from memcalc.engine.stub import build
-from memcalc.engine.stub import load as stub
-from memcalc.script import checkpoint_marks, namespace, set_aside
+from memcalc.script import checkpoint_marks, namespace
 from memcalc.script.namespace import Namespace
 from memcalc.script.new_files import carry_out
 from memcalc.script.protect import settle
@@ -26,22 +25,25 @@ from tests.script import ways_to_spoil
 _ENTERS = """
 import os, sys
 from pathlib import Path
+from memcalc.script import namespace
 from memcalc.script.protect import protect
+def refuse(*_):
+    raise OSError(1, "refused by a test")
+if os.environ.get("REFUSED"):
+    namespace._cover_all = refuse
 shared = Path(sys.argv[1])
-protect(shared, [sys.executable, *sys.orig_argv[1:]])
+protect(shared)
 del sys.argv[1]
 """
 
 
-def begun(folder, code, *arguments, **environment):
+def begun(folder, code, *arguments, refused=""):
     """Run code as scripts are run; returns the process, and what is told of its files."""
     run, work = folder / "run", folder / "work"
     shared = run / "shared"
     for path in (shared, work):
         path.mkdir(parents=True, exist_ok=True)
-    library = str(stub.libraries() / build.FILE_GUARD)
-    noted = str(shared / checkpoint_marks.NOTED)
-    told = {set_aside.LIBRARY: library, checkpoint_marks.FOLDERS: noted, **environment}
+    told = {checkpoint_marks.FOLDERS: str(shared / checkpoint_marks.NOTED), "REFUSED": refused}
     done = command.run(
         [sys.executable, "-c", _ENTERS + textwrap.dedent(code), str(shared), *arguments],
         run,
@@ -51,21 +53,159 @@ def begun(folder, code, *arguments, **environment):
         text=True,
         cwd=work,
     )
-    if not environment and (why := namespace.read(shared).refused):
+    if not refused and (why := namespace.read(shared).refused):
         pytest.skip(f"no namespace here: {why}")
     said = settle(shared, again=False)
     keeper.remove(str(run))
     return done, said
 
 
-WAYS = {"namespace": {}, "set aside": {"MEMCALC_NAMESPACE": "0"}}
-
-
-@pytest.fixture(params=WAYS)
-def inside(request, tmp_path):
-    """Run code in a folder of its own, protected in either way."""
+@pytest.fixture
+def inside(tmp_path):
+    """Run code in a folder of its own, protected."""
     (tmp_path / "work").mkdir()
-    return functools.partial(begun, tmp_path, **WAYS[request.param])
+    return lambda *told: begun(tmp_path, *told)
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    """Run code in a folder of its own, where the kernel grants no namespace."""
+    (tmp_path / "work").mkdir()
+
+    def run(*told):
+        done, said = begun(tmp_path, *told, refused="yes")
+        assert said
+        assert done.stderr.startswith("memcalc: files are protected in part here")
+        return done
+
+    return run
+
+
+_RUNS_SCRIPT = "import runpy; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def spoiled(before, after):
+    """Return the ways whose files are not as they were."""
+    return {path.split(".")[0] for path in before if after.get(path) != before[path]}
+
+
+def test_without_a_namespace_what_python_changes_is_put_back_and_nothing_else(guarded, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    ways_to_spoil.prepare(data, ways_to_spoil.names(with_torch=False))
+    before = ways_to_spoil.state(data)
+    done = guarded(_RUNS_SCRIPT, ways_to_spoil.__file__, str(data))
+    assert (done.stdout, done.returncode, done.stderr.count("\n")) == ("", 0, 1)
+    after = ways_to_spoil.state(data)
+    others = ways_to_spoil.OF_OTHER_PROGRAMS | ways_to_spoil.OF_COMPILED_LIBRARIES
+    assert spoiled(before, after) == others
+    # New files stay; new names of old files go.
+    assert (data / "shutil_copy.new").read_text() == "NEW"
+    assert not (data / "os_rename_away.moved").exists()
+    assert not (data / "writes_through_new_link.hard").exists()
+
+
+KILLED = """
+import shutil, signal, sqlite3
+Path("old.txt").write_text("changed")
+os.rename("folder", "moved")
+Path("moved/inner.txt").write_text("changed")
+Path("moved/new.txt").write_text("new")
+shutil.rmtree("empty")
+base = sqlite3.connect("old.db", isolation_level=None)
+base.execute("pragma journal_mode=wal")
+base.execute("delete from t")
+assert Path("old.db-wal").exists()
+os.kill(os.getppid() if sys.argv[1:] else os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("whose", ["script", "keeper"])
+def test_without_a_namespace_files_are_put_back_after_a_kill(guarded, tmp_path, whose):
+    work = tmp_path / "work"
+    for name in ("folder", "empty"):
+        (work / name).mkdir(mode=0o750)
+    for name in ("old.txt", "folder/inner.txt"):
+        (work / name).write_text("old")
+    with sqlite3.connect(work / "old.db") as base:
+        base.execute("create table t(a)")
+        base.execute("insert into t values(1)")
+    base.close()
+    before = ways_to_spoil.state(work)
+    if whose == "script":
+        assert guarded(KILLED).returncode == -signal.SIGKILL
+    else:
+        with command.own_folder() as folder:
+            shared = folder / "shared"
+            shared.mkdir()
+            command.run(
+                [sys.executable, "-c", _ENTERS + KILLED, str(shared), "keeper"],
+                folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "REFUSED": "yes"},
+                cwd=work,
+                stderr=subprocess.DEVNULL,
+            )
+            assert (work / "old.txt").read_text() == "changed"
+        assert not folder.exists()
+    assert {path: ways_to_spoil.state(work).get(path) for path in before} == before
+    assert sorted(path.name for path in work.iterdir()) == [
+        "empty", "folder", "moved", "old.db", "old.txt",
+    ]  # fmt: skip
+    assert [path.name for path in (work / "moved").iterdir()] == ["new.txt"]
+
+
+def test_a_script_stops_before_it_changes_what_cannot_be_kept(guarded, tmp_path):
+    (tmp_path / "work" / "old.bin").write_bytes(b"old")
+    done = guarded(
+        """
+        os.fstatvfs = lambda _: os.statvfs_result((1, 1, 0, 0, 0, 0, 0, 0, 0, 0))
+        try:
+            open("old.bin", "ab").write(b"changed")
+        except OSError:
+            print("lost")
+        """
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[1] == (
+        f"memcalc: the script stops before it changes {tmp_path}/work/old.bin, which cannot be "
+        "kept: No space left on device."
+    )
+    assert (tmp_path / "work" / "old.bin").read_bytes() == b"old"
+
+
+def test_a_namespace_that_fails_midway_covers_nothing(tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "old.txt").write_text("old")
+    script = f"""
+import sys
+from pathlib import Path
+from memcalc.script import namespace
+real, count = namespace._overlay, []
+def fail(folder, at, layer):
+    if not layer.endswith("tried"):
+        count.append(at)
+        if len(count) == 2:
+            raise OSError(5, "fails midway")
+    real(folder, at, layer)
+def refuse(*_):
+    raise OSError(5, "fails midway")
+namespace._overlay, namespace._make_read_only = fail, refuse
+shared = Path({str(tmp_path)!r}, "shared")
+shared.mkdir()
+print(namespace.enter(shared, shared.with_name("layers")).refused, len(count))
+Path("old.txt").write_text("changed")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path / "work",
+    )
+    if not done.stdout.endswith(" 2\n"):
+        pytest.skip(f"no namespace here: {done.stdout}{done.stderr}")
+    assert (done.stdout, done.stderr) == ("fails midway 2\n", "")
+    assert (tmp_path / "work" / "old.txt").read_text() == "changed"
 
 
 def test_no_way_to_write_spoils_a_file_that_was_there(inside, tmp_path):
@@ -74,14 +214,14 @@ def test_no_way_to_write_spoils_a_file_that_was_there(inside, tmp_path):
     ways_to_spoil.prepare(data, ways_to_spoil.names(with_torch=False))
     before = ways_to_spoil.state(data)
     done, (said,) = inside(
-        "import runpy; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')",
+        _RUNS_SCRIPT,
         ways_to_spoil.__file__,
         str(data),
     )
     assert (done.stdout, done.stderr) == ("", "")
     after = ways_to_spoil.state(data)
     assert {path: after.get(path) for path in before} == before
-    assert re.search(r"changed or deleted.* and [67]\d more|put back.* and \d+ more", said)
+    assert re.search(r"changed or deleted.* and [67]\d more", said)
 
 
 def test_new_files_stay_where_the_script_put_them(inside, tmp_path):
@@ -97,8 +237,7 @@ def test_new_files_stay_where_the_script_put_them(inside, tmp_path):
         os.remove("/dev/shm/memcalc-test")
         """
     )
-    assert done.stderr == ""
-    assert not [one for one in said if "(none)" not in one]
+    assert (done.stderr, said) == ("", ())
     work = tmp_path / "work"
     assert sorted(path.name for path in work.iterdir()) == ["link", "logs", "run.txt"]
     assert (work / "link" / "run.txt").read_text() == "said"
@@ -278,6 +417,49 @@ def test_where_the_folder_takes_no_layers_they_lie_in_memory(tmp_path):
     )
     assert done.stdout.split() == ["True"], done.stderr
     assert (tmp_path / "work" / "old.txt").read_text() == "old"
+
+
+REFUSED = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+model(torch.ones(2, 64, device="cuda")).sum().backward()
+torch.save(model.state_dict(), "old.pt")
+torch.save(model.state_dict(), "new.tmp")
+import os, pathlib
+os.replace("new.tmp", "other.pt")
+torch.save(model.state_dict(), "new.pt")
+assert torch.load("other.pt")["weight"].shape == torch.load("old.pt")["weight"].shape == (64, 64)
+pathlib.Path("log.txt").write_text("changed")
+pathlib.Path("made.txt").write_text("new")
+"""
+_NO_NAMESPACES = 'echo 0 > /proc/sys/user/max_mnt_namespaces && exec "$@"'
+
+
+@pytest.mark.parametrize(
+    "variable", ["1", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("", "0"))]
+)
+def test_where_the_kernel_refuses_a_namespace_what_is_printed_is_true(variable, tmp_path):
+    """The kernel counts namespaces by users, and here grants none to all that the test starts."""
+    refuses = ["unshare", "--user", "--map-root-user", "sh", "-c", _NO_NAMESPACES, "sh"]
+    if subprocess.run([*refuses, "true"], capture_output=True).returncode:
+        pytest.skip("this user can make no namespace of users")
+    (tmp_path / "train.py").write_text(REFUSED)
+    for name in ("old.pt", "other.pt", "log.txt"):
+        (tmp_path / name).write_text("old")
+    done = subprocess.run(
+        [*refuses, sys.executable, "-m", "memcalc", "simulate", "--", "python", "train.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MEMCALC_NAMESPACE": variable},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "files are protected in part here" in said
+    assert re.search(r"grants no mount namespace \(\w.+?\)", said)
+    found = {path.name: path.read_text() for path in tmp_path.glob("*.*") if path.is_file()}
+    del found["train.py"]
+    assert found == {"old.pt": "old", "other.pt": "old", "log.txt": "old", "made.txt": "new"}
 
 
 def test_what_is_not_covered_is_told(tmp_path):

@@ -96,6 +96,7 @@ def test_a_rank_alone_takes_what_it_takes_among_all(ranks):
         assert ranks(STAGES, rank, 4).traced.prediction.peak == peak
 
 
+@pytest.mark.nightly
 def test_a_rank_that_would_wait_without_end_ends_with_one_sentence(ranks, capfd):
     found = ranks(WAITS, "last", 2)
     assert found.ending.code == 1

@@ -235,3 +235,30 @@ torch.empty(sum(batch["rows"].tolist()), device="cuda")
 def test_a_file_of_tensors_is_read_with_its_numbers(run, tmp_path):
     torch.save({"rows": torch.tensor([7, 9]), "scale": torch.full((3,), 2.0)}, tmp_path / "data.pt")
     assert run(LOADS).ending.code == 0
+
+
+def test_an_object_that_is_saved_whole_holds_nothing_on_the_gpu(run):
+    found = run(
+        """
+        import gc, torch
+        model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.BatchNorm1d(512)).cuda()
+        model[0].register_parameter("tied", model[0].weight)
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+        optimizer.zero_grad()
+        before = torch.cuda.memory_allocated()
+        torch.save(model, "model.pt")
+        torch.save({"model": model, "optimizer": optimizer, "epoch": 3}, "all.pt")
+        assert torch.cuda.memory_allocated() == before
+        del model, optimizer
+        gc.collect()
+        assert torch.cuda.memory_allocated() == 0
+        model = torch.load("model.pt", weights_only=False)
+        assert torch.cuda.memory_allocated() == before
+        assert model[0].tied is model[0].weight and model[1].running_mean.is_cuda
+        host = torch.load("model.pt", map_location="cpu", weights_only=False)
+        assert not any(one.is_cuda for one in host.state_dict().values())
+        loaded = torch.load("all.pt", weights_only=False)
+        assert loaded["epoch"] == 3 and type(loaded["optimizer"]) is torch.optim.SGD
+        """
+    )
+    assert not found.ending.code

@@ -327,3 +327,19 @@ def test_a_script_that_names_gpus_of_another_machine_uses_the_simulated_one(run,
     )
     assert not found.ending.code
     assert found.traced.prediction.peak.allocated == 4 << 20
+
+
+def test_the_last_run_is_kept_and_explains_itself(memcalc, tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(64, 64).cuda()\n"
+        "model(torch.ones(8, 64, device='cuda')).sum().backward()\n"
+    )
+    cache = {"MEMCALC_CACHE": str(tmp_path / "cache")}
+    done = memcalc("explain", "last", **cache)
+    assert done.returncode == 2
+    assert "type memcalc simulate -- python train.py" in done.stderr
+    done = memcalc("simulate", "--gpu", "t4", "--", "python", "train.py", **cache)
+    assert done.stdout.endswith("memcalc explain last\n")
+    assert "at train.py:2" in memcalc("explain", "last", **cache).stdout
+    done = memcalc("simulate", "--gpu", "t4", "-o", "run.json", "--", "python", "train.py", **cache)
+    assert "fits on T4" in done.stderr

@@ -4,7 +4,10 @@ import importlib.util
 
 import pytest
 
+import memcalc
 from memcalc.engine.packages.stand_ins import STAND_INS, lacking
+from memcalc.errors import EstimateError
+from memcalc.script.simulate import plan_of, simulate
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed"
@@ -66,3 +69,69 @@ def test_a_script_that_can_do_without_it_is_given_none(run):
 )
 def test_what_a_script_ended_for_lack_of_is_read_from_its_error(error, package):
     assert lacking(error) == package
+
+
+COMPILED = """
+    import pathlib, sys, torch
+    for name in ("apex", "mamba_ssm"):
+        pathlib.Path(name).mkdir()
+        pathlib.Path(name, "__init__.py").write_text("")
+    sys.path.insert(0, "")
+    import amp_C, fused_layer_norm_cuda, selective_scan_cuda
+    try:
+        import causal_conv1d_cuda
+    except ImportError:
+        causal_conv1d_cuda = None
+    assert causal_conv1d_cuda is None
+
+    def took(function, *arguments):
+        before = torch.cuda.memory_allocated()
+        held = function(*arguments)
+        return held, torch.cuda.memory_allocated() - before
+
+    x = torch.empty(64, 512, dtype=torch.bfloat16, device="cuda")
+    weight, bias = torch.empty(2, 512, dtype=torch.bfloat16, device="cuda")
+    kept, size = took(fused_layer_norm_cuda.forward_affine, x, (512,), weight, bias, 1e-5)
+    assert size == x.nbytes + 2 * 512
+    found, size = took(
+        fused_layer_norm_cuda.backward_affine, x, *kept[1:], x, (512,), weight, bias, 1e-5, False
+    )
+    assert [one.shape for one in found] == [x.shape, weight.shape, bias.shape]
+    assert size == x.nbytes + 2 * 1024
+    total, each = amp_C.multi_tensor_l2norm(65536, x, [[weight, bias]], True)
+    assert (total.shape, each.shape) == ((1,), (2,))
+    u, delta, z = (torch.empty(2, 64, 4096, device="cuda") for _ in range(3))
+    a, b, c = torch.empty(64, 16, device="cuda"), *torch.empty(2, 2, 1, 16, 4096, device="cuda")
+    kept, size = took(selective_scan_cuda.fwd, u, delta, a, b, c, None, z, None, True)
+    assert size == u.nbytes + z.nbytes + 4 * 2 * 64 * 2 * 32
+    assert selective_scan_cuda.bwd(
+        u, delta, a, b, c, None, z, None, u, kept[1], kept[0], None, True, False
+    )[3].shape == b.shape
+"""
+
+
+def test_the_compiled_part_of_an_installed_package_is_stood_in_for(run):
+    found = run(COMPILED)
+    assert not found.ending.code
+    said = found.traced.prediction.assumptions
+    assert any(one.startswith("apex's compiled part is not installed") for one in said)
+    assert any(one.startswith("mamba_ssm's compiled part is not installed") for one in said)
+
+
+def test_a_package_that_needs_a_compiler_is_refused_with_a_way(tmp_path):
+    (tmp_path / "train.py").write_text("import mamba_ssm")
+    with pytest.raises(EstimateError, match=r"MAMBA_SKIP_CUDA_BUILD=TRUE pip install .* mamba-ssm"):
+        simulate(plan_of(["python", "train.py"]), tmp_path)
+    (tmp_path / "train.py").write_text("import transformer_engine")
+    with pytest.raises(EstimateError, match="nothing in place of transformer_engine"):
+        simulate(plan_of(["python", "train.py"]), tmp_path)
+
+
+def test_a_block_of_code_gets_stand_ins_too():
+    with memcalc.simulate() as simulation:
+        import flash_attn
+        import torch
+
+        q = torch.empty(1, 64, 2, 64, dtype=torch.bfloat16, device="cuda")
+        flash_attn.flash_attn_func(q, q, q)
+    assert STAND_INS["flash_attn"].said in simulation.prediction.assumptions

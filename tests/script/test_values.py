@@ -28,6 +28,12 @@ KNOWN = """
     drawn = torch.rand(3000, 1000, device="cuda")
     assert abs((drawn < 0.15).float().mean().item() - 0.15) < 0.01
     assert abs((torch.randn(3000, 1000, device="cuda") > 0).float().mean().item() - 0.5) < 0.01
+    for size in (5000, 50000):
+        turned = torch.rand(size, device="cuda").mul_(2).sub_(1)
+        assert turned.min().item() < -0.9 < 0.9 < turned.max().item()
+        turned[: size // 2].copy_(torch.full((size // 2,), 7.0))
+        assert turned[: size // 2].mean().item() == 7 and turned[size // 2 :].max().item() < 1
+        assert turned.zero_().sum().item() == 0
     assert torch.zeros(5000, device="cuda").sum().item() == 0
     assert torch.ones(5000, device="cuda").sum().item() == 5000
 """
@@ -63,6 +69,20 @@ UNKNOWN = """
     for _ in range(3):
         running += loss.detach()
     assert abs(running.item() - 3 * loss.item()) < 1e-5
+    print(out, f"{loss.detach()}")
+    average, doubled = torch.zeros((), device="cuda"), loss.detach() * 2
+    for _ in range(200):
+        average = 0.9 * average + 0.1 * loss.detach()
+    more, seen = doubled + 1, doubled.view(1)
+    doubled.add_(5), seen.mul_(3)
+    assert abs(average.item() - loss.item()) < 1e-5
+    assert abs(more.item() - 2 * loss.item() - 1) < 1e-5
+    assert abs(doubled.item() - 6 * loss.item() - 15) < 1e-4
+    parts = torch.stack([loss.detach(), loss.detach() * 2])
+    second = parts[1] * 1
+    del parts
+    torch.ones(2, device="cuda")
+    assert abs(second.item() - 2 * loss.item()) < 1e-5
     number = loss.item()
     assert type(pickle.loads(pickle.dumps(number))) is float and json.loads(json.dumps(number))
     assert yaml.safe_load(yaml.safe_dump({"loss": number}))["loss"] == number

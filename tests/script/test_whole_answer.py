@@ -6,6 +6,7 @@ from memcalc.advice.explain.peak import moments
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component, Phase
 from memcalc.report.rows import outcome_words, verdict
+from memcalc.script import answer
 
 TRAINS = """
     import torch
@@ -38,6 +39,19 @@ def test_the_answer_is_what_the_script_itself_sees_of_its_gpu(run, tmp_path):
     lines = {storage.line for storage in found.traced.trace.storages}
     assert {"train.py:5", "train.py:8", "train.py:9", "train.py:11"} <= lines
     assert {"0", "1"} <= {one.module for one in found.traced.trace.storages if one.step == 1}
+
+
+def test_what_follows_zero_grad_is_forward_of_the_coming_step(run):
+    after = 'file=open("said", "a"))'
+    fetches = f'{after}\n        batch = torch.empty(1 << 22, device="cuda"); del batch'
+    steps = {}
+    for one in run(TRAINS.replace(after, fetches), steps=3).traced.trace.readings:
+        steps.setdefault(one.step, []).append(one)
+    phases = [Phase.FORWARD, Phase.BACKWARD, Phase.STEP, Phase.ZERO_GRAD]
+    assert [one.phase for one in steps[1]] == phases
+    # The batch is there as the first step ends, and gradients of 1 MB are gone by then.
+    forward, (*_, clears) = steps[1][0], steps[1]
+    assert forward.requested - clears.requested == (1 << 24) - WEIGHTS
 
 
 RUNS_OUT = """
@@ -139,6 +153,17 @@ def test_what_a_function_keeps_of_every_step_is_found_though_batches_grow(run, s
     assert growth.filled == "train.py:15"
 
 
+def test_a_script_that_grows_and_fails_leaks_and_says_that_it_failed(run):
+    found = run(f"{GROWS}    raise ValueError('no data')\n", gpu="t4", steps=0)
+    prediction = found.traced.prediction
+    assert prediction.fit.verdict is FitVerdict.LEAKS
+    assert prediction.assumptions[0].startswith("the script ended with exit code 1")
+
+
+def test_ranks_are_ordered_by_every_verdict():
+    assert set(answer._WORST) == set(FitVerdict)
+
+
 def test_batches_that_grow_are_no_leak_also_where_the_last_two_are_kept(run):
     prediction = run(KEEPS.replace("KEPT", "rows"), gpu="t4", steps=0).traced.prediction
     assert (prediction.growth, prediction.fit.verdict) == (None, FitVerdict.FITS)
@@ -217,7 +242,7 @@ IN_HOOKS = """
 
 def test_gradients_are_known_in_hooks_and_other_processes_are_told(run):
     prediction = run(IN_HOOKS, gpu="2xt4").traced.prediction
-    assert prediction.peak.phase is Phase.STEP
+    assert prediction.peak.phase is Phase.BACKWARD
     assert prediction.components[Component.GRADIENTS] == 4 * 512 * 512
     assert any(one.startswith("processes that the script started") for one in prediction.uncounted)
     assert any("uses 1 of 2 GPUs" in one for one in prediction.assumptions)

@@ -322,6 +322,14 @@ class _Rows:
         return row
 
 
+OF_OTHER_PROGRAMS = {
+    "shell", "system", "rm", "mv", "sed", "python", "spawns", "process_by_spawn",
+    "process_by_forkserver",
+}  # fmt: skip
+OF_COMPILED_LIBRARIES = {"creat", "fopen", "truncate_of_c", "unlink_of_c"}
+"""Ways that no audit event of Python's tells of."""
+
+
 def names(with_torch):
     """Return the names of all ways."""
     return [*SIMPLE, *(one.__name__ for one in WAYS), *(by_torch() if with_torch else ())]

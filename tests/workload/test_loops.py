@@ -6,7 +6,7 @@ import pytest
 
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from memcalc.records.fields import FIELDS
 from memcalc.workload import loops
 
@@ -59,8 +59,8 @@ def test_texts_that_an_encoder_decoder_classifies_end_and_are_no_padding(tmp_pat
     architecture = f"{head}ForSequenceClassification"
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**TINY, "model_type": kind, "architectures": [architecture]}))
-    with Tracer() as tracer:
-        traced = tracer.trace(make({"model": str(config), "batch": 2, "seq": 16}))
+    answers = Answers()
+    traced = answers.trace(make({"model": str(config), "batch": 2, "seq": 16}))
     assert traced.prediction.peak.allocated > 0
 
 
@@ -77,8 +77,8 @@ RESNET = {
 def answer(folder, config, **settings):
     path = folder / "config.json"
     path.write_text(json.dumps(config))
-    with Tracer() as tracer:
-        return tracer.trace(make({"model": str(path), "batch": 2, **settings})).prediction
+    answers = Answers()
+    return answers.trace(make({"model": str(path), "batch": 2, **settings})).prediction
 
 
 def test_the_trainer_schedules_an_optimizer_that_updates_in_backward(tmp_path):

@@ -136,7 +136,7 @@ def test_a_head_is_tied_unless_the_config_says_that_it_is_not(tmp_path, told):
     (tmp_path / "config.json").write_text(json.dumps(config))
     source = models.find(str(tmp_path))
     model = build(source, tasks.choose(source, "seq2seq-lm"))
-    to_empty(model, "cpu", lambda placed: None)
+    to_empty(model, "cpu", lambda placed: lambda filled: None)
     assert (model.lm_head.weight is model.shared.weight) == told
     assert model.encoder.embed_tokens.weight is model.shared.weight
 

@@ -7,7 +7,7 @@ from memcalc import imports, registry
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
-from memcalc.estimation.client import Client
+from memcalc.estimation.engine import engine
 from memcalc.estimation.question import code_in
 from memcalc.records.prediction import Prediction
 from memcalc.registry.build import build
@@ -202,18 +202,16 @@ def test_a_model_keeps_the_types_that_its_code_gives_it(file):
 def test_a_compiled_model_is_compiled_for_real(file):
     """Fusing keeps fewer results; the weights stay what they are."""
     of = {"inputs": ["x=float32[5,3,8,8]"], "gpu": "t4"}
-    with Client() as client:
-        eager, compiled = (
-            client.ask(make({"model": f"own_net.py:{name}", **of})) for name in ("Net", "compiled")
-        )
+    eager, compiled = (
+        engine.predict(make({"model": f"own_net.py:{name}", **of})) for name in ("Net", "compiled")
+    )
     assert eager.components["weights"] == compiled.components["weights"]
     assert 0 < compiled.peak.allocated <= eager.peak.allocated
 
 
 def test_a_model_that_decides_by_values_on_the_gpu_decides_as_it_would_there(file):
     plan = make({"model": "own_net:Chooses", "inputs": ["x=float32[4096,8]"], "gpu": "t4"})
-    with Client() as client:
-        answer = client.ask(plan)
+    answer = engine.predict(plan)
     assert isinstance(answer, Prediction), answer
     assert any("read true values" in said for said in answer.assumptions)
     assert answer.assumptions[0].startswith("1.0 MiB of weights got no gradient here")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from memcalc.catalog.plan import make
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from memcalc.estimation.validate import check_names
 from memcalc.report.answer import blocks
 from memcalc.workload import layouts
@@ -25,8 +25,8 @@ def plan(model="gpt2", **settings):
 def answer(folder, **settings):
     path = folder / "config.json"
     path.write_text(json.dumps(GPT2))
-    with Tracer() as tracer:
-        return tracer.trace(plan(str(path), seq=64, **settings)).prediction
+    answers = Answers()
+    return answers.trace(plan(str(path), seq=64, **settings)).prediction
 
 
 def lines(prediction):

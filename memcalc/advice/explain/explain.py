@@ -22,8 +22,9 @@ from memcalc.advice.remedies.search import advise, candidates
 from memcalc.advice.remedies.trials import begin, replayed
 from memcalc.catalog.plan import make, to_simulate
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.client import player
-from memcalc.estimation.estimate import Traced, Tracer, may_run_again
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.engine import engine
+from memcalc.estimation.kept import Traced, may_run_again
 from memcalc.estimation.question import code_in
 from memcalc.records.fields import version_changes
 from memcalc.records.plan import Plan
@@ -51,11 +52,11 @@ def chapter(traced: Traced, *, depth: int | None = None) -> Chapter:
     return Chapter(
         prediction=prediction,
         peak=moments(traced.trace, plan, depth=depth)[prediction.peak.phase],
-        line=timeline(traced.trace, plan, player(plan)),
+        line=timeline(traced.trace, plan, engine.player(plan)),
     )
 
 
-def again(saved: Prediction, tracer: Tracer, *, depth: int | None = None) -> Chapter:
+def again(saved: Prediction, answers: Answers, *, depth: int | None = None) -> Chapter:
     """A saved prediction with the trace it lacks: from the cache, or traced again.
 
     The figures stay those that were saved; where the trace says something else, a note says so,
@@ -69,14 +70,14 @@ def again(saved: Prediction, tracer: Tracer, *, depth: int | None = None) -> Cha
     elif code is not None:
         found = f"no timeline: {code} is Python code, and a file does not run code"
     else:
-        found = _anew(saved, tracer, depth)
+        found = _anew(saved, answers, depth)
     return Chapter(prediction=saved, notes=(found,)) if isinstance(found, str) else found
 
 
-def _anew(saved: Prediction, tracer: Tracer, depth: int | None) -> Chapter | str:
+def _anew(saved: Prediction, answers: Answers, depth: int | None) -> Chapter | str:
     """A saved prediction with the trace of a new run, or why there is none."""
     try:
-        answer = tracer.trace(saved.plan)
+        answer = answers.trace(saved.plan)
     except MemcalcError as error:
         return f"no timeline: {error}"
     fresh = answer.prediction
@@ -142,27 +143,25 @@ def explain_plan(
     for name, least in (("depth", depth), ("under", under)):
         if least is not None and least < 1:
             raise UsageError(f"{name} = {least} leaves nothing: type 1 or more.")
-    with Tracer(
-        use_cache=use_cache, workers=None, counted=True, figures=True, saved=saved
-    ) as tracer:
-        traced, trials = begin(plan, tracer, _first_tried(plan) if remedies else ())
-        found = _explained(traced, depth)
-        seen(found)
-        if plan.command:
-            if not remedies:
-                return found
-            told = tuple(in_the_code(found.peak, found.prediction.plan))
-            return replace(found, options=tuple(script_remedies(traced)), in_the_code=told)
-        goal = within(under, found.figures) if under is not None else None
-        if goal is None and remedies:
-            goal = fitting(found.figures)
-        options, search = advise(
-            trials,
-            goal,
-            by_itself=remedies,
-            most=most,
-            seen=lambda options, search: seen(replace(found, options=options, search=search)),
-        )
+    answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True, saved=saved)
+    traced, trials = begin(plan, answers, _first_tried(plan) if remedies else ())
+    found = _explained(traced, depth)
+    seen(found)
+    if plan.command:
+        if not remedies:
+            return found
+        told = tuple(in_the_code(found.peak, found.prediction.plan))
+        return replace(found, options=tuple(script_remedies(traced)), in_the_code=told)
+    goal = within(under, found.figures) if under is not None else None
+    if goal is None and remedies:
+        goal = fitting(found.figures)
+    options, search = advise(
+        trials,
+        goal,
+        by_itself=remedies,
+        most=most,
+        seen=lambda options, search: seen(replace(found, options=options, search=search)),
+    )
     return replace(found, options=options, search=search)
 
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.errors import UsageError
-from memcalc.estimation.estimate import Traced
+from memcalc.estimation.kept import Traced
 from memcalc.estimation.question import asked
 from memcalc.estimation.replays import calls_of, roomy_card
 from memcalc.files.snapshot_writer import save_snapshot

@@ -9,7 +9,7 @@ from memcalc.advice.fit.records import DevicesFit, GpuFit
 from memcalc.advice.fit.runs import Runs
 from memcalc.catalog import gpus as catalog
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from memcalc.estimation.fits import device_of
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit
@@ -23,7 +23,7 @@ _WHOLE = ("ddp", "zero1")
 """Those that keep all weights on each GPU, and buckets as large as all gradients."""
 
 
-def devices_that_fit(plan: Plan, tracer: Tracer) -> tuple[DevicesFit, ...]:
+def devices_that_fit(plan: Plan, answers: Answers) -> tuple[DevicesFit, ...]:
     """The plan over more and more GPUs, each with the plan's batch, until a layout fits.
 
     Rows of the last count are sorted: what fits comes first, and of that what sends least.
@@ -31,22 +31,22 @@ def devices_that_fit(plan: Plan, tracer: Tracer) -> tuple[DevicesFit, ...]:
     found: list[DevicesFit] = []
     excluded = ""
     for count in COUNTS:
-        rows = list(_over(plan, count, tracer, excluded))
+        rows = list(_over(plan, count, answers, excluded))
         if count == 1:
-            excluded = _too_large_whole(plan, tracer)
+            excluded = _too_large_whole(plan, answers)
         found += sorted(rows, key=lambda row: (not _fits(row), row.sent))
         if any(map(_fits, rows)):
             break
     return tuple(found)
 
 
-def _too_large_whole(plan: Plan, tracer: Tracer) -> str:
+def _too_large_whole(plan: Plan, answers: Answers) -> str:
     """Why no layout that keeps the whole model on each GPU can fit; empty: one might.
 
     Weights and DDP's buckets, which are as large as all gradients, are there at once in any of
     them. So a model that is larger by these alone is not traced whole over every number of GPUs.
     """
-    (answer,) = tracer.answers([plan])
+    (answer,) = answers.predict([plan])
     if isinstance(answer, MemcalcError) or answer.fit is None or plan.scheme is not None:
         return ""
     width = 2 if plan.half_weights else 4
@@ -56,7 +56,7 @@ def _too_large_whole(plan: Plan, tracer: Tracer) -> str:
     return f"does not fit: weights and buckets alone are {format_bytes(least)}"
 
 
-def _over(plan: Plan, count: int, tracer: Tracer, excluded: str) -> Iterator[DevicesFit]:
+def _over(plan: Plan, count: int, answers: Answers, excluded: str) -> Iterator[DevicesFit]:
     names: tuple[str | None, ...] = (None,)
     if count > 1:
         # DDP holds the same on any number of GPUs: where two are too few, more are.
@@ -71,7 +71,7 @@ def _over(plan: Plan, count: int, tracer: Tracer, excluded: str) -> Iterator[Dev
         for name in names
         if name not in too_large
     ]
-    for there, answer in zip(plans, tracer.answers(plans), strict=True):
+    for there, answer in zip(plans, answers.predict(plans), strict=True):
         if isinstance(answer, UsageError) and layouts.spread(there).layout == "tp":
             # Not for this model: its layers, or their heads, cannot be divided so.
             continue

@@ -19,7 +19,7 @@ from memcalc.catalog import gpus as catalog
 from memcalc.catalog.gpus import ARCHITECTURES, Architecture
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from memcalc.estimation.fits import Device, device_of, margin
 from memcalc.estimation.predict import UNCOUNTED
 from memcalc.estimation.question import ASSUMED
@@ -82,19 +82,18 @@ def answer(
         raise UsageError(f"Unknown thing to find {unknown[0]!r}: choose {', '.join(_FINDS)}.")
     checked = check(plan)
     _refuse(plan, find, memory)
-    with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
-        so_far = _SoFar(FitAnswer(plan=plan), seen)
-        if "devices" in find:
-            so_far.add(devices=devices_that_fit(plan, tracer))
-        if "settings" in find:
-            so_far.add(**with_settings(plan, memory, tracer))
-        # A client's process starts when it is first asked.
-        runs = Runs(tracer.pool(), checked.source.config)
-        if plan.gpu is not None or memory is not None:
-            _on_device(so_far, find, memory, runs)
-        if "gpus" in find:
-            for rows in gpus_that_fit(plan, among or catalog.rented(), runs):
-                so_far.add(gpus=rows)
+    answers = Answers(use_cache=use_cache, workers=None, counted=True)
+    so_far = _SoFar(FitAnswer(plan=plan), seen)
+    if "devices" in find:
+        so_far.add(devices=devices_that_fit(plan, answers))
+    if "settings" in find:
+        so_far.add(**with_settings(plan, memory, answers))
+    runs = Runs(answers, checked.source.config)
+    if plan.gpu is not None or memory is not None:
+        _on_device(so_far, find, memory, runs)
+    if "gpus" in find:
+        for rows in gpus_that_fit(plan, among or catalog.rented(), runs):
+            so_far.add(gpus=rows)
     found = so_far.answer
     longest = max((one.best.seq or 0 for one in found.limits if one.best is not None), default=0)
     return replace(
@@ -161,7 +160,7 @@ def _on_device(so_far: _SoFar, find: Collection[str], memory: int | None, runs: 
         so_far.add(grid=_grid(plan, here.seq, device, runs))
 
 
-def with_settings(plan: Plan, memory: int | None, tracer: Tracer) -> dict[str, Any]:
+def with_settings(plan: Plan, memory: int | None, answers: Answers) -> dict[str, Any]:
     """Try every remedy on the plan, and the cheapest of them together where it does not fit.
 
     Returns:
@@ -170,8 +169,8 @@ def with_settings(plan: Plan, memory: int | None, tracer: Tracer) -> dict[str, A
     Raises:
         MemcalcError: the plan itself cannot be traced.
     """
-    traced = tracer.trace(plan)
-    trials = Trials(traced, tracer, memory)
+    traced = answers.trace(plan)
+    trials = Trials(traced, answers, memory)
     before = trials.before
     assert before.fit is not None
     options, found = advise(trials, fitting(before))

@@ -2,18 +2,15 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from memcalc.advice.fit.records import Probe
 from memcalc.catalog import positions
-from memcalc.errors import MemcalcError
-from memcalc.estimation.client import Judged
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.engine import Judged
 from memcalc.estimation.fits import Device
-from memcalc.estimation.pool import Pool
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict
 
@@ -26,12 +23,11 @@ class Runs:
     Threads may share it. ``config``: the model's, where it has one.
     """
 
-    def __init__(self, pool: Pool, config: dict[str, Any] | None) -> None:
-        self._pool = pool
+    def __init__(self, answers: Answers, config: dict[str, Any] | None) -> None:
+        self._answers = answers
         self._config = config
         self._lock = threading.Lock()
         self._known: dict[tuple[Plan, tuple[Device, ...]], Judged] = {}
-        self._stopped = threading.Event()
         self.count = 0
         self.assumptions: tuple[str, ...] = ()
         """Of the last run that answered."""
@@ -53,8 +49,7 @@ class Runs:
         Raises:
             MemcalcError: one could not be answered.
         """
-        with self._threads() as threads:
-            return [one.result() for one in [threads.submit(job) for job in jobs]]
+        return list(self._answers.side_by_side(lambda job: job(), jobs))
 
     def as_known(self, jobs: Sequence[Callable[[], T]]) -> Iterator[T]:
         """Answer several questions at once; each answer comes as soon as it is known.
@@ -62,19 +57,7 @@ class Runs:
         Raises:
             MemcalcError: one could not be answered.
         """
-        with self._threads() as threads:
-            for one in as_completed([threads.submit(job) for job in jobs]):
-                yield one.result()
-
-    @contextmanager
-    def _threads(self) -> Iterator[ThreadPoolExecutor]:
-        """Lend the pool's threads; after Ctrl-C none of them takes a killed run for an answer."""
-        with self._pool.threads() as threads:
-            try:
-                yield threads
-            except KeyboardInterrupt:
-                self._stopped.set()
-                raise
+        return self._answers.as_known(jobs)
 
     def table(self, plans: Sequence[Plan], device: Device) -> list[Probe]:
         """Probe plans that differ in batch and sequence only, small ones first.
@@ -103,9 +86,8 @@ class Runs:
                 too_large.append((plan, found[index]))
 
         order = sorted(range(len(plans)), key=lambda n: plans[n].batch * (plans[n].seq or 1))
-        with self._threads() as threads:
-            for done in [threads.submit(one, index) for index in order]:
-                done.result()
+        for _ in self._answers.side_by_side(one, order):
+            pass
         return [found[index] for index in range(len(plans))]
 
     def longest(self, plan: Plan) -> int | None:
@@ -125,14 +107,7 @@ class Runs:
             known = self._known.get((plan, devices))
         if known is not None:
             return known
-        with self._pool.client() as client:
-            if self._stopped.is_set():
-                raise CancelledError
-            answer = client.judged(plan, devices)
-        if self._stopped.is_set():
-            raise CancelledError
-        if isinstance(answer, MemcalcError):
-            raise answer
+        answer = self._answers.judge(plan, devices)
         with self._lock:
             self.count += 1
             self.assumptions, self.uncounted = answer.assumptions, answer.uncounted

@@ -10,10 +10,10 @@ from memcalc.advice.remedies.records import Change, Option, Remedy, Trial, figur
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.client import player
-from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.engine import engine
 from memcalc.estimation.fits import device_of
-from memcalc.estimation.pool import room
+from memcalc.estimation.kept import Traced
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import asked
 from memcalc.estimation.replays import Replays, on_device, readings, roomy_card
@@ -27,7 +27,7 @@ class Trials:
     def __init__(
         self,
         base: Traced | Prediction,
-        tracer: Tracer,
+        answers: Answers,
         memory: int | None = None,
         begun: Iterable[tuple[Plan, Prediction | MemcalcError]] = (),
         side_by_side: int | None = None,
@@ -41,8 +41,8 @@ class Trials:
         known = base if isinstance(base, Prediction) else base.prediction
         self.plan = known.plan
         self.inventory = base.trace.inventory if isinstance(base, Traced) else None
-        self.side_by_side = side_by_side or tracer.workers or room()
-        self._base, self._tracer = base, tracer
+        self.side_by_side = side_by_side or answers.workers
+        self._base, self._answers = base, answers
         self._memory = memory
         self._known: dict[Plan, Prediction | MemcalcError] = {}
         if isinstance(base, Traced):
@@ -66,7 +66,7 @@ class Trials:
         plans = [_changed(self.plan, stage) for stage in stages]
         fresh = [plan for plan in plans if isinstance(plan, Plan) and plan not in self._known]
         asked = list(dict.fromkeys(fresh))
-        answers = chain(self._begun, zip(asked, self._answers(asked), strict=True))
+        answers = chain(self._begun, zip(asked, self._ask(asked), strict=True))
         for stage, plan in zip(stages, plans, strict=True):
             names = tuple(remedy.name or remedy.key for remedy in stage)
             if isinstance(plan, str):
@@ -87,7 +87,7 @@ class Trials:
         assert isinstance(found, Prediction)
         return found
 
-    def _answers(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
+    def _ask(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
         base = self._base
         own = [isinstance(base, Traced) and is_replay(base, plan) for plan in plans]
         run = self._run([plan for plan, replays in zip(plans, own, strict=True) if not replays])
@@ -100,9 +100,9 @@ class Trials:
 
     def _run(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
         if self._memory is None:
-            yield from self._tracer.answers(plans)
+            yield from self._answers.predict(plans)
             return
-        for found in self._tracer.traces(plans):
+        for found in self._answers.traces(plans):
             yield found if isinstance(found, MemcalcError) else self._on_device(found)
 
     def _on_device(self, traced: Traced) -> Prediction:
@@ -111,7 +111,7 @@ class Trials:
         gpu = gpus.find(self.plan.gpu) if self.plan.gpu is not None else None
         plan = traced.prediction.plan
         device = device_of(gpu, self._memory, plan)
-        return on_device(traced.prediction, traced.trace, device, player(plan))
+        return on_device(traced.prediction, traced.trace, device, engine.player(plan))
 
 
 def is_replay(base: Traced, plan: Plan) -> bool:
@@ -128,14 +128,14 @@ def replayed(base: Traced, plan: Plan) -> Traced:
     Raises:
         MemcalcError: it cannot be replayed.
     """
-    question, play, trace = asked(plan), player(plan), base.trace
+    question, play, trace = asked(plan), engine.player(plan), base.trace
     (found,) = Replays(trace, play).on([roomy_card(question)])
     trace = replace(trace, readings=tuple(readings(found, trace)))
     answer = predict(question, trace, base.prediction.optimizer_state, play)
     return Traced(prediction=answer, trace=trace)
 
 
-def begin(plan: Plan, tracer: Tracer, remedies: Sequence[Remedy]) -> tuple[Traced, Trials]:
+def begin(plan: Plan, answers: Answers, remedies: Sequence[Remedy]) -> tuple[Traced, Trials]:
     """Trace a plan, and try each remedy by itself side by side with it.
 
     Raises:
@@ -143,8 +143,8 @@ def begin(plan: Plan, tracer: Tracer, remedies: Sequence[Remedy]) -> tuple[Trace
     """
     tried = dict.fromkeys(_changed(plan, [remedy]) for remedy in remedies)
     others = [one for one in tried if isinstance(one, Plan) and one != plan]
-    traced, answers = tracer.trace_beside(plan, others)
-    return traced, Trials(traced, tracer, begun=zip(others, answers, strict=True))
+    traced, beside = answers.trace_beside(plan, others)
+    return traced, Trials(traced, answers, begun=zip(others, beside, strict=True))
 
 
 def _changed(plan: Plan, remedies: Sequence[Remedy]) -> Plan | str:

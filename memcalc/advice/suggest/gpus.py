@@ -7,7 +7,7 @@ not. Where one card is too few, 2, 4 and 8 of them share the model.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import as_completed
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -22,7 +22,7 @@ from memcalc.advice.suggest.suggest import COUNTS, Floor, check_trains
 from memcalc.catalog import gpus
 from memcalc.catalog.gpus import ARCHITECTURES, Gpu
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
 from memcalc.estimation.fits import device_of, hopeless
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -60,31 +60,30 @@ def cards(
         found.sort(key=lambda one: (order.index(one.way.key), one.lean))
         seen(Cards(plan=plan, found=tuple(found)))
 
-    with Tracer(use_cache=use_cache, workers=None, counted=True, figures=True) as tracer:
-        for lean in (False, True):
-            # Who fits the smallest card as it is needs nothing leaner.
-            done = {one.way.key for one in found if one.gpu == sizes[0].name}
-            with tracer.pool().threads() as threads:
-                jobs = [
-                    threads.submit(_smallest, plan, way, lean, sizes, floor, tracer)
-                    for way in tried
-                    if way.key not in done
-                ]
-                for job in as_completed(jobs):
-                    told(job.result())
+    answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True)
+    for lean in (False, True):
+        # Who fits the smallest card as it is needs nothing leaner.
+        done = {one.way.key for one in found if one.gpu == sizes[0].name}
+        jobs = [
+            partial(_smallest, plan, way, lean, sizes, floor, answers)
+            for way in tried
+            if way.key not in done
+        ]
+        for card in answers.as_known(jobs):
+            told(card)
     if all(one.error is not None for one in found):
         raise UsageError(found[0].error or "Nothing can be tried.")
     return Cards(plan=plan, found=tuple(found))
 
 
 def _smallest(
-    plan: Plan, way: Way, lean: bool, sizes: Sequence[Gpu], floor: Floor, tracer: Tracer
+    plan: Plan, way: Way, lean: bool, sizes: Sequence[Gpu], floor: Floor, answers: Answers
 ) -> Card:
     """Find the smallest card, or the fewest of the largest ones."""
     missed: Card | None = None
     count = 1
     while True:
-        found = _on_one_of(plan, way, lean, count, sizes, floor, tracer)
+        found = _on_one_of(plan, way, lean, count, sizes, floor, answers)
         if found.figures is not None:
             return found
         missed = missed or found
@@ -101,7 +100,7 @@ def _on_one_of(
     count: int,
     sizes: Sequence[Gpu],
     floor: Floor,
-    tracer: Tracer,
+    answers: Answers,
 ) -> Card:
     """Find the smallest card that a plan fits: each run tells how large one has to be."""
     more = _lean(plan, count) if lean else ()
@@ -115,7 +114,7 @@ def _on_one_of(
         if alive and hopeless(min(alive), device_of(gpu)) is not None:
             return Sample(holds=False, spare=None)
         asked = _on(plan, way, more, gpu, floor)
-        answer = next(tracer.answers([asked])) if isinstance(asked, Plan) else asked
+        answer = next(answers.predict([asked])) if isinstance(asked, Plan) else asked
         known[size] = answer
         if not isinstance(answer, Prediction):
             return Sample(holds=False, spare=None)

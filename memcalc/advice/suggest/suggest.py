@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import as_completed
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,7 +18,8 @@ from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.analytic import least
-from memcalc.estimation.estimate import Inventories, Tracer
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.estimate import Inventories
 from memcalc.estimation.fits import device_of, hopeless
 from memcalc.estimation.validate import check
 from memcalc.records.model import Inventory
@@ -92,16 +93,13 @@ def suggest_plan(
         found.sort(key=lambda one: order.index(one.way.key))
         seen(so_far())
 
-    with Tracer(use_cache=use_cache, workers=None, counted=True, figures=True) as tracer:
-        floor = Floor(plan)
-        with tracer.pool().threads() as threads:
-            searched = [
-                threads.submit(_on_this_many, _divided(plan), way, tracer, floor) for way in tried
-            ]
-            for future in as_completed(searched):
-                told(future.result())
-        if plan.devices == 1 and found[0].figures is None and found[0].error is None:
-            found[1:1] = _over_several(plan, tried[0], tracer, floor)
+    answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True)
+    floor = Floor(plan)
+    jobs = [partial(_on_this_many, _divided(plan), way, answers, floor) for way in tried]
+    for one in answers.as_known(jobs):
+        told(one)
+    if plan.devices == 1 and found[0].figures is None and found[0].error is None:
+        found[1:1] = _over_several(plan, tried[0], answers, floor)
     if all(one.error is not None for one in found):
         raise UsageError(found[0].error or "Nothing can be tried.")
     return so_far()
@@ -113,8 +111,8 @@ class Floor:
     def __init__(self, plan: Plan) -> None:
         self.inventory: Inventory | None = None
         # Whoever traces a plan says why its model cannot be built.
-        with contextlib.suppress(MemcalcError), Inventories() as inventories:
-            self.inventory = inventories.of(check(replace(plan, lora=None, quant=None)))
+        with contextlib.suppress(MemcalcError):
+            self.inventory = Inventories().of(check(replace(plan, lora=None, quant=None)))
 
     def too_large(self, plan: Plan) -> int | None:
         """Bytes of weights, gradients and optimizer state that leave no room; ``None``: they do."""
@@ -137,12 +135,12 @@ Base = Prediction | MemcalcError | int
 """A way estimated; or why it cannot be; or the bytes that it has no room for."""
 
 
-def _on_this_many(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Suggestion:
+def _on_this_many(plan: Plan, way: Way, answers: Answers, floor: Floor) -> Suggestion:
     """Search for what fits the GPUs of the plan by one way."""
-    return _suggestion(way, _base(plan, way, tracer, floor), tracer, floor, _undivided(plan, way))
+    return _suggestion(way, _base(plan, way, answers, floor), answers, floor, _undivided(plan, way))
 
 
-def _base(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Base:
+def _base(plan: Plan, way: Way, answers: Answers, floor: Floor) -> Base:
     """Estimate the plan in a way, unless it cannot fit."""
     try:
         there = changed(plan, way.changes)
@@ -150,10 +148,10 @@ def _base(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Base:
         return error
     # Over several GPUs shards may wait in host memory.
     size = floor.too_large(there) if there.devices == 1 else None
-    return next(tracer.answers([there])) if size is None else size
+    return next(answers.predict([there])) if size is None else size
 
 
-def _over_several(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Iterator[Suggestion]:
+def _over_several(plan: Plan, way: Way, answers: Answers, floor: Floor) -> Iterator[Suggestion]:
     """A way that one GPU is too small for, over the fewest that it fits, with as many samples."""
     samples = plan.batch * plan.grad_accum
     for count in COUNTS:
@@ -174,9 +172,9 @@ def _over_several(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Iterato
         )
         if floor.too_large(changed(plan, more.changes)) is not None:
             continue
-        base = _base(plan, more, tracer, floor)
+        base = _base(plan, more, answers, floor)
         # More GPUs are cheaper than the bus.
-        one = _suggestion(more, base, tracer, floor, left_out=(*_LEFT_OUT, "offload"))
+        one = _suggestion(more, base, answers, floor, left_out=(*_LEFT_OUT, "offload"))
         if one.figures is not None:
             yield one
             return
@@ -185,25 +183,25 @@ def _over_several(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Iterato
 def _suggestion(
     way: Way,
     base: Base,
-    tracer: Tracer,
+    answers: Answers,
     floor: Floor,
     undivided: Plan | None = None,
     left_out: tuple[str, ...] = _LEFT_OUT,
 ) -> Suggestion:
     """What a way comes to; ``undivided`` is its plan where the layout was not said."""
     if isinstance(base, MemcalcError) and undivided is not None:
-        (base,), undivided = tracer.answers([undivided]), None
+        (base,), undivided = answers.predict([undivided]), None
     if isinstance(base, int):
         return Suggestion(way=way, floor=base)
     if isinstance(base, MemcalcError):
         return Suggestion(way=way, error=str(base))
     # The processes are busy with the other ways.
-    trials = Trials(base, tracer, side_by_side=1)
+    trials = Trials(base, answers, side_by_side=1)
     goal = fitting(trials.before)
     shards: tuple[Remedy, ...] = ()
     if undivided is not None:
         if goal is None:
-            less = _less_divided(way, undivided, trials.before, floor.inventory, tracer)
+            less = _less_divided(way, undivided, trials.before, floor.inventory, answers)
             if less is not None:
                 return less
         shards = tuple(one for one in candidates(undivided) if one.key == SHARDED)
@@ -245,7 +243,7 @@ def _undivided(plan: Plan, way: Way) -> Plan | None:
 
 
 def _less_divided(
-    way: Way, plan: Plan, divided: Figures, inventory: Inventory | None, tracer: Tracer
+    way: Way, plan: Plan, divided: Figures, inventory: Inventory | None, answers: Answers
 ) -> Suggestion | None:
     """The layout that divides least and fits; ``None``: only that which divides most does."""
     assert divided.fit is not None
@@ -259,10 +257,10 @@ def _less_divided(
         held = least(changed(plan, alone), inventory) if inventory is not None else 0
         if held + outside > divided.fit.limit:
             continue
-        (answer,) = tracer.answers([apply(plan, remedies)])
+        (answer,) = answers.predict([apply(plan, remedies)])
         if isinstance(answer, MemcalcError):
             continue
-        there = Trials(answer, tracer)
+        there = Trials(answer, answers)
         if fitting(there.before) is None:
             return _fits(way, there, there.before, remedies)
     return None

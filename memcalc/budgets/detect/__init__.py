@@ -86,7 +86,7 @@ def read(path: Path) -> Recipe:
     found = _read(path)
     if found is None:
         raise UsageError(
-            f"{path} is not understood: give a recipe of {', '.join(dialects.DIALECTS)}, or a "
+            f"{path} is not understood: give a recipe of {', '.join(dialects.dialects())}, or a "
             "script that calls TrainingArguments."
         )
     return found

@@ -17,7 +17,6 @@ _HEAD = ("run", "budget", "before", "after", "change", "limit", "verdict")
 _SIGNS = {
     Status.OVER: "❌ **over**",
     Status.UNKNOWN: "⚠️ **could not tell**",
-    Status.NO_BASELINE: "no baseline",
     Status.HOLDS: "✅ ok",
 }
 
@@ -93,15 +92,8 @@ def as_annotations(report: Report) -> str:
         more = " and others" if len(failures) > 2 * MOST else ""
         message = f"{len(failures) - MOST} more budgets do not hold: {left}{more}"
         lines.append(f"::notice {_TITLE}::{github(message)}")
-    warnings = [
-        *(_annotation("warning", v) for v in report.verdicts if v.status is Status.NO_BASELINE),
-        *(
-            f"::warning title={github_property('memcalc check')}::{github(w)}"
-            for w in report.warnings
-        ),
-    ]
-    # The report's own warnings come last and say in sum what the single ones say.
-    lines += warnings[-MOST:]
+    title = github_property("memcalc check")
+    lines += [f"::warning title={title}::{github(each)}" for each in report.warnings[-MOST:]]
     return "\n".join([*lines, text.summary(report)]) + "\n"
 
 

@@ -12,7 +12,6 @@ from memcalc.units import GIB, KIB, MIB
 STATUS = {
     Status.OVER: "over",
     Status.UNKNOWN: "unknown",
-    Status.NO_BASELINE: "new",
     Status.HOLDS: "ok",
 }
 
@@ -106,8 +105,7 @@ def sentence(verdict: Verdict) -> str:
     value, against, difference = comparison(verdict)
     figures = " ".join(part for part in (value, against) if part)
     apart = f" ({difference})" if difference and verdict.difference else ""
-    lead = {Status.UNKNOWN: "could not tell", Status.NO_BASELINE: "not checked"}
-    told = lead.get(verdict.status, "")
+    told = "could not tell" if verdict.status is Status.UNKNOWN else ""
     parts = [part for part in (told, f"{figures}{apart}", why(verdict)) if part]
     return untrusted_text.line(f"{verdict.budget.run}: {verdict.budget.name}: {': '.join(parts)}")
 
@@ -125,7 +123,6 @@ def summary(report: Report) -> str:
     counts = [
         (report.count(Status.OVER), "over"),
         (report.count(Status.UNKNOWN), "could not be told"),
-        (report.count(Status.NO_BASELINE), "without a baseline"),
         (report.count(Status.HOLDS), "ok"),
     ]
     told = ", ".join(f"{count} {word}" for count, word in counts if count)

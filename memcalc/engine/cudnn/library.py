@@ -28,6 +28,7 @@ import msgspec
 
 from memcalc.engine.environment import folders, uv
 from memcalc.errors import EstimateError, MemcalcError
+from memcalc.files.offline import MISSING
 from memcalc.records.progress import Progress, listening, tell
 
 Version = tuple[int, ...]
@@ -61,10 +62,6 @@ REFUSED = (
 )
 _ASKED = ("9.8.0.87", "9.12.0.46")
 """Releases to ask in place of one that is refused, in order; PyPI has both."""
-
-
-OFFLINE = "is not here, and this is offline"
-"""Ends the reason for which a library is missing that a network would give."""
 
 
 class Library(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +136,7 @@ def find(
     requirement = f"nvidia-cudnn-cu{major}=={_text(asked, full=True)}"
     folder = kept(requirement)
     if folder is None and offline:
-        return Missing(reason=f"{requirement} {OFFLINE}", reported=reported)
+        return Missing(reason=f"{requirement} {MISSING}", reported=reported)
     if folder is None and (reason := impossible()):
         return Missing(reason=reason, reported=reported)
     return Library(

@@ -12,7 +12,8 @@ from memcalc.engine.notes import Notebook
 from memcalc.engine.patches import Patches
 from memcalc.records.trace import Component
 
-_ZERO = "deepspeed.runtime.zero"
+ZERO = "deepspeed.runtime.zero"
+SECOND, THIRD = "DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"
 _AGREES = "assert_ints_same_as_other_ranks"
 
 
@@ -25,8 +26,8 @@ def follow(patches: Patches, book: Notebook) -> None:
     for_good = Patches()
     # It would compile collectives over shared memory, in a folder of the user's.
     for_good.set(importlib.import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)
-    second = importlib.import_module(f"{_ZERO}.stage_1_and_2").DeepSpeedZeroOptimizer
-    third = importlib.import_module(f"{_ZERO}.stage3").DeepSpeedZeroOptimizer_Stage3
+    second = getattr(importlib.import_module(f"{ZERO}.stage_1_and_2"), SECOND)
+    third = getattr(importlib.import_module(f"{ZERO}.stage3"), THIRD)
 
     def buckets(original: Any, optimizer: Any) -> None:
         original(optimizer)
@@ -47,8 +48,8 @@ def follow(patches: Patches, book: Notebook) -> None:
         for_good.set(module, "is_invalid_grad_norm", lambda norm: False)
     # Ranks compare notes by values that they read back: here they agree.
     for name in ("parameter_offload", "partitioned_param_coordinator"):
-        importlib.import_module(f"{_ZERO}.{name}")
-    utils = importlib.import_module(f"{_ZERO}.utils")
+        importlib.import_module(f"{ZERO}.{name}")
+    utils = importlib.import_module(f"{ZERO}.utils")
     for_good.set_everywhere(utils, _AGREES, lambda ints: None)
     plain: Any = torch.Tensor.data
 

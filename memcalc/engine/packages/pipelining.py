@@ -13,12 +13,16 @@ import torch
 from memcalc.engine.patches import Patches
 
 
-def install(patches: Patches) -> None:
-    """Answer from now on, where stages ask each other before the first step (since 2.11)."""
-    patches.when_imported("torch.distributed.pipelining.stage", lambda m: _answer(m, patches))
+def install(patches: Patches, *, alone: bool = False) -> None:
+    """Answer from now on, where stages ask each other before the first step (since 2.11).
+
+    ``alone``: no other rank runs beside this one, and what arrives is like the example inputs.
+    """
+    name = "torch.distributed.pipelining.stage"
+    patches.when_imported(name, lambda module: _answer(module, patches, alone))
 
 
-def _answer(module: ModuleType, patches: Patches) -> None:
+def _answer(module: ModuleType, patches: Patches, alone: bool) -> None:
     if not hasattr(module, "_StageBackwardMeta"):
         return
     passed_on: list[Any] = []
@@ -26,12 +30,15 @@ def _answer(module: ModuleType, patches: Patches) -> None:
     def sent(original: Any, stage: Any, meta: Any, to: int) -> None:
         if to > stage.stage_index:
             passed_on.append(meta)
-        original(stage, meta, to)
+        if not alone:
+            original(stage, meta, to)
 
     def received(original: Any, stage: Any, source: int) -> Any:
         if source > stage.stage_index:
             like_outputs = module._derive_grad_metas(stage._stage_meta.outputs)
             return module._StageBackwardMeta(backward_metas=like_outputs)
+        if alone and not passed_on:
+            return module._StageForwardMeta(forward_metas=stage._user_meta.inputs)
         return passed_on[0] if passed_on else original(stage, source)
 
     def vote(

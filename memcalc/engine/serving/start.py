@@ -20,7 +20,7 @@ _HOME = str(Path(__file__).resolve().parents[3])
 _BEGINS = """
 import os, runpy, signal, sys
 sys.path[:] = [*filter(None, sys.path), {home!r}]
-from memcalc.children.fork import die_with
+from memcalc.children.child import die_with
 die_with(int(sys.argv[1]), signal.SIGKILL)
 del sys.argv[:2]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

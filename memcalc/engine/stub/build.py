@@ -1,4 +1,4 @@
-"""Compiles the stub driver, the cuDNN shim and the file guard.
+"""Compiles the stub driver and the cuDNN shim.
 
 The compiler is that of the system, or Zig's.
 
@@ -17,14 +17,11 @@ from memcalc.files import compiler as compilers
 
 NAME = "libmemcalc_stub.so"
 SHIM = "libmemcalc_cudnn.so"
-FILE_GUARD = "libmemcalc_files.so"
-"""Preloaded into scripts where the kernel grants no mount namespace."""
 BUILT = Path(__file__).parent / "built"
 """Where the build of the wheel puts the libraries."""
 MARK = "sources"
 """A file beside the libraries that names their sources and the machine they are for."""
 SOURCES = Path(__file__).parent / "sources"
-_OF_FILE_GUARD = SOURCES.with_name("file_guard")
 _OF_CUDNN = Path(__file__).parents[1] / "cudnn" / "sources"
 NOOPS = SOURCES / "noops.txt"
 """Functions of CUDA 11, 12 and 13 that do nothing and return success; one that is written by hand
@@ -35,8 +32,6 @@ ZIG_TARGETS = {
 }
 """What Zig compiles for by machine: glibc 2.17 is manylinux2014's."""
 _FLAGS = ("-std=gnu11", "-w", "-fvisibility=hidden", "-fPIC", "-shared", "-s")
-_GUARDS = ("-O2", "-U_FORTIFY_SOURCE", "-fno-delete-null-pointer-checks")
-"""It has functions of its own in place of those that headers declare, and is given null paths."""
 _OF_SHIM = ("library.c", "descriptors.c", "handles.c")
 _MAJORS = (12, 13)
 """Versions of CUDA that cuDNN 9.8 and later are built for."""
@@ -64,8 +59,7 @@ def zig(machine: str) -> list[str] | None:
 
 def sources() -> list[Path]:
     """All files that the libraries are made of."""
-    guard = _OF_FILE_GUARD.glob("*.c")
-    return sorted([*SOURCES.glob("*.[ch]"), *_OF_CUDNN.glob("*.[ch]"), *guard, NOOPS])
+    return sorted([*SOURCES.glob("*.[ch]"), *_OF_CUDNN.glob("*.[ch]"), NOOPS])
 
 
 def mark(machine: str) -> str:
@@ -95,14 +89,12 @@ def build(folder: Path, compiler: Sequence[str], machine: str) -> None:
         noops = Path(scratch, "noops.c")
         noops.write_text(_nothings(NOOPS.read_text().split()))
         stub = [str(path) for path in sorted(SOURCES.glob("*.c"))]
-        names = {NAME: "the stub driver", FILE_GUARD: "the file guard"}
         for name, options in (
             (NAME, ["-O1", f"-Wl,-soname,{NAME}", *stub, str(noops), "-ldl", "-lpthread"]),
-            (FILE_GUARD, [*_GUARDS, *map(str, _OF_FILE_GUARD.glob("*.c")), "-ldl"]),
             *_libraries_of_cudnn(),
         ):
             command = [*compiler, *_FLAGS, "-o", str(Path(scratch, name)), *options]
-            compilers.run(command, names.get(name, "the cuDNN shim"))
+            compilers.run(command, "the stub driver" if name == NAME else "the cuDNN shim")
             Path(scratch, name).replace(folder / name)
         Path(scratch, MARK).write_text(mark(machine))
         Path(scratch, MARK).replace(folder / MARK)

@@ -20,7 +20,7 @@ import msgspec
 
 from memcalc.engine.stub import build, elf
 from memcalc.errors import EstimateError
-from memcalc.files import cache, lock
+from memcalc.files import artifact, cache, lock
 from memcalc.files.compiler import CompileError, system_compiler
 
 _EXTRA = "libmemcalc_extra.so"
@@ -282,26 +282,19 @@ def _write(folder: Path, library: Path, own: list[Path], beside: list[Path], cud
     link.unlink(missing_ok=True)
     link.symlink_to(library)
     if missing:
-        _put(folder / _EXTRA, elf.shared_object(_EXTRA, missing, machine=machine))
+        artifact.put(folder / _EXTRA, elf.shared_object(_EXTRA, missing, machine=machine))
     for soname in sorted(sonames):
         needed = [build.NAME, *([_EXTRA] if missing else [])]
         shell = elf.shared_object(soname, needed=needed, runpath=_SELF_REFERENCE, machine=machine)
         # The loader goes by what a shell says its soname is. A loaded file of CUDA's runtime is for
         # PyTorch a sign that it should load NVIDIA's other libraries, where they are installed.
-        _put(folder / soname.replace("libcudart.so", "cudart.so"), shell)
+        artifact.put(folder / soname.replace("libcudart.so", "cudart.so"), shell)
     # Triton links what it compiles to the driver by this name.
     (folder / "libcuda.so").unlink(missing_ok=True)
     (folder / "libcuda.so").symlink_to(_DRIVER)
     stub = Stub(library=library, folder=folder, cuda=cuda, missing=missing)
-    _put(folder / _RECORD, msgspec.json.encode(stub, enc_hook=str))
+    artifact.put(folder / _RECORD, msgspec.json.encode(stub, enc_hook=str))
     return stub
-
-
-def _put(path: Path, data: bytes) -> None:
-    """Write a file that appears whole or not at all."""
-    made = path.with_name(f".{path.name}.{os.getpid()}")
-    made.write_bytes(data)
-    made.replace(path)
 
 
 def _asked(own: list[Path], beside: list[Path], cuda: int) -> tuple[set[str], set[str]]:

@@ -46,7 +46,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Elements of the compressed latent (MLA) that a layer keeps of a token; ``None``: none."""
 
 
-class Engine:
+class ServingEngine:
     """A serving engine with the settings of a plan."""
 
     def __init__(self, plan: Plan, gpu: Gpu, model: Model) -> None:

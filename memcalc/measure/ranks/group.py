@@ -13,12 +13,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.children.client import Child
+from memcalc.children.client import ForkServer
 from memcalc.errors import MeasureError, UsageError, took_too_long
 from memcalc.files.artifact import encode
 from memcalc.files.results import Run
 from memcalc.measure.gpu.sampler import INTERVAL
-from memcalc.measure.runs.runner import Observer, Request, Runner
+from memcalc.measure.runs.runner import Observer, Request, Runner, hint
 from memcalc.records.measurement import Measurement, PhaseReading, steady_peak
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS
@@ -36,12 +36,11 @@ class Member:
     ) -> None:
         self.rank = rank
         self.name = f"run (rank {rank} of {world})"
-        self.child: Child | None = None
         self.measurement: Measurement | None = None
         self.error: str | None = None
         """What it said itself, or what is said of how it ended."""
         self.died = False
-        """It ended without an answer."""
+        """It ended without an answer of its own."""
         self.deserted = False
         """It failed because others were gone."""
         self.unwanted = False
@@ -64,7 +63,7 @@ class Member:
         last = self.reached[-1]
         return f" after {last.phase.value} of step {last.step + 1}"
 
-    def run(self, request: dict[str, Any], timeout: float) -> None:
+    def run(self, server: ForkServer, request: Request, where: dict[str, Any]) -> None:
         """Have it train to its end.
 
         Raises:
@@ -72,14 +71,16 @@ class Member:
             UsageError: the plan cannot be run.
             MeasureError: the others cannot go on without it.
         """
-        assert self.child is not None
         try:
-            answer = self.child.ask(
-                {**request, "rank": self.rank},
+            answer = server.ask(
+                "memcalc.measure.ranks.rank",
+                self.name,
+                {**encode(request), **where, "rank": self.rank},
+                hint=hint(request.plan),
                 heard=self._observer.heard,
                 tick=self._observer.tick,
                 interval=INTERVAL,
-                timeout=timeout,
+                timeout=request.timeout,
             )
             if "deserted" in answer:
                 self.deserted = True
@@ -89,15 +90,14 @@ class Member:
                 raise MeasureError(f"The {self.name} ran out of memory.")
         except MeasureError as error:
             if self.measurement is None and not self.unwanted:
-                self.error, self.died = str(error), not self.child.alive
+                self.error = str(error)
+                self.died = isinstance(error.__cause__, ChildProcessError)
             raise
         finally:
             self.left = time.monotonic()
 
-    def end(self) -> None:
-        """Let it go, with whatever it has left behind."""
-        if self.child is not None:
-            self.child.end()
+    def close(self) -> None:
+        """Look no more at its GPU."""
         self._observer.close()
 
 
@@ -118,7 +118,7 @@ def measure(
         errors = _run(runner, request, members)
     finally:
         for one in members:
-            one.end()
+            one.close()
     if wrong := next((error for error in errors if isinstance(error, UsageError)), None):
         raise wrong
     trouble = first_failure(members)
@@ -129,23 +129,23 @@ def measure(
 
 def _run(runner: Runner, request: Request, members: Sequence[Member]) -> list[BaseException | None]:
     """Run all ranks to their end; what each raised before others were ended for it."""
-    for one in members:
-        one.child = runner.child(request.plan, "memcalc.measure.ranks.rank", one.name)
+    server = runner.server(request.plan)
     with (
         tempfile.TemporaryDirectory(prefix="memcalc-ranks-") as folder,
         ThreadPoolExecutor(len(members)) as threads,
     ):
-        told = {**encode(request), "world": len(members), "store": str(Path(folder, "store"))}
-        runs = [threads.submit(one.run, told, request.timeout) for one in members]
+        where = {"world": len(members), "store": str(Path(folder, "store"))}
+        runs = [threads.submit(one.run, server, request, where) for one in members]
         try:
             wait(runs, return_when=FIRST_EXCEPTION)
             wait(runs, timeout=_TIME_TO_TELL)
             return [run.exception() if run.done() else None for run in runs]
         finally:
-            for one, run in zip(members, runs, strict=True):
-                if not run.done() and one.child is not None:
-                    one.unwanted = True
-                    one.child.end()
+            left = [one for one, run in zip(members, runs, strict=True) if not run.done()]
+            for one in left:
+                one.unwanted = True
+            if left:
+                runner.close()
 
 
 def first_failure(members: Sequence[Member]) -> str | None:

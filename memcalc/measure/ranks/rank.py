@@ -5,33 +5,27 @@ One that fails because others are gone is answered by ``{"deserted": reason}``.
 """
 
 import os
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 
-from memcalc.children.child import Breadcrumbs, Speaker
+from memcalc.children.child import Speaker
 from memcalc.errors import NO_GPU, MeasureError
 from memcalc.measure.runs import run
 
 warm = run.warm
 
 
-def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], dict[str, Any]]:
-    """A function that answers requests."""
-    train = run.answer_for(breadcrumbs)
-
-    def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
-        try:
-            _join(request)
-            return train({**request, "index": request["rank"]}, speaker)
-        except Exception as error:
-            if _deserted(error):
-                return {"deserted": " ".join(str(error).split())[:200]}
-            raise
-
-    return answer
+def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
+    """Measure a plan as one rank, as the module of a child process."""
+    try:
+        _join(request)
+        return run.answer({**request, "index": request["rank"]}, speaker)
+    except Exception as error:
+        if _deserted(error):
+            return {"deserted": " ".join(str(error).split())[:200]}
+        raise
 
 
 def _join(request: dict[str, Any]) -> None:

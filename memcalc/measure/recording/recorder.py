@@ -1,8 +1,6 @@
 """Records the memory of a user's training loop, in the format of ``memcalc measure``.
 
-Forward begins when the outermost module is called with gradients on, backward when autograd's
-``backward`` is; what follows until the optimizer's step has ended is the step phase, and from
-there to the next forward is where gradients are cleared.
+Its phases are told as those of a simulated script are: see ``memcalc.engine.follow.phases``.
 
 The training comes first: whatever fails here ends the recording with a warning, never the loop.
 """
@@ -10,6 +8,7 @@ The training comes first: whatever fails here ends the recording with a warning,
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 import warnings
@@ -18,20 +17,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules import module as modules
-from torch.optim import optimizer as optimizers
 
 from memcalc.catalog.plan import make
-from memcalc.engine.patches import Patches
+from memcalc.engine import torch_internals as internals
+from memcalc.engine.follow.phases import Observer
 from memcalc.errors import UsageError
 from memcalc.files import results
 from memcalc.measure import process
+from memcalc.measure.follower import Follower
 from memcalc.measure.gpu.sampler import Sampler
 from memcalc.measure.process import read_state, storage_bytes
-from memcalc.measure.recording.readings import CpuReadings, CudaReadings
-from memcalc.records.measurement import GpuReading, Measurement, OutOfMemory
+from memcalc.measure.readings import GpuCounters
+from memcalc.records.measurement import (
+    GpuReading,
+    Measurement,
+    OutOfMemory,
+    PhaseReading,
+    last_finished,
+)
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Phase
+
+_KEPT_STEPS = 2
+"""First steps whose readings are kept; of the others, the highest and the last are."""
+_MOST_STEPS = 20
+"""Steps after which a CPU run is not followed any more: PyTorch's profiler keeps every event in
+main memory."""
 
 
 class Recorder:
@@ -72,19 +82,11 @@ class Recorder:
                 results.append(self._output, None)
             except UsageError as error:
                 _warn(f"{error} The result will be kept elsewhere.")
-        self._patches = Patches()
-        self._depth = 0
-        self._in_backward = False
+        self._seen = _Seen(model, optimizer)
         self._only = optimizer
-        self._model = model
-        self._optimizer = optimizer
         self._cuda = torch.cuda.is_available()
-        self._readings: CudaReadings | CpuReadings = CudaReadings() if self._cuda else CpuReadings()
-        self._seen: dict[str, int] = {}
-        self._gradients: int | None = None
-        self._ends: list[float] = []
+        self._follower: Follower | None = None
         self._noticed: process.RefusedRequest | None = None
-
         self._sampler: Sampler | None = None
         self._began = time.perf_counter()
         self._failed = False
@@ -100,78 +102,19 @@ class Recorder:
         """End the recording; an error that ended the loop is recorded if memory ran out."""
         self._quietly(self._finish, error)
 
-    def _follow(self) -> None:
-        """See calls of the model, backward, and steps of optimizers; ``_patches`` end it."""
-        if self._model is not None:
-            hooks = [
-                self._model.register_forward_pre_hook(self._opens, with_kwargs=True),
-                self._model.register_forward_hook(self._closes, always_call=True),
-            ]
-        else:
-            hooks = [
-                modules.register_module_forward_pre_hook(self._opens),
-                modules.register_module_forward_hook(self._closes, always_call=True),
-            ]
-        hooks += [
-            optimizers.register_optimizer_step_pre_hook(self._before_step),
-            optimizers.register_optimizer_step_post_hook(self._after_step),
-        ]
-        for hook in hooks:
-            self._patches.also(hook.remove)
-        self._patches.wrap(torch.autograd, "backward", self._backward)
-
-    def _opens(
-        self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any] | None = None
-    ) -> None:
-        self._depth += 1
-        # Checkpointing calls modules in backward; evaluation calls them without gradients.
-        if self._depth != 1 or not torch.is_grad_enabled() or self._in_backward:
-            return
-        self._model = self._model or module
-        by_place = {str(place): value for place, value in enumerate(args)}
-        for name, value in {**by_place, **(kwargs or {})}.items():
-            if isinstance(value, torch.Tensor) and value.dim():
-                self._seen.setdefault("batch", value.shape[0])
-                if name == "input_ids" and value.dim() == 2:
-                    self._seen["seq"] = max(self._seen.get("seq", 0), value.shape[1])
-        self._quietly(self._readings.turn, Phase.FORWARD)
-
-    def _closes(self, *_: Any) -> None:
-        self._depth = max(0, self._depth - 1)
-
-    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> None:
-        if self._in_backward:
-            return original(*args, **kwargs)  # type: ignore[no-any-return]
-        self._in_backward = True
-        self._quietly(self._readings.turn, Phase.BACKWARD)
-        try:
-            return original(*args, **kwargs)  # type: ignore[no-any-return]
-        finally:
-            self._in_backward = False
-            self._quietly(self._readings.turn, Phase.STEP)
-
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if self._only is None or optimizer is self._only:
-            self._optimizer = optimizer
-            self._quietly(self._count_gradients, optimizer)
-
-    def _after_step(self, optimizer: Any, *_: Any) -> None:
-        if self._only is None or optimizer is self._only:
-            self._quietly(self._end_step)
-
-    def _quietly(self, act: Callable[..., None], *arguments: Any) -> None:
+    def _quietly(self, act: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Act inside a user's training; a failure ends the recording."""
         if self._failed:
-            return
+            return None
         try:
-            act(*arguments)
+            return act(*arguments, **named)
         except Exception as error:
             self._failed = True
             _warn(f"the recording ended, the training goes on: {type(error).__name__}: {error}")
-            with contextlib.suppress(Exception):
-                self._patches.undo()
-            with contextlib.suppress(Exception):
-                self._readings.close(whole=False)
+            if self._follower is not None:
+                with contextlib.suppress(Exception):
+                    self._follower.__exit__()
+            return None
 
     def _begin(self) -> None:
         if self._cuda:
@@ -181,32 +124,36 @@ class Recorder:
             torch.cuda.init()
             self._noticed = process.observe_oom()
         self._began = time.perf_counter()
-        self._readings.open()
-        self._follow()
+        self._follower = Follower(
+            "cuda" if self._cuda else "cpu",
+            self._seen,
+            only=self._only,
+            guard=functools.partial(_Guarded, self._quietly),
+        )
+        self._seen.follower = self._follower
+        self._follower.__enter__()
 
     def _finish(self, error: BaseException | None) -> None:
-        self._patches.undo()
+        follower = self._follower
+        assert follower is not None
+        if error is None:
+            follower.phases.end_training()
+        follower.__exit__()
         failure = None
         if error is not None and process.ran_out(error):
-            failure = process.read_failure(error, self._readings.at, self._noticed)
-        self._readings.close(whole=error is None)
+            at = follower.phases.step, follower.phases.phase
+            failure = process.read_failure(error, at, self._noticed)
         gpu, reason = self._look()
-        self.measurement = self._measurement(failure, gpu, reason)
+        readings = list(follower.counters.readings())
+        if error is None:
+            last = last_finished(readings) or 0
+            readings = [one for one in readings if one.step <= last]
+        self.measurement = self._measurement(failure, gpu, reason, readings)
         if self._output is not None:
             run = results.Run(plan=self.measurement.plan, measurement=self.measurement)
             lost = results.keep(self._output, run)
             if lost is not None:
                 _warn(lost)
-
-    def _count_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        groups = optimizer.param_groups
-        self._gradients = storage_bytes(p.grad for group in groups for p in group["params"])
-
-    def _end_step(self) -> None:
-        self._readings.turn(Phase.ZERO_GRAD)
-        if self._cuda:
-            torch.cuda.synchronize()
-        self._ends.append(time.perf_counter())
 
     def _look(self) -> tuple[GpuReading | None, str]:
         if self._sampler is None:
@@ -217,23 +164,28 @@ class Recorder:
         return reading, failure or "NVML listed no process of the run"
 
     def _plan(self) -> Plan:
+        model, optimizer = self._seen.model, self._seen.optimizer
         known = {
-            "model": type(self._model).__name__ if self._model is not None else "unnamed",
-            "optim": type(self._optimizer).__name__.lower() if self._optimizer else "adamw",
+            "model": type(model).__name__ if model is not None else "unnamed",
+            "optim": type(optimizer).__name__.lower() if optimizer else "adamw",
             "target": "cuda" if self._cuda else "cpu",
             **self._settings,
         }
         try:
-            return make({**self._seen, **known})
+            return make({**self._seen.shape, **known})
         except UsageError:
             # Shapes that no plan has, such as an empty batch.
             return make(known)
 
     def _measurement(
-        self, failure: OutOfMemory | None, gpu: GpuReading | None, reason: str
+        self,
+        failure: OutOfMemory | None,
+        gpu: GpuReading | None,
+        reason: str,
+        readings: list[PhaseReading],
     ) -> Measurement:
-        model, optimizer = self._model, self._optimizer
-        steps = self._ends[1:] if len(self._ends) > 2 else self._ends
+        model, optimizer, ends = self._seen.model, self._seen.optimizer, self._seen.ends
+        steps = ends[1:] if len(ends) > 2 else ends
         seconds = (steps[-1] - steps[0]) / (len(steps) - 1) if len(steps) > 1 else None
         unknown: dict[str, str] = {}
         if not self._cuda:
@@ -251,9 +203,9 @@ class Recorder:
             parameters=sum(p.numel() for p in parameters) if parameters is not None else None,
             weights=storage_bytes(parameters) if parameters is not None else None,
             buffers=storage_bytes(model.buffers()) if model is not None else None,
-            gradients=self._gradients,
+            gradients=self._seen.gradients,
             state=read_state(optimizer) if optimizer is not None and failure is None else None,
-            phases=tuple(self._readings.readings()),
+            phases=tuple(readings),
             seconds_per_step=seconds,
             samples_per_second=plan.batch * plan.grad_accum / seconds if seconds else None,
             process_used=used,
@@ -263,6 +215,68 @@ class Recorder:
             unknown=unknown,
             **process.measured(cuda=self._cuda),
         )
+
+
+class _Guarded:
+    """Stands before an object; whatever it does, it does quietly."""
+
+    def __init__(self, quietly: Callable[..., Any], one: Any) -> None:
+        self._quietly, self._one = quietly, one
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        act = functools.partial(self._quietly, getattr(self._one, name))
+        self.__dict__[name] = act
+        return act
+
+
+class _Seen(Observer):
+    """What a training loop shows of itself."""
+
+    follower: Follower
+    gradients: int | None = None
+
+    def __init__(self, model: torch.nn.Module | None, optimizer: Any) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.shape: dict[str, int] = {}
+        """Fields of a plan that are read off batches."""
+        self.ends: list[float] = []
+        """When steps ended."""
+
+    def meets_model(self, module: torch.nn.Module) -> None:
+        """Take the first module for the model."""
+        if torch.is_grad_enabled():
+            self.model = self.model or module
+
+    def enters_model(self, args: Any) -> None:
+        """Read the batch."""
+        by_place = {str(place): value for place, value in enumerate(args)}
+        for name, value in {**by_place, **internals.keywords_of_call()}.items():
+            if isinstance(value, torch.Tensor) and value.dim() and torch.is_grad_enabled():
+                self.shape.setdefault("batch", value.shape[0])
+                if name == "input_ids" and value.dim() == 2:
+                    self.shape["seq"] = max(self.shape.get("seq", 0), value.shape[1])
+
+    def enters_step(self, optimizer: Any, *, inside_backward: bool) -> None:
+        """Count the gradients before they are used."""
+        self.optimizer = optimizer
+        groups = optimizer.param_groups
+        self.gradients = storage_bytes(p.grad for group in groups for p in group["params"])
+
+    def leaves_step(self, optimizer: Any, steps: int) -> None:
+        """Take the time."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self.ends.append(time.perf_counter())
+
+    def begins_step(self, step: int) -> None:
+        """Keep the phases of the first steps, of the highest and of the last before this one."""
+        if isinstance(self.follower.counters, GpuCounters):
+            intervals = self.follower.counters.intervals
+            highest = max(intervals, key=lambda one: one.allocated).step
+            kept = {*range(_KEPT_STEPS), highest, step - 1, step}
+            intervals[:] = [one for one in intervals if one.step in kept]
+        elif step == _MOST_STEPS:
+            self.follower.__exit__()
 
 
 record = Recorder

@@ -8,29 +8,30 @@ A request is the fields of ``Request``, answered by ``{"measurement": ...}``. Ev
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 
-from memcalc.children.child import Breadcrumbs, Speaker
+from memcalc.children.child import Speaker
 from memcalc.engine import program as programs
+from memcalc.engine.follow.phases import Observer
 from memcalc.errors import NO_GPU, MeasureError
 from memcalc.files.artifact import decode, encode
 from memcalc.measure import process
-from memcalc.measure.meters import CpuMeter, CudaMeter
+from memcalc.measure.follower import Follower
 from memcalc.measure.process import read_state, storage_bytes
 from memcalc.measure.runs.runner import Options, Request
 from memcalc.records.measurement import Measurement, OutOfMemory, PhaseReading
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Phase
-from memcalc.workload import inference, layerdrop, layouts, loops
-from memcalc.workload.job import Program
+from memcalc.workload import layerdrop, layouts, loops
+from memcalc.workload.job import Job, Program
 from memcalc.workload.model import in_its_words
 
 
@@ -66,27 +67,43 @@ def measure(plan: Plan, options: Options, listener: Listener | None = None) -> M
     started = time.perf_counter()
     programs.configure(plan)
     program = programs.build(plan, real_weights=options.weights)
-    meter = CudaMeter(options.snapshot) if options.device == "cuda" else CpuMeter()
-    watch = _Watch(meter, listener or Listener())
+    listener = listener or Listener()
+    seen = _Gradients()
     found: dict[str, Any] = {}
     noticed = None
-    try:
-        watch.listener.moment("before")
+    with contextlib.ExitStack() as stack:
+        listener.moment("before")
         noticed = _open(options.device, options.index)
-        watch.listener.moment("context")
-        (_generate if plan.infers else _train)(program, options, watch, found)
-    except (RuntimeError, MemoryError) as error:
-        if not process.ran_out(error):
-            raise
-        found["out_of_memory"] = process.read_failure(error, watch.at, noticed)
-    finally:
-        watch.close()
+        listener.moment("context")
+        if options.snapshot is not None:
+            stack.enter_context(_recorded(options.snapshot))
+        follower = Follower(options.device, seen, told=listener.said)
+        run = functools.partial(_generate if plan.infers else _train, program, options)
+        try:
+            run(follower, seen, listener, found)
+        except (RuntimeError, MemoryError) as error:
+            if not process.ran_out(error):
+                raise
+            at = follower.phases.step, follower.phases.phase
+            found["out_of_memory"] = process.read_failure(error, at, noticed)
     found["seconds"] = time.perf_counter() - started
-    measurement = _measurement(program, watch, options, found)
+    found["phases"] = tuple(follower.counters.readings())
+    measurement = _measurement(program, options, found)
     del program
     _free(options.device)
-    watch.listener.moment("freed")
+    listener.moment("freed")
     return measurement
+
+
+@contextlib.contextmanager
+def _recorded(snapshot: str) -> Iterator[None]:
+    """Have PyTorch write down what its allocator does, into a file at the end."""
+    torch.cuda.memory._record_memory_history(max_entries=10**7, stacks="python")
+    try:
+        yield
+    finally:
+        torch.cuda.memory._dump_snapshot(snapshot)
+        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def _open(device: str, index: int) -> process.RefusedRequest | None:
@@ -100,89 +117,87 @@ def _open(device: str, index: int) -> process.RefusedRequest | None:
 
 
 def _load(
-    program: Program, device: str, watch: _Watch, found: dict[str, Any]
+    program: Program, device: str, follower: Follower, found: dict[str, Any]
 ) -> tuple[Program, Any]:
     """The program with its model on the device, and the optimizer of one that trains."""
-    program, optimizer = programs.load(program, device, watch)
+    program, optimizer = programs.load(program, device, follower.phases.begin)
     found["weights"] = storage_bytes(program.model.parameters())
     found["buffers"] = storage_bytes(program.model.buffers())
     return program, optimizer
 
 
-def _train(program: Program, options: Options, watch: _Watch, found: dict[str, Any]) -> None:
-    """Train for some steps under the meter and a few more under the clock; fills ``found``."""
+def _train(
+    program: Program,
+    options: Options,
+    follower: Follower,
+    seen: _Gradients,
+    listener: Listener,
+    found: dict[str, Any],
+) -> None:
+    """Train for some steps that are followed and a few more that are timed; fills ``found``."""
     plan, device = program.plan, options.device
-    program, optimizer = _load(program, device, watch, found)
-    model = program.model
-    if not program.in_backward and not layouts.of(plan).package:
-        # Asked for each time: whoever holds parameters that a loop shards keeps them whole.
-        watch.before_clearing = lambda: storage_bytes(p.grad for p in model.parameters())
-    job, loop = programs.job(program, optimizer, device), loops.of(plan)
-    with layerdrop.off(model):
-        loop.run(job, watch, options.steps)
-    found["gradients"], found["state"] = watch.gradients, read_state(optimizer)
-    watch.listener.moment("trained")
-    clock = _Clock(device)
-    clock.tick()
-    # Reading a meter stops the device at every phase; a step's time is taken without it.
+    with follower:
+        program, optimizer = _load(program, device, follower, found)
+        if not program.in_backward and not layouts.of(plan).package:
+            seen.model = program.model
+        follower.phases.leave()
+        with follower.steps.prepared():
+            job = programs.job(program, optimizer, device)
+        with layerdrop.off(program.model):
+            programs.train(job, follower.phases, options.steps)
+    found["gradients"], found["state"] = seen.bytes, read_state(optimizer)
+    listener.moment("trained")
     bare = replace(job, plan=replace(plan, eval=None), restore=None)
-    loop.run(bare, clock, max(2, options.steps - 2))
-    seconds = (clock.ends[-1] - clock.ends[0]) / (len(clock.ends) - 1)
+    seconds = _time_step(bare, max(2, options.steps - 2))
     found["seconds_per_step"] = seconds
     found["samples_per_second"] = plan.batch * plan.grad_accum / seconds
 
 
-def _generate(program: Program, options: Options, watch: _Watch, found: dict[str, Any]) -> None:
-    """Generate under the meter; what is about training stays unknown."""
-    program, _ = _load(program, options.device, watch, found)
-    inference.run(program, watch, device=options.device)
-    watch.listener.moment("trained")
+def _time_step(job: Job, steps: int) -> float:
+    """Take the time of steps that nobody follows: reading stops the device at every phase."""
+    began = 0.0
+
+    def batch() -> Any:
+        nonlocal began
+        began = began or _finished(job.device)
+        return job.batch()
+
+    loops.of(job.plan).run(replace(job, batch=batch), steps)
+    return (_finished(job.device) - began) / steps
 
 
-class _Watch:
-    """Reads the meter around every phase."""
-
-    def __init__(self, meter: CudaMeter | CpuMeter, listener: Listener) -> None:
-        self.meter = meter
-        self.listener = listener
-        self.readings: list[PhaseReading] = []
-        self.at = (0, Phase.LOAD)
-        self.gradients: int | None = None
-        self.before_clearing: Callable[[], int] | None = None
-
-    @contextlib.contextmanager
-    def phase(self, phase: Phase, step: int) -> Iterator[None]:
-        self.at = (step, phase)
-        if phase is Phase.ZERO_GRAD and self.before_clearing is not None:
-            self.gradients = self.before_clearing()
-        self.meter.begin()
-        yield
-        self.readings.append(self.meter.end(phase, step))
-        self.listener.said(self.readings[-1])
-
-    def close(self) -> None:
-        self.before_clearing = None
-        self.meter.close()
+def _finished(device: str) -> float:
+    """The time at which the device has done what it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
-class _Clock:
-    """Takes the time of steps, the device having finished each."""
+def _generate(
+    program: Program,
+    options: Options,
+    follower: Follower,
+    seen: _Gradients,
+    listener: Listener,
+    found: dict[str, Any],
+) -> None:
+    """Generate; what is about training stays unknown."""
+    with follower:
+        program, _ = _load(program, options.device, follower, found)
+        programs.infer(program, follower.phases)
+    listener.moment("trained")
 
-    def __init__(self, device: str) -> None:
-        self.finish: Callable[[], None] = (
-            torch.cuda.synchronize if device == "cuda" else lambda: None
-        )
-        self.ends: list[float] = []
 
-    def tick(self) -> None:
-        self.finish()
-        self.ends.append(time.perf_counter())
+class _Gradients(Observer):
+    """Counts the gradients of a model before they are used."""
 
-    @contextlib.contextmanager
-    def phase(self, phase: Phase, step: int) -> Iterator[None]:
-        yield
-        if phase is Phase.ZERO_GRAD:
-            self.tick()
+    model: torch.nn.Module | None = None
+    bytes: int | None = None
+
+    def enters_step(self, optimizer: Any, *, inside_backward: bool) -> None:
+        """Count them; asked for each time, as a loop's library may shard parameters."""
+        if self.model is not None:
+            self.bytes = storage_bytes(p.grad for p in self.model.parameters())
 
 
 def _free(device: str) -> None:
@@ -193,9 +208,7 @@ def _free(device: str) -> None:
             torch.cuda.empty_cache()
 
 
-def _measurement(
-    program: Program, watch: _Watch, options: Options, found: dict[str, Any]
-) -> Measurement:
+def _measurement(program: Program, options: Options, found: dict[str, Any]) -> Measurement:
     inventory = program.inventory
     cuda = options.device == "cuda"
     failure: OutOfMemory | None = found.get("out_of_memory")
@@ -217,7 +230,7 @@ def _measurement(
         seq=program.seq,
         parameters=inventory.numel,
         **known,
-        phases=tuple(watch.readings),
+        phases=found["phases"],
         out_of_memory=failure,
         seconds=found["seconds"],
         unknown=unknown,
@@ -229,7 +242,7 @@ _MAKE_IT_ASK = ("torchao", "flash_attn", "flash_attn_interface")
 """Packages for which transformers (5.23) asks CUDA, or imports what does, as it is imported."""
 
 
-def warm(architecture: str) -> None:
+def warm(architecture: str = "") -> None:
     """Import what runs have in common, but nothing that asks CUDA: a fork could not use it then.
 
     bitsandbytes asks at once; transformers does where it finds others.
@@ -240,12 +253,8 @@ def warm(architecture: str) -> None:
         _ = transformers.PreTrainedModel
 
 
-def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], dict[str, Any]]:
-    """A function that answers requests."""
-    return _answer
-
-
-def _answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
+def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
+    """Measure a plan, as the module of a child process."""
     asked, listener = decode(Request, request), Listener(speaker)
     with in_its_words(asked.plan.model, lambda: listener.place):
         return {"measurement": encode(measure(asked.plan, asked, listener))}

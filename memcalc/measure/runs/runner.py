@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from memcalc.catalog import models
 from memcalc.children import variables
-from memcalc.children.client import Child, Parent
+from memcalc.children.client import ForkServer
 from memcalc.errors import MeasureError, MeasureTimeoutError, took_too_long
 from memcalc.files.artifact import decode, encode
 from memcalc.measure.gpu.sampler import INTERVAL, Sampler
@@ -53,15 +53,16 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
     """Measures plans one after another, each in a child process of its own."""
 
     def __init__(self) -> None:
-        self._parent: Parent | None = None
+        self._server: ForkServer | None = None
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Leave no process behind."""
-        if self._parent is not None:
-            self._parent.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     def measure(self, request: Request, said: Callable[[PhaseReading], None]) -> Measurement:
         """Measure one plan.
@@ -72,11 +73,12 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
             UsageError: the plan cannot be run.
         """
         observer = Observer(request.device, said)
-        child = None
         try:
-            child = self.child(request.plan, "memcalc.measure.runs.run", "run")
-            answer = child.ask(
+            answer = self.server(request.plan).ask(
+                "memcalc.measure.runs.run",
+                "run",
                 encode(request),
+                hint=hint(request.plan),
                 heard=observer.heard,
                 tick=observer.tick,
                 interval=INTERVAL if observer.sampler is not None else math.inf,
@@ -86,18 +88,20 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
         except TimeoutError:
             raise MeasureTimeoutError(took_too_long("run", request.timeout)) from None
         finally:
-            # What it held on the GPU is free before the next run looks.
-            if child is not None:
-                child.end()
             observer.close()
 
-    def child(self, plan: Plan, module: str, name: str) -> Child:
-        """A process for a plan's run: PyTorch reads its environment as it is imported."""
+    def server(self, plan: Plan) -> ForkServer:
+        """Return the server for a plan's run: PyTorch reads its environment as it is imported."""
         environment = environment_of(plan)
-        if self._parent is None or self._parent.environment != environment:
+        if self._server is None or self._server.environment != environment:
             self.close()
-            self._parent = Parent(MeasureError, environment)
-        return self._parent.child(module, name, hint=models.find(plan.model).model_type)
+            self._server = ForkServer(MeasureError, environment)
+        return self._server
+
+
+def hint(plan: Plan) -> tuple[str]:
+    """Return what a server of a plan's run should import."""
+    return (models.find(plan.model).model_type,)
 
 
 def environment_of(plan: Plan) -> dict[str, str]:

@@ -6,8 +6,9 @@ the engine's. Read in 0.19.8.
 
 from typing import Any
 
+from memcalc.engine.follow import deepspeed
+from memcalc.engine.follow.session import Session
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.session import Session
 from memcalc.errors import EstimateError
 from memcalc.records.trace import Component
 
@@ -33,19 +34,13 @@ def install(session: Session) -> None:
 
     def made(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
         before = session.counters.moments()
-        with session.steps.prepared():
-            original(engine, *args, **kwargs)
+        original(engine, *args, **kwargs)
         session.models.trains(engine.module)
         session.models.sweep()
         session.counters.guess(Component.COMMUNICATION, before)
 
-    def step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
-        with session.steps.one(engine):
-            return original(engine, *args, **kwargs)
-
-    engine = "deepspeed.runtime.engine"
-    patches.wrap_later(engine, "DeepSpeedEngine.__init__", made)
-    patches.wrap_later(engine, "DeepSpeedEngine._take_model_step", step)
+    deepspeed.follow(patches, session.steps, session.phases)
+    patches.wrap_later("deepspeed.runtime.engine", "DeepSpeedEngine.__init__", made)
 
 
 def _without_kernels(patches: Patches) -> None:

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from memcalc.engine.scripts.session import Session
-from memcalc.engine.scripts.steps import EnoughStepsError
+from memcalc.engine.follow.session import Session
+from memcalc.engine.follow.steps import EnoughStepsError
 from memcalc.engine.serving import plugin, start
 from memcalc.records.trace import Component
 

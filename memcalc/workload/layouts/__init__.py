@@ -12,7 +12,7 @@ import functools
 import importlib
 import math
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from memcalc.errors import UsageError, unknown
 from memcalc.records.names import AUTOCAST_DTYPES, DTYPES, STRATEGIES, WRAPS
 from memcalc.records.plan import Plan
+from memcalc.workload.spread import Spread
 
 if TYPE_CHECKING:
     import torch
@@ -30,23 +31,33 @@ DEFAULT = "ddp"
 """Of several GPUs without a layout."""
 SHARDED = ("fsdp2", "hsdp")
 """Layouts that divide the weights of a base in 4 bit; others leave it whole, or cannot take it."""
+_DIMENSIONS = {
+    "pp": ("pp",),
+    "ddp": ("dp_replicate",),
+    "hsdp": ("dp_replicate", "dp_shard"),
+    "fsdp2": ("dp_shard",),
+    "cp": ("cp",),
+    "tp": ("tp",),
+}
+"""Dimensions of a device mesh by the layouts that go together, outermost first, named and ordered
+as torchtitan and accelerate's ``ParallelismConfig`` do."""
+_INSIDE = ("pp", "ep", "cp", "tp")
+"""Layouts inside of data parallelism; the first of a plan's is the one that places its model."""
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """One process among those that train together, and what it trains on."""
 
     number: int
-    world: int
+    spread: Spread
     device: Any
     """A ``torch.device`` with an index."""
-    sizes: tuple[int, ...]
-    """Ranks along each dimension of the device mesh, outermost first."""
     options: dict[str, Any]
     """Arguments of the wrapper, by its own names."""
     move: Callable[[torch.nn.Module], Any]
     """Gives a model memory and values on the device, in the order of ``Module.to``."""
-    fill: Callable[[torch.nn.Module], None]
-    """Gives values to a model that just got its memory; nothing where there is no data."""
+    filler: Callable[[torch.nn.Module], Callable[[torch.nn.Module], None]]
+    """Makes, of a model as it is, what gives values to it once it got its memory."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +68,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """In a few words, for help texts."""
     place: Callable[[torch.nn.Module, Rank], torch.nn.Module]
     """Takes a model on the meta device; returns what the loop calls, on this rank's device."""
+    divide: Callable[[torch.nn.Module, Rank, Any], None] | None = None
+    """Divides a model on the meta device by its dimension of a mesh, inside of data parallelism."""
     options: tuple[str, ...] = ()
     """Arguments of the wrapper that a plan may set."""
     mixed: tuple[str, ...] = ()
@@ -71,12 +84,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """What a micro-batch runs in; told whether it is the last before the optimizer steps."""
     clip: Callable[[torch.nn.Module, float], Any] | None = None
     """Clips gradients to a norm, if ``torch.nn.utils.clip_grad_norm_`` does not."""
-    even: Callable[[torch.nn.Module, tuple[int, ...]], bool] | None = None
+    even: Callable[[torch.nn.Module, Spread], bool] | None = None
     """Do all ranks hold equally much of a model? If not said, they do."""
     dimensions: int = 1
     """Sizes that its name is followed by."""
-    check: Callable[[dict[str, Any]], None] | None = None
-    """Raises ``UsageError`` where arguments of the wrapper do not go together."""
+    check: Callable[[Plan], None] | None = None
+    """Raises ``UsageError`` where settings of a plan do not go together."""
     checked: Callable[[torch.nn.Module], Callable[[torch.nn.Module], None]] | None = None
     """Looks at a model before it is wrapped, and gives what then checks the wrapped one."""
     handed_over: Callable[[torch.nn.Module, Rank], torch.nn.Module] | None = None
@@ -86,29 +99,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """The loop that drives it where its library takes over backward and update; empty: any."""
     package: str = ""
     """What must be installed for it beside PyTorch."""
-
-
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan's ``--devices`` and ``--parallel`` come to."""
-
-    layout: str
-    sizes: tuple[int, ...]
-    """Ranks along each dimension of the mesh, outermost first."""
-
-    @property
-    def world(self) -> int:
-        """Number of ranks."""
-        return math.prod(self.sizes)
-
-    @property
-    def shards(self) -> int:
-        """Ranks among which one copy of what is divided lies; each copy of hsdp has as many."""
-        return self.sizes[-1] if len(self.sizes) > 1 and self.layout != "tp" else self.world
-
-    @property
-    def groups(self) -> tuple[int, ...]:
-        """Processes in each group that communicates, one group a dimension of the mesh."""
-        return tuple(size for size in self.sizes if size > 1)
 
 
 def find(name: str) -> Layout:
@@ -188,23 +178,37 @@ def of(plan: Plan) -> Layout:
     Raises:
         UsageError: as ``spread``; or the wrapper has no such argument, or not with this value.
     """
-    layout = find(spread(plan).layout)
+    over = spread(plan)
+    layout = find(over.layout)
+    inner = _inner(over)
+    if inner:
+        taken = [layout.options, *(find(name).options for name in inner)]
+        layout = replace(layout, options=tuple(sorted({name for one in taken for name in one})))
     known = (*layout.options, _QUIET) if layout.quiet else layout.options
     for name, value in plan.parallel_args:
         if name not in known:
             options = ", ".join(known) or "none"
             raise UsageError(
-                f"--parallel-arg {name} is not one that memcalc gives to {layout.name}: "
-                f"there are {options}."
+                f"--parallel-arg {name} is not one that memcalc gives to "
+                f"{plan.parallel if inner else layout.name}: there are {options}."
             )
         wanted = _refused(name, value)
         if wanted is not None:
             raise UsageError(f"--parallel-arg {name}={value} is not {wanted}.")
-    if layout.check is not None:
-        layout.check(dict(plan.parallel_args))
+    for one in (layout, *map(find, inner)):
+        if one.check is not None:
+            one.check(plan)
     if plan.loop != "plain" and layout.handed_over is not None:
         return replace(layout, place=layout.handed_over)
     return layout
+
+
+def _inner(over: Spread) -> list[str]:
+    """Name the layouts inside of the one that places the model."""
+    found = [*over.inside]
+    if over.layout in _INSIDE:
+        found += ["fsdp2"] if over.sharding else ["ddp"] if "dp_replicate" in over.axes else []
+    return [name for name in found if name != over.layout]
 
 
 def arguments(plan: Plan) -> dict[str, Any]:
@@ -238,7 +242,8 @@ def autocasts_gathered(plan: Plan) -> bool:
 def _mixed_arguments(plan: Plan) -> tuple[str, ...]:
     """Return the arguments of mixed precision; tensor parallel alone gathers nothing."""
     over = spread(plan)
-    return () if over.layout == "tp" and len(over.sizes) == 1 else find(over.layout).mixed
+    gathers = over.layout not in _INSIDE or over.sharding
+    return find("fsdp2" if over.layout in _INSIDE else over.layout).mixed if gathers else ()
 
 
 def exchanges_each(plan: Plan) -> bool:
@@ -247,9 +252,9 @@ def exchanges_each(plan: Plan) -> bool:
 
 
 def replicas(plan: Plan) -> int:
-    """Ranks that have samples of their own: those of tensor parallel share theirs."""
+    """Ranks that have samples of their own: stages, contexts and parts of products share theirs."""
     over = spread(plan)
-    return over.world // (over.sizes[-1] if over.layout == "tp" else 1)
+    return over.world // math.prod(over.axes.get(name, 1) for name in ("pp", "cp", "tp"))
 
 
 def checked_rank(plan: Plan) -> int:
@@ -276,37 +281,77 @@ def spread(plan: Plan) -> Spread:
     """Read a plan's layout, such as ``fsdp2`` or ``tp=2,fsdp2=4``.
 
     Raises:
-        UsageError: it is not one, it is not judged yet, or its sizes do not make the devices.
+        UsageError: it is not one, or its sizes do not make the devices.
     """
     if plan.parallel is None and plan.devices == 1:
-        return Spread(layout=SINGLE, sizes=(1,))
+        return Spread(layout=SINGLE, axes={})
     text = plan.parallel or DEFAULT
-    parts = [_part(word) for word in text.split(",")]
-    if [name for name, _ in parts] == ["tp", "fsdp2"]:
-        # Data-parallel ranks are the outer dimension: neighbors share a layer's products.
-        return Spread(layout="tp", sizes=_sizes(plan, text, parts[::-1]))
-    if len(parts) > 1:
-        raise UsageError(
-            f"--parallel {text!r} is not supported yet: tp and fsdp2 go together, "
-            "written tp=2,fsdp2=4."
-        )
-    sizes = _sizes(plan, text, parts)
+    named = _parts(text)
+    inside = [name for name in _INSIDE if name in named]
+    if inside:
+        return _meshed(plan, text, named, inside[0])
+    ((layout, sizes),) = _sizes(plan, text, named).items()
     mesh = _mesh(dict(plan.parallel_args).get("device_mesh"))
     if mesh is not None and math.prod(mesh) != math.prod(sizes):
         raise UsageError(
             f"--parallel-arg device_mesh={mesh[0]}x{mesh[1]} makes {math.prod(mesh)} devices, and "
             f"there are {math.prod(sizes)}: their product must be the number of devices."
         )
-    return Spread(layout=parts[0][0], sizes=mesh or sizes)
+    sizes = mesh or sizes
+    names = _DIMENSIONS["hsdp" if len(sizes) > 1 else layout if layout in _DIMENSIONS else "fsdp2"]
+    return Spread(layout=layout, axes=dict(zip(names, sizes, strict=True)))
+
+
+def _meshed(plan: Plan, text: str, named: dict[str, tuple[int, ...]], layout: str) -> Spread:
+    """Combine layouts in one device mesh.
+
+    Raises:
+        UsageError: their sizes do not make the devices.
+    """
+    (experts,) = named.get("ep", (1,)) or (0,)
+    sized = {name: sizes for name, sizes in named.items() if name != "ep"}
+    if "fsdp2" not in sized and "hsdp" not in sized and "ep" in named:
+        # Experts lie among the ranks that shard the rest of the model.
+        alone = plan.devices == 1
+        inner = math.prod(sized.get(name, (1,))[0] for name in ("cp", "tp"))
+        sized["fsdp2"] = (max(1, experts // inner),) if alone and experts else ()
+    sized = _sizes(plan, text, sized)
+    axes = {
+        dimension: size
+        for name, dimensions in _DIMENSIONS.items()
+        for dimension, size in zip(dimensions, sized.get(name, ()), strict=False)
+    }
+    # A dimension of one rank is none, unless it was asked for.
+    axes = {name: size for name, size in axes.items() if size > 1 or name in named}
+    within = math.prod(axes.get(name, 1) for name in ("dp_shard", "cp", "tp"))
+    return Spread(layout=layout, axes=axes, experts=experts or within)
+
+
+def _parts(text: str) -> dict[str, tuple[int, ...]]:
+    """Read the names and sizes in ``--parallel``.
+
+    Raises:
+        UsageError: they do not go together.
+    """
+    parts = [_part(word) for word in text.split(",")]
+    named = dict(parts)
+    data = [name for name in named if name not in _INSIDE]
+    alone = [name for name in data if name not in _DIMENSIONS]
+    if len(named) < len(parts) or len(data) > 1 or (alone and len(named) > 1):
+        raise UsageError(
+            f"--parallel {text!r} is not understood: one of ddp, fsdp2 and hsdp goes together "
+            "with pp, ep, cp and tp, each once, such as pp=2,tp=2,fsdp2=2."
+        )
+    if data == ["ddp"] and set(named) - {"ddp", "pp"}:
+        raise UsageError(
+            f"--parallel {text!r}: DistributedDataParallel is not supported in a mesh of more "
+            "dimensions (as torchtitan says): write fsdp2 or hsdp in place of ddp."
+        )
+    return named
 
 
 def _part(word: str) -> tuple[str, tuple[int, ...]]:
     name, equals, size = word.strip().partition("=")
-    if name in _NOT_JUDGED:
-        raise UsageError(
-            f"{_NOT_JUDGED[name]} is not verified against PyTorch's own code yet, so memcalc does "
-            f"not support it: choose one of {', '.join(_several())}."
-        )
     layout = find(name if name != SINGLE else "")
     words = size.split("x") if equals else []
     if not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 16 for part in words):
@@ -317,16 +362,10 @@ def _part(word: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(map(int, words))
 
 
-_NOT_JUDGED = {
-    "pp": "Pipeline parallelism",
-    "cp": "Context parallelism",
-    "ep": "Expert parallelism",
-}
-
-
-def _sizes(plan: Plan, text: str, parts: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[int, ...]:
-    world = math.prod(size for _, sizes in parts for size in sizes)
-    missing = sum(not sizes for _, sizes in parts)
+def _sizes(plan: Plan, text: str, named: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of layouts; one without a size takes the devices that are left."""
+    world = math.prod(size for sizes in named.values() for size in sizes)
+    missing = sum(not sizes for sizes in named.values())
     if missing > 1 or (not missing and plan.devices not in (1, world)):
         raise UsageError(
             f"--parallel {text} makes {world} devices, and --devices says {plan.devices}: their "
@@ -335,4 +374,4 @@ def _sizes(plan: Plan, text: str, parts: Sequence[tuple[str, tuple[int, ...]]]) 
     if plan.devices % world and missing:
         raise UsageError(f"--devices {plan.devices} cannot be divided by {world} ({text}).")
     rest = (plan.devices // world,)
-    return tuple(size for _, sizes in parts for size in (sizes or rest))
+    return {name: sizes or rest for name, sizes in named.items()}

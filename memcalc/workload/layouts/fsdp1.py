@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc.dialects.accelerate import wrapped_by
 from memcalc.errors import UsageError
 from memcalc.imports import line
+from memcalc.records.plan import Plan
 from memcalc.workload.layouts import Layout, Rank, ddp, fsdp2
 
 if TYPE_CHECKING:
@@ -23,11 +24,11 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     from memcalc.workload.blocks import to_empty
 
     options = rank.options
-    to_empty(model, "cpu", rank.fill)
+    to_empty(model, "cpu", rank.filler)
     check = tied(model)
     wrap = functools.partial(
         FullyShardedDataParallel,
-        device_mesh=fsdp2.mesh(rank) if len(rank.sizes) > 1 else None,
+        device_mesh=fsdp2.mesh(rank) if len(rank.spread.axes) > 1 else None,
         auto_wrap_policy=_policy(model, options),
         mixed_precision=_mixed(options),
         device_id=rank.device,
@@ -116,12 +117,13 @@ def _mixed(options: dict[str, Any]) -> MixedPrecision | None:
     return MixedPrecision(param_dtype=low, reduce_dtype=reduce, buffer_dtype=low)
 
 
-def check(options: dict[str, Any]) -> None:
+def check(plan: Plan) -> None:
     """Hybrid sharding needs a device mesh, and other strategies take none.
 
     Raises:
         UsageError: the mesh is missing, or is given to another strategy.
     """
+    options = dict(plan.parallel_args)
     strategy = str(options.get("sharding_strategy", "FULL_SHARD"))
     hybrid = "HYBRID" in strategy.upper()
     if hybrid and "device_mesh" not in options:

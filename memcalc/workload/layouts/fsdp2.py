@@ -6,14 +6,13 @@ The model is on the meta device, is sharded, gets its memory, and is tied again.
 from __future__ import annotations
 
 import contextlib
-import importlib
-import math
 from typing import TYPE_CHECKING, Any
 
 from memcalc.dialects.accelerate import wrapped_by
 from memcalc.errors import UsageError
 from memcalc.records.names import WRAPS
-from memcalc.workload.layouts import Layout, Rank
+from memcalc.workload.layouts import Layout, Rank, find
+from memcalc.workload.spread import Spread
 
 if TYPE_CHECKING:
     import torch
@@ -29,12 +28,37 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     return model
 
 
+def place_divided(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
+    """Divide a model by all inner dimensions of the mesh, shard it and give it memory."""
+    divide(model, rank, mesh(rank))
+    materialize(model, rank)
+    return model
+
+
+def divide(model: torch.nn.Module, rank: Rank, mesh: Any) -> None:
+    """Divide a model, or a stage of one, by the inner dimensions of a mesh, then shard it."""
+    over = rank.spread
+    for name in over.inside:
+        layout = find(name)
+        if layout.divide is not None:
+            layout.divide(model, rank, mesh)
+    if not over.sharding:
+        return
+    names = over.sharding
+    if len(names) > 1:
+        # Ranks of a context are flattened with the shards, as torchtitan and accelerate do.
+        mesh[names]._flatten("dp_shard_cp")
+        names = ("dp_shard_cp",)
+    replicas = ("dp_replicate",) if "dp_replicate" in over.axes else ()
+    shard(model, mesh[(*replicas, *names)], rank.options)
+
+
 def mesh(rank: Rank) -> DeviceMesh:
-    """All ranks, as shards or as replicas of shards."""
+    """Return the mesh of all ranks."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    names = ("replicate", "shard")[-len(rank.sizes) :]
-    return init_device_mesh(rank.device.type, rank.sizes, mesh_dim_names=names)
+    over = rank.spread
+    return init_device_mesh(rank.device.type, over.sizes, mesh_dim_names=tuple(over.axes))
 
 
 def on_the_host(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
@@ -42,7 +66,7 @@ def on_the_host(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     from memcalc.workload.blocks import to_empty
 
     if not is_loaded(model):
-        to_empty(model, "cpu", rank.fill)
+        to_empty(model, "cpu", rank.filler)
     return model
 
 
@@ -53,30 +77,41 @@ def is_loaded(model: torch.nn.Module) -> bool:
 
 def shard(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
     """Shard each block, then what is left."""
+    from torch.distributed.fsdp import fully_shard
+
+    from memcalc.workload.blocks import blocks
+
+    said = arguments(options)
+    for block in blocks(model, str(options.get("transformer_layer_cls_to_wrap", ""))):
+        fully_shard(block, mesh=mesh, **said)
+    fully_shard(model, mesh=mesh, **said)
+
+
+def arguments(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``fully_shard`` beside its mesh.
+
+    Raises:
+        UsageError: a policy of wrapping is asked for, and it has none.
+    """
     from torch.distributed import fsdp
 
-    from memcalc.workload.blocks import blocks, dtype_of
+    from memcalc.workload.blocks import dtype_of
 
-    home: Any = fsdp
-    if not hasattr(fsdp, "fully_shard"):  # PyTorch 2.3 to 2.5
-        home = importlib.import_module("torch.distributed._composable.fsdp")
     if wrapped_by(options) != WRAPS[0]:
         raise UsageError(
             f"--parallel-arg auto_wrap_policy={options['auto_wrap_policy']} is accelerate's, and "
             "fully_shard has none: write --loop accelerate beside --parallel fsdp2, or --parallel "
             "fsdp1."
         )
-    said: dict[str, Any] = {"mesh": mesh}
-    dtypes = {name: dtype_of(options[name]) for name in _MIXED if name in options}
+    said: dict[str, Any] = {}
+    dtypes: dict[str, Any] = {name: dtype_of(options[name]) for name in _MIXED if name in options}
     if dtypes:
-        said["mp_policy"] = home.MixedPrecisionPolicy(**dtypes)
+        said["mp_policy"] = fsdp.MixedPrecisionPolicy(**dtypes)
     if options.get("offload") == "cpu":
-        said["offload_policy"] = home.CPUOffloadPolicy()
+        said["offload_policy"] = fsdp.CPUOffloadPolicy()
     if "reshard_after_forward" in options:
         said["reshard_after_forward"] = options["reshard_after_forward"]
-    for block in blocks(model, str(options.get("transformer_layer_cls_to_wrap", ""))):
-        home.fully_shard(block, **said)
-    home.fully_shard(model, **said)
+    return said
 
 
 def materialize(model: torch.nn.Module, rank: Rank) -> None:
@@ -84,7 +119,7 @@ def materialize(model: torch.nn.Module, rank: Rank) -> None:
     from memcalc.workload.blocks import to_empty
 
     # Where the shards are while they are not used.
-    to_empty(model, "cpu" if rank.options.get("offload") == "cpu" else rank.device, rank.fill)
+    to_empty(model, "cpu" if rank.options.get("offload") == "cpu" else rank.device, rank.filler)
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
@@ -98,9 +133,9 @@ def quiet(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManag
     return contextlib.nullcontext()
 
 
-def even(model: torch.nn.Module, sizes: tuple[int, ...]) -> bool:
-    """Whether each parameter's rows can be divided by all ranks."""
-    return all(p.dim() and p.shape[0] % math.prod(sizes) == 0 for p in model.parameters())
+def even(model: torch.nn.Module, over: Spread) -> bool:
+    """Return True if each parameter's rows can be divided by all ranks."""
+    return all(p.dim() and p.shape[0] % over.world == 0 for p in model.parameters())
 
 
 _MIXED = ("param_dtype", "reduce_dtype", "output_dtype")

@@ -23,29 +23,22 @@ _BY_COLUMNS = (
 _BY_ROWS = ("self_attn.o_proj", "mlp.down_proj")
 
 
-def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Divide each block over the inner dimension of the mesh, then shard over the outer one."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    names = ("dp", "tp")[-len(rank.sizes) :]
-    mesh = init_device_mesh(rank.device.type, rank.sizes, mesh_dim_names=names)
-    _divide(model, mesh["tp"], rank.options)
-    if len(rank.sizes) > 1:
-        fsdp2.shard(model, mesh["dp"], rank.options)
-    fsdp2.materialize(model, rank)
-    return model
-
-
-def _divide(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
+def divide(model: Any, rank: Rank, mesh: Any) -> None:
+    """Divide each block over the inner dimension of the mesh."""
     from torch.distributed.tensor import Replicate, parallel
 
     from memcalc.workload.blocks import blocks
     from memcalc.workload.inputs import without_adapters
 
+    options, mesh = rank.options, mesh["tp"]
     sequence = bool(options.get("sequence_parallel", False))
     model = without_adapters(model)
     layers = blocks(model)
-    for name in (*_BY_COLUMNS, *_BY_ROWS):
+    products: tuple[str, ...] = (*_BY_COLUMNS, *_BY_ROWS)
+    if rank.spread.experts > 1:
+        # Experts are divided otherwise.
+        products = tuple(name for name in products if not name.startswith("mlp."))
+    for name in products:
         try:
             layers[0].get_submodule(name)
         except AttributeError:
@@ -55,8 +48,10 @@ def _divide(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
                 "serve from one GPU."
             ) from None
     _check_heads(model, mesh.size())
-    inner: dict[str, Any] = {name: parallel.ColwiseParallel() for name in _BY_COLUMNS}
-    inner |= {name: parallel.RowwiseParallel() for name in _BY_ROWS}
+    inner: dict[str, Any] = {
+        name: parallel.ColwiseParallel() if name in _BY_COLUMNS else parallel.RowwiseParallel()
+        for name in products
+    }
     root: dict[str, Any] = {"lm_head": parallel.ColwiseParallel(output_layouts=Replicate())}
     if sequence:
         inner |= _along_tokens()
@@ -64,6 +59,8 @@ def _divide(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
     elif _tied(model) or options.get("divide_embedding"):
         # One tensor cannot be a part in the head and whole in the embedding.
         root |= _embedding()
+    # Stages in the middle have neither an embedding nor a head.
+    root = {name: style for name, style in root.items() if name in dict(model.named_modules())}
     for layer in layers:
         parallel.parallelize_module(layer, mesh, _with_adapters(layer, inner, sequence))
     parallel.parallelize_module(model, mesh, _with_adapters(model, root, sequence))
@@ -161,10 +158,9 @@ def _embedding() -> dict[str, Any]:
     }
 
 
-def _tied(model: torch.nn.Module) -> bool:
-    embedding: Any = model.get_submodule("model.embed_tokens")
-    head: Any = model.get_submodule("lm_head")
-    return embedding.weight is head.weight
+def _tied(model: Any) -> bool:
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    return embedding is not None and head is not None and embedding.weight is head.weight
 
 
 def groups(model: torch.nn.Module) -> list[Any]:
@@ -206,7 +202,8 @@ def quiet(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManag
 LAYOUT = Layout(
     name="tp",
     summary="products of each layer divided, such as tp=2 or tp=2,fsdp2=4",
-    place=place,
+    place=fsdp2.place_divided,
+    divide=divide,
     options=(*fsdp2.LAYOUT.options, "sequence_parallel", "divide_embedding"),
     mixed=fsdp2.LAYOUT.mixed,
     casts=True,

@@ -21,10 +21,10 @@ from memcalc.workload import layouts
 if TYPE_CHECKING:
     import torch
 
-    from memcalc.workload.job import Job, Watch
+    from memcalc.workload.job import Job
 
 DEFAULT = "plain"
-WITH_A_LAYOUT = ("deepspeed",)
+WITH_A_LAYOUT = ("deepspeed", "pipeline")
 """Loops that are not chosen by name: a script around a layout's library is written so."""
 
 
@@ -34,12 +34,10 @@ def trained(model: torch.nn.Module, weight_decay: float) -> list[Any]:
 
 
 class Loop(msgspec.Struct, frozen=True, kw_only=True):
-    """A way to train.
+    """A way to train, as a person would write it.
 
-    Its phases are, for each micro-batch, forward and backward, then for each optimizer step the
-    update and the clearing of gradients. One such step repeats: the first differs, because
-    optimizer state is made in it; all that follow are like the second. Loading comes before,
-    evaluation after.
+    One optimizer step repeats: the first differs, because optimizer state is made in it; all that
+    follow are like the second. Loading comes before, evaluation after.
     """
 
     name: str
@@ -47,8 +45,8 @@ class Loop(msgspec.Struct, frozen=True, kw_only=True):
     """In a report, such as ``Trainer loop``; empty: not worth a word."""
     summary: str
     """For help texts."""
-    run: Callable[[Job, Watch, int], None]
-    """Train the job for some optimizer steps, under the eyes of the watch."""
+    run: Callable[[Job, int], None]
+    """Train the job for some optimizer steps."""
     keeps_outputs: bool = True
     """What the model returned lives until the next forward has made new ones, where the plan says
     nothing else."""

@@ -10,50 +10,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.records.trace import Phase
 from memcalc.workload.loops import Loop
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from memcalc.workload.job import Job, Watch
+    from memcalc.workload.job import Job
 
 
-def run(job: Job, watch: Watch, steps: int) -> None:
+def run(job: Job, steps: int) -> None:
     """Train for some optimizer steps, then evaluate."""
     from memcalc.workload import library_settings
-    from memcalc.workload.job import Script, Turns, as_found
+    from memcalc.workload.job import Script, as_found
 
     plan, norm = job.plan, job.max_grad_norm
     with library_settings.state(), as_found(job.model):
         accelerator = _accelerator(job)
         check = job.checked()
-        with job.loading(watch):
-            model, optimizer = accelerator.prepare(job.model, job.optimizer)
+        model, optimizer = accelerator.prepare(job.model, job.optimizer)
         check(model)
-        script, turns = Script(job, model), Turns(watch)
-        library_settings.follow_engine(accelerator, lambda: turns.then(Phase.STEP))
-        job.resume(watch)
-        for step in range(steps):
-            for _ in range(plan.grad_accum):
-                with accelerator.accumulate(model):
-                    turns.to(Phase.FORWARD, step)
-                    script.forward()
-                    turns.to(Phase.BACKWARD, step)
-                    accelerator.backward(script.loss)
-                    if accelerator.sync_gradients:
-                        turns.to(Phase.STEP, step)
-                        if norm is not None:
-                            accelerator.clip_grad_norm_(model.parameters(), norm)
-                    optimizer.step()
-                    if accelerator.sync_gradients:
-                        turns.to(Phase.ZERO_GRAD, step)
-                    optimizer.zero_grad(set_to_none=plan.set_to_none)
-            turns.end()
+        script = Script(job, model)
+        job.resume()
+        for _ in range(steps * plan.grad_accum):
+            with accelerator.accumulate(model):
+                script.forward()
+                accelerator.backward(script.loss)
+                if accelerator.sync_gradients and norm is not None:
+                    accelerator.clip_grad_norm_(model.parameters(), norm)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=plan.set_to_none)
         if job.eval_batches:
-            turns.to(Phase.EVAL, steps - 1)
             script.evaluate()
-            turns.end()
 
 
 def _accelerator(job: Job) -> Accelerator:

@@ -9,35 +9,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memcalc.records.trace import Phase
 from memcalc.workload.loops import Loop
 
 if TYPE_CHECKING:
-    from memcalc.workload.job import Job, Watch
+    from memcalc.workload.job import Job
 
 
-def run(job: Job, watch: Watch, steps: int) -> None:
+def run(job: Job, steps: int) -> None:
     """Train for some optimizer steps."""
     from memcalc.workload.job import Script
 
     engine = job.kept.get("engine")
     if engine is None:
-        with watch.phase(Phase.LOAD, 0):
-            engine = job.kept["engine"] = _engine(job)
+        engine = job.kept["engine"] = _engine(job)
     script = Script(job, engine)
-    for step in range(steps):
-        for micro in range(job.plan.grad_accum):
-            with watch.phase(Phase.FORWARD, step):
-                script.forward()
-            with watch.phase(Phase.BACKWARD, step):
-                engine.backward(script.loss)
-                if micro < job.plan.grad_accum - 1:
-                    # It counts micro-batches by this, and updates with the last alone.
-                    engine.step()
-        with watch.phase(Phase.STEP, step):
-            engine.step()
-        with watch.phase(Phase.ZERO_GRAD, step):
-            pass
+    for _ in range(steps * job.plan.grad_accum):
+        script.forward()
+        engine.backward(script.loss)
+        # It counts micro-batches by this, and updates with the last of a step alone.
+        engine.step()
 
 
 def _engine(job: Job) -> Any:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.records.trace import Phase
 from memcalc.workload.loops import Loop
 
 if TYPE_CHECKING:
-    from memcalc.workload.job import Job, Watch
+    from memcalc.workload.job import Job
 
 
-def run(job: Job, watch: Watch, steps: int) -> None:
+def run(job: Job, steps: int) -> None:
     """Train for some optimizer steps, then evaluate."""
     import torch
 
@@ -23,31 +22,26 @@ def run(job: Job, watch: Watch, steps: int) -> None:
         model = torch.compile(model, mode=plan.compile)  # type: ignore[assignment]
     script = Script(job, model, forward_context(plan, job.device))
     scaler = job.precision.scaler(job.device)
-    job.resume(watch)
-    for step in range(steps):
+    job.resume()
+    for _ in range(steps):
         for micro in range(plan.grad_accum):
             with job.quiet(micro == plan.grad_accum - 1):
-                with watch.phase(Phase.FORWARD, step):
-                    script.forward()
-                    if plan.grad_accum > 1:
-                        script.loss = script.loss / plan.grad_accum
-                with watch.phase(Phase.BACKWARD, step):
-                    (script.loss if scaler is None else scaler.scale(script.loss)).backward()
-        with watch.phase(Phase.STEP, step):
-            if norm is not None:
-                if scaler is not None:
-                    scaler.unscale_(job.optimizer)
-                job.clip(norm)
+                script.forward()
+                if plan.grad_accum > 1:
+                    script.loss = script.loss / plan.grad_accum
+                (script.loss if scaler is None else scaler.scale(script.loss)).backward()
+        if norm is not None:
             if scaler is not None:
-                scaler.step(job.optimizer)
-                scaler.update()
-            else:
-                job.optimizer.step()
-        with watch.phase(Phase.ZERO_GRAD, step):
-            job.optimizer.zero_grad(set_to_none=plan.set_to_none)
+                scaler.unscale_(job.optimizer)
+            job.clip(norm)
+        if scaler is not None:
+            scaler.step(job.optimizer)
+            scaler.update()
+        else:
+            job.optimizer.step()
+        job.optimizer.zero_grad(set_to_none=plan.set_to_none)
     if job.eval_batches:
-        with watch.phase(Phase.EVAL, steps - 1):
-            script.evaluate()
+        script.evaluate()
 
 
 LOOP = Loop(

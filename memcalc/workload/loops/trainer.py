@@ -1,4 +1,4 @@
-"""transformers' Trainer: ``Trainer.train()`` itself runs, and is followed from phase to phase.
+"""transformers' Trainer: ``Trainer.train()`` itself runs.
 
 What it decides is its own code's doing: ``config.use_cache``, holding all micro-batches of a step,
 the loss by ``num_items_in_batch``, outputs upcast by accelerate, the norm of gradients, evaluation
@@ -15,13 +15,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from memcalc.records.trace import Phase
 from memcalc.workload.loops import Loader, Loop
 
 if TYPE_CHECKING:
     import torch
 
-    from memcalc.workload.job import Job, Turns, Watch
+    from memcalc.workload.job import Job
 
 MAX_GRAD_NORM = 1.0
 """Default of ``TrainingArguments.max_grad_norm``."""
@@ -34,19 +33,17 @@ _METHODS = (
     "create_optimizer",
     "get_train_dataloader",
     "get_eval_dataloader",
-    "get_batch_samples",
-    "training_step",
     "evaluate",
     "prediction_step",
 )
 
 
-def run(job: Job, watch: Watch, steps: int) -> None:
+def run(job: Job, steps: int) -> None:
     """Train for some optimizer steps; evaluation follows the last one, inside ``train``."""
     from transformers import Trainer
 
     from memcalc.workload import library_settings
-    from memcalc.workload.job import Turns, as_found
+    from memcalc.workload.job import as_found
 
     with (
         library_settings.state(),
@@ -59,7 +56,7 @@ def run(job: Job, watch: Watch, steps: int) -> None:
             optimizers=(None if library_settings.sharding(job) else job.optimizer, None),
             compute_metrics=lambda prediction: {},
         )
-        with _Followed(trainer, job, watch, Turns(watch)).attached():
+        with _Adapted(trainer, job).attached():
             trainer.train()
 
 
@@ -124,17 +121,15 @@ def _spread(job: Job) -> dict[str, Any]:
     return {"fsdp": True, "fsdp_config": {named.get(k, k): v for k, v in told.items()}}
 
 
-class _Followed:
-    """Stands before some methods of a Trainer, by their names, and says which phase runs.
+class _Adapted:
+    """Stands before some methods of a Trainer, by their names, and gives it what the job has.
 
     Each takes the Trainer's own method first, and calls it.
     """
 
-    def __init__(self, trainer: Any, job: Job, watch: Watch, turns: Turns) -> None:
+    def __init__(self, trainer: Any, job: Job) -> None:
         self.trainer = trainer
         self.job = job
-        self.watch = watch
-        self.turns = turns
         self._number = 0
         self._batch: Any = None
         self._predicted: Any = None
@@ -143,25 +138,20 @@ class _Followed:
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
-        """Follow while the context lasts; a Trainer is trained once."""
+        """Adapt while the context lasts; a Trainer is trained once."""
         trainer = self.trainer
         for callback in [*trainer.callback_handler.callbacks]:
             if type(callback).__name__ == "PrinterCallback":
                 trainer.remove_callback(callback)
-        followed = (*_METHODS, _PREPARES if hasattr(trainer, _PREPARES) else _PREPARED)
+        adapted = (*_METHODS, _PREPARES if hasattr(trainer, _PREPARES) else _PREPARED)
         for owner, names in (
-            (trainer, [name for name in followed if hasattr(trainer, name)]),
-            (trainer.accelerator, ("backward",)),
-            (trainer.callback_handler, ("on_optimizer_step", "on_step_end")),
+            (trainer, [name for name in adapted if hasattr(trainer, name)]),
+            (trainer.callback_handler, ("on_step_end",)),
         ):
             for name in names:
                 setattr(owner, name, functools.partial(getattr(self, name), getattr(owner, name)))
         with _no_arrays(self.job):
             yield
-        self.turns.end()
-
-    def _to(self, phase: Phase) -> None:
-        self.turns.to(phase, min(self.trainer.state.global_step, self.trainer.args.max_steps - 1))
 
     def create_optimizer(self, original: Any, model: Any = None) -> Any:
         """Hand out the plan's optimizer: under FSDP and DeepSpeed the Trainer makes one itself."""
@@ -179,14 +169,10 @@ class _Followed:
 
     @contextlib.contextmanager
     def _preparing(self) -> Iterator[None]:
-        from memcalc.workload import library_settings
-
         check = self.job.checked()
-        with self.job.loading(self.watch):
-            yield
+        yield
         check(self.trainer.model_wrapped)
-        library_settings.follow_engine(self.trainer.accelerator, lambda: self._to(Phase.STEP))
-        self.job.resume(self.watch)
+        self.job.resume()
 
     def _prepare_for_training(self, original: Any, *args: Any) -> Any:
         with self._preparing():
@@ -196,37 +182,15 @@ class _Followed:
         original(*args)
         self._in_place.close()
 
-    def get_batch_samples(self, original: Any, *args: Any) -> Any:
-        self._to(Phase.FORWARD)
-        return original(*args)
-
-    def training_step(self, original: Any, *args: Any) -> Any:
-        self._to(Phase.FORWARD)
-        loss = original(*args)
-        if self.trainer.accelerator.sync_gradients:
-            self._to(Phase.STEP)
-        return loss
-
-    def backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        self._to(Phase.BACKWARD)
-        return original(*args, **kwargs)
-
-    def on_optimizer_step(self, original: Any, *args: Any) -> Any:
-        self._to(Phase.ZERO_GRAD)
-        return original(*args)
-
     def on_step_end(self, original: Any, args: Any, state: Any, control: Any) -> Any:
-        self.turns.end()
         control = original(args, state, control)
         last = state.global_step == args.max_steps
         control.should_evaluate = last and bool(self.job.eval_batches)
         return control
 
     def evaluate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        self._to(Phase.EVAL)
         metrics = original(*args, **kwargs)
         self._batch = self._predicted = None
-        self.turns.end()
         return metrics
 
     def _batch_to_evaluate(self, number: int) -> Any:

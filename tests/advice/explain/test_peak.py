@@ -16,8 +16,8 @@ from memcalc.advice.explain.peak import moments
 from memcalc.advice.explain.timeline import thin, timeline
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
-from memcalc.estimation.client import player
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.engine import engine
 from memcalc.records.levels import Levels
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
@@ -161,7 +161,7 @@ def test_a_real_trace_says_what_its_prediction_says(traced):
     assert peak.requested == prediction.peak.requested
     at_peak = components(traced.trace, highest(traced.trace)[prediction.peak.phase])
     assert peak.components == {name: size for name, size in at_peak.items() if size}
-    line = timeline(traced.trace, prediction.plan, player(prediction.plan))
+    line = timeline(traced.trace, prediction.plan, engine.player(prediction.plan))
     for phase in prediction.phases:
         inside = [m for s in line.phases if s.phase is phase.phase for m in range(s.begin, s.end)]
         if phase.phase is not Phase.ZERO_GRAD:  # its peak is the level it begins with
@@ -218,8 +218,8 @@ def quantised(tmp_path_factory):
     config = models.find("HuggingFaceTB/SmolLM2-135M").config | {"num_hidden_layers": 6}
     path = tmp_path_factory.mktemp("model") / "config.json"
     path.write_text(json.dumps(config))
-    with Tracer() as tracer:
-        return tracer.trace(make({"model": str(path), "quant": "nf4-dq", "batch": 1, "seq": 8}))
+    answers = Answers()
+    return answers.trace(make({"model": str(path), "quant": "nf4-dq", "batch": 1, "seq": 8}))
 
 
 def test_layers_sum_to_the_components_at_the_peak(quantised):
@@ -246,8 +246,9 @@ def test_a_model_that_is_not_quantised_has_no_such_list(small_model):
 
 @pytest.fixture(scope="module")
 def chapters(small_model, settings, traced, once):
-    with once("checkpointed"), Tracer() as tracer:
-        other = tracer.trace(make({"model": small_model, **settings, "checkpointing": True}))
+    with once("checkpointed"):
+        answers = Answers()
+        other = answers.trace(make({"model": small_model, **settings, "checkpointing": True}))
     return chapter(traced), chapter(other)
 
 

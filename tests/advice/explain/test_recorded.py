@@ -9,7 +9,7 @@ import pytest
 
 from memcalc.advice.explain.recorded import history, read
 from memcalc.errors import EstimateError, UsageError
-from memcalc.estimation.client import player
+from memcalc.estimation.engine import engine
 from memcalc.files.snapshot_reader import snapshot_of
 from memcalc.records.levels import Levels
 from memcalc.records.replay import Card, Wanted
@@ -34,13 +34,16 @@ def snapshot(tmp_path):
     return unpack
 
 
-@pytest.mark.parametrize("version", ["2.11", "2.13"])
 @pytest.mark.parametrize(
-    "kind", ["training", "training-expandable", "random-max-split", "random-shared"]
+    "name",
+    [
+        *("training-torch2.11", "training-torch2.13", "training-expandable-torch2.11"),
+        *("training-expandable-torch2.13", "random-max-split-torch2.13", "random-shared-torch2.13"),
+    ],
 )
-def test_a_real_run_is_replayed_and_its_peaks_are_those_measured(snapshot, kind, version):
-    path, whole = snapshot(f"{kind}-torch{version}")
-    found = read(path, player())
+def test_a_real_run_is_replayed_and_its_peaks_are_those_measured(snapshot, name):
+    path, whole = snapshot(name)
+    found = read(path, engine.player())
     assert found.conf == whole["conf"]
     assert found.not_replayed is None
     for at, rung in enumerate(Levels.__struct_fields__):
@@ -65,7 +68,7 @@ def test_a_replay_has_the_levels_of_the_real_run_after_every_operation(path):
     known = history(snapshot_of(whole["snapshot"]))
     actions = [entry["action"] for entry in whole["snapshot"]["device_traces"][0]]
     card = Card(conf=whole["conf"], capacity=80 << 30)
-    (replay,) = player()(known.calls, [card], Wanted(levels=0))
+    (replay,) = engine.player()(known.calls, [card], Wanted(levels=0))
     assert len(whole["levels"]) >= 13
     for entries, *measured in whole["levels"]:
         done = [one for one in actions[:entries] if one in ("alloc", "free_requested")]
@@ -82,7 +85,7 @@ def test_without_a_pytorch_that_can_replay_a_snapshot_still_shows_what_it_holds(
 
     path, _ = snapshot("training-torch2.13")
     found = read(path, nobody)
-    assert found.held == read(path, player()).held
+    assert found.held == read(path, engine.player()).held
     assert (found.replayed, found.what_ifs) == (None, ())
     text = terminal(saved.snapshot_blocks(found, 3))
     assert "not replayed: There is no PyTorch in python: type pip install torch" in text
@@ -94,24 +97,24 @@ def test_a_replay_that_parts_from_the_recording_says_where(snapshot):
     entries = whole["snapshot"]["device_traces"][0]
     next(one for one in entries if one["action"] == "segment_alloc")["size"] += 2 * MIB
     path.write_bytes(pickle.dumps(whole["snapshot"]))
-    found = read(path, player())
+    found = read(path, engine.player())
     assert found.replayed is None
     assert found.not_replayed.startswith("most reserved: ")
 
 
 def test_settings_of_your_own_can_be_asked_about(snapshot):
     path, _ = snapshot("training-torch2.13")
-    plain, asked = read(path, player(), ["expandable_segments:True"]).what_ifs
+    plain, asked = read(path, engine.player(), ["expandable_segments:True"]).what_ifs
     assert asked.peaks.requested == plain.peaks.requested
     assert asked.peaks.reserved < plain.peaks.reserved
-    small = read(path, player(), memory=plain.peaks.reserved // 2)
+    small = read(path, engine.player(), memory=plain.peaks.reserved // 2)
     assert "asked for" in small.what_ifs[0].out_of_memory
     assert "out of memory" in terminal(saved.snapshot_blocks(small, 3))
 
 
 def test_a_history_that_starts_in_the_middle_says_so(snapshot):
     path, _ = snapshot("middle-torch2.13")
-    found = read(path, player())
+    found = read(path, engine.player())
     assert found.replayed is None
     assert found.older > 0
     text = terminal(saved.snapshot_blocks(found, 3))
@@ -120,7 +123,7 @@ def test_a_history_that_starts_in_the_middle_says_so(snapshot):
 
 
 def test_all_formats_say_the_same(snapshot):
-    found = read(snapshot("training-torch2.13")[0], player())
+    found = read(snapshot("training-torch2.13")[0], engine.player())
     body = json.loads(saved.as_json(found))
     assert body["what_ifs"][0]["peaks"]["reserved"] == found.what_ifs[0].peaks.reserved
     pools = body["held"]["reserved_by_pool"]
@@ -135,4 +138,4 @@ def test_all_formats_say_the_same(snapshot):
 )
 def test_a_question_that_makes_no_sense_is_refused(snapshot, arguments, words):
     with pytest.raises(UsageError, match=words):
-        read(snapshot("training-torch2.13")[0], player(), **arguments)
+        read(snapshot("training-torch2.13")[0], engine.player(), **arguments)

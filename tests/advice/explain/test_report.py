@@ -18,8 +18,8 @@ from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.explain import again, chapter
 from memcalc.advice.explain.timeline import predicted, timeline
 from memcalc.errors import UsageError
-from memcalc.estimation.client import player
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.engine import engine
 from memcalc.files.results import Run
 from memcalc.files.snapshot_reader import breakdown, read_snapshot
 from memcalc.records.measurement import Measurement, PhaseReading
@@ -84,7 +84,7 @@ def test_the_bar_of_a_page_is_the_whole_card(traced):
 
 
 def test_a_drawing_shows_the_peak_and_says_what_happened_there(traced):
-    line = timeline(traced.trace, traced.prediction.plan, player())
+    line = timeline(traced.trace, traced.prediction.plan, engine.player())
     for one in (drawing.whole(line, None, ""), drawing.close_up(line, None, "")):
         assert len(one.moments) == len(one.tops)
         assert one.tops[one.peak] == min(one.tops)
@@ -148,7 +148,7 @@ def test_a_browser_shows_the_page_without_scrolling_sideways(html, tmp_path, wid
 
 
 def test_the_same_picture_is_the_same_file(traced):
-    line = timeline(traced.trace, traced.prediction.plan, player())
+    line = timeline(traced.trace, traced.prediction.plan, engine.player())
     assert plots.save(plots.timeline(line, "x"), "svg") == plots.save(
         plots.timeline(line, "x"), "svg"
     )
@@ -209,7 +209,9 @@ def test_several_plans_stand_side_by_side(traced):
 
 
 def test_a_terminal_shows_each_component_by_its_letter(traced):
-    text = terminal.timeline(timeline(traced.trace, traced.prediction.plan, player()), width=80)
+    text = terminal.timeline(
+        timeline(traced.trace, traced.prediction.plan, engine.player()), width=80
+    )
     assert {"W", "O", "a"} <= set("".join(re.findall(r"[┤│](.*)│", text)))
     assert "\x1b" not in text
     assert "forward" in text
@@ -239,25 +241,25 @@ def test_a_saved_estimate_gets_its_timeline_back_or_says_why_not(traced, cached,
     older = replace(saved, versions={"torch": "2.11.0"})
     changed = replace(older, peak=replace(saved.peak, requested=saved.peak.requested - 1))
     closed = replace(saved, method="analytic")
-    with Tracer() as tracer:
-        assert again(saved, tracer).line == timeline(traced.trace, saved.plan, player())
-        found = again(older, tracer)
-        assert found.line is not None
-        assert "2.11.0 then" in found.notes[0]
-        refused = again(changed, tracer)
-        assert refused.line is None
-        assert refused.prediction == changed
-        assert "other figures than the saved ones (torch 2.11.0 then" in refused.notes[0]
-        assert "analytic method" in again(closed, tracer).notes[0]
+    answers = Answers()
+    assert again(saved, answers).line == timeline(traced.trace, saved.plan, engine.player())
+    found = again(older, answers)
+    assert found.line is not None
+    assert "2.11.0 then" in found.notes[0]
+    refused = again(changed, answers)
+    assert refused.line is None
+    assert refused.prediction == changed
+    assert "other figures than the saved ones (torch 2.11.0 then" in refused.notes[0]
+    assert "analytic method" in again(closed, answers).notes[0]
 
 
 def test_a_predicted_snapshot_shows_modules_and_opens_in_pytorchs_viewer(traced, tmp_path):
     from torch.cuda import _memory_viz as viz
 
     path = tmp_path / "predicted.pickle"
-    predicted(traced, path, player())
+    predicted(traced, path, engine.player())
     held = breakdown(read_snapshot(path))
-    line = timeline(traced.trace, traced.prediction.plan, player())
+    line = timeline(traced.trace, traced.prediction.plan, engine.player())
     assert held.levels.requested == line.requested[-1]
     assert held.levels.allocated == line.allocated[-1]
     assert held.levels.reserved == line.reserved[-1] == traced.prediction.peak.reserved

@@ -16,8 +16,8 @@ from memcalc.catalog.gpus import ARCHITECTURES
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation import estimate as api
-from memcalc.estimation.client import Client, player
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.engine import engine
 from memcalc.estimation.fits import device_of
 from memcalc.estimation.replays import on_device
 from memcalc.records.plan import Plan
@@ -36,9 +36,12 @@ PLANS = {
     "distilbert-base-cased": {"gpu": "t4", "seq": 128, "find": ("batch", "seq", "grid")},
     "gpt2": {"gpu": "t4", "precision": "amp-fp16", "find": ("batch",)},
 }
-
-
-SMALL = {"distilbert-base-cased": {"n_layers": 2}, "gpt2": {"n_layer": 2}}
+SMALL = {
+    "distilbert-base-cased": {"n_layers": 2, "max_position_embeddings": 24},
+    "gpt2": {"n_layer": 2},
+}
+LESS = {"distilbert-base-cased": {"seq": 24}, "gpt2": {"seq": 64}}
+"""On a card of 4 GB: the largest batch is small, and found soon."""
 
 
 @pytest.fixture(scope="module", params=["small", pytest.param("whole", marks=pytest.mark.nightly)])
@@ -47,12 +50,13 @@ def found(request, shared, once):
     answers = {}
     with once("fit"):
         for name, settings in PLANS.items():
-            model = name
+            model, own = name, settings
             if request.param == "small":
                 model = str(shared / f"small {name}.json")
                 config = {**models.find(name).config, **SMALL[name]}
                 pathlib.Path(model).write_text(json.dumps(config))
-            answers[name] = memcalc.fit(model, **settings)
+                own = {**settings, **LESS[name], "gpu": "GTX 1650"}
+            answers[name] = memcalc.fit(model, **own)
     return answers
 
 
@@ -75,13 +79,13 @@ def test_full_estimates_fit_at_the_answer_and_not_one_above(found):
     verdicts = [probe.fit.verdict is FitVerdict.FITS for _, probe in asked]
     assert verdicts == [True, False, True, True, False]
     # DistilBERT's sequence ends where its positions do.
-    assert asked[2][1].seq == 512
+    assert asked[2][1].seq == models.find(asked[2][0].model).config["max_position_embeddings"]
 
 
 def test_the_grid_agrees_with_the_limit(found):
     answer = found["distilbert-base-cased"]
     limit = answer.limits[0].best.batch
-    row = answer.grid.cells[answer.grid.seqs.index(128)]
+    row = answer.grid.cells[answer.grid.seqs.index(answer.plan.seq)]
     assert [cell.fit.fits for cell in row] == [batch <= limit for batch in answer.grid.batches]
 
 
@@ -90,8 +94,9 @@ def test_every_format_holds_the_answer(found):
     batch = answer.limits[0].best.batch
     table = terminal(fitted.blocks(answer), width=80)
     assert max(map(len, table.splitlines())) <= 80
-    assert f"largest batch at 128 tokens: {batch}" in table
-    assert f"largest batch at 128 tokens: {batch}" in markdown(fitted.blocks(answer))
+    largest = f"largest batch at {answer.plan.seq} tokens: {batch}"
+    assert largest in table
+    assert largest in markdown(fitted.blocks(answer))
     data = json.loads(saved.as_json(answer))
     assert data["kind"] == "fit"
     assert data["limits"][0]["best"]["batch"] == batch
@@ -164,10 +169,11 @@ def test_what_generates_is_found_with_few_runs_and_agrees_with_estimates(
     for limit in found.limits:
         for probe, fits in ((limit.best, True), (limit.above, False)):
             plan = replace(found.plan, batch=probe.batch, seq=probe.seq)
-            with Client() as client:
-                answer, trace = client.trace(plan)
+            traced = engine.trace(plan)
             device = device_of(gpus.find("t4"), settings["memory"], plan)
-            assert on_device(answer, trace, device, player()).fit == probe.fit, plan
+            assert (
+                on_device(traced.prediction, traced.trace, device, engine.player()).fit == probe.fit
+            ), plan
             assert probe.fit.fits is fits, plan
 
 
@@ -209,8 +215,8 @@ def test_layouts_that_keep_a_model_whole_are_not_traced_where_it_alone_is_too_la
 
 def test_a_layout_that_is_refused_says_why_and_products_that_cannot_be_divided_are_left_out():
     plan = Plan(model="gpt2", gpu="t4", batch=64, seq=1024, optim="adam8bit")
-    with Tracer(use_cache=False, workers=None) as tracer:
-        rows = {row.parallel: row for row in _over(plan, 2, tracer, "too large")}
+    answers = Answers(use_cache=False, workers=None)
+    rows = {row.parallel: row for row in _over(plan, 2, answers, "too large")}
     assert rows.keys() == {"ddp", "zero1", "fsdp2"}
     assert "take no DTensors" in rows["fsdp2"].reason
 

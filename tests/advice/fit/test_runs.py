@@ -4,6 +4,7 @@ import contextlib
 import threading
 
 import pytest
+from memcalc.estimation.client import Judged
 from msgspec.structs import replace
 
 from memcalc.advice.fit.runs import Runs
@@ -11,7 +12,6 @@ from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError
 from memcalc.estimation import pool
-from memcalc.estimation.client import Judged
 from memcalc.estimation.fits import device_of
 from memcalc.records.levels import Levels
 from memcalc.records.prediction import Fit, FitVerdict

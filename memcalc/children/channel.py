@@ -1,0 +1,66 @@
+"""Messages between processes: JSON lines over a socket."""
+
+import os
+import socket
+import struct
+from typing import Any
+
+import msgspec
+
+_CHUNK = 1 << 18
+_CREDENTIALS = "3i"
+"""Process, user and group, as the kernel gives them (unix(7))."""
+
+
+class Channel:
+    """One end of a conversation."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self._buffer = bytearray()
+        self._searched = 0
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Say something; bytes become base64.
+
+        Raises:
+            OSError: nobody listens.
+        """
+        self.end.sendall(msgspec.json.encode(message) + b"\n")
+
+    def receive(self) -> dict[str, Any] | None:
+        """Hear the next message; ``None``: there will be none.
+
+        Raises:
+            TimeoutError: the socket's time is up; nothing is lost.
+            ValueError: a line is no message.
+        """
+        while (at := self._buffer.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._buffer)
+            try:
+                chunk = self.end.recv(_CHUNK)
+            except ConnectionError:
+                return None
+            if not chunk:
+                return None
+            self._buffer += chunk
+        line = bytes(self._buffer[:at])
+        del self._buffer[: at + 1]
+        self._searched = 0
+        if not line.strip():
+            return {}
+        try:
+            message = msgspec.json.decode(line)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(str(error)) from None
+        if not isinstance(message, dict):
+            raise ValueError("not a message")
+        return message
+
+
+def is_of_this_user(end: socket.socket) -> bool:
+    """Return whether the process at the other end of a Unix socket is one of this user."""
+    size = struct.calcsize(_CREDENTIALS)
+    given = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, user, _ = struct.unpack(_CREDENTIALS, given)
+    return bool(user == os.geteuid())

@@ -1,0 +1,117 @@
+"""Follows weights that no module has, or that a program replaces by new tensors in every step."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from memcalc.engine import torch_internals as internals
+from memcalc.engine.counters import Counters
+from memcalc.engine.follow.hand_state import HandState
+from memcalc.engine.follow.models import Models
+from memcalc.engine.patches import Patches
+from memcalc.records.trace import Component
+
+_PLAIN = 0
+"""Key of tensors that are trained without a module."""
+_MOST = 100_000
+"""Nodes of a graph that are looked at for its leaves."""
+
+
+class Functional:
+    """Follows weights that are replaced by new tensors in every step."""
+
+    def __init__(self, counters: Counters, models: Models) -> None:
+        self._counters, self._models = counters, models
+        self._given: dict[int, frozenset[int]] = {}
+        """Where the weights lie that a module was given last."""
+        self._state = HandState(counters)
+
+    def install(self, patches: Patches) -> None:
+        """Follow from now on."""
+        patches.wrap(torch.func, "functional_call", self._called)
+
+    def _called(self, original: Any, module: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            # What it has itself is counted before what is put in its place.
+            self._models.meet(module)
+            buffers = {name for name, _ in module.named_buffers()}
+            parts = [given] if isinstance(given, Mapping) else given
+            self._are_weights(
+                id(module),
+                (one for part in parts for name, one in part.items() if name not in buffers),
+            )
+        return original(module, given, *args, **kwargs)
+
+    def _are_weights(self, key: int, tensors: Iterable[Any]) -> None:
+        leaves = [leaf for one in tensors if (leaf := internals.outer_leaf(one)) is not None]
+        found = frozenset(address for leaf in leaves for address in self._counters.addresses(leaf))
+        if not found:
+            return  # Inner steps of meta-learning: they are parts of a graph.
+        if self._given.get(key, found) != found:
+            self._models.touch(leaves)
+        if self._given.get(key) != found:
+            self._models.count_plain(key, leaves)
+        self._given[key] = found
+        self._counters.name_at(Component.WEIGHTS, list(found))
+
+    def look_for_plain(self, roots: Any, inputs: Any = (), *, differentiable: bool) -> None:
+        """A program without modules and optimizers trains what a backward finds gradients of.
+
+        Those are the leaves that it reaches, or what the outermost transform of ``torch.func`` is
+        given; not what a backward is for that is ``differentiable`` itself.
+        """
+        wrapped = [one for one in _tensors_given(inputs) if internals.is_wrapped(one)]
+        if wrapped:
+            if internals.nested_gradients() > 1:
+                return
+            leaves = [leaf for one in wrapped if (leaf := internals.outer_leaf(one)) is not None]
+        elif differentiable:
+            return
+        else:
+            leaves = list(_leaves(one.grad_fn for one in _tensors_given(roots)))
+        self._are_weights(_PLAIN, leaves)
+        self._models.adopt(leaves)
+
+    def look_for_state(self) -> None:
+        """What a program writes or replaces itself between two backwards is state."""
+        places = frozenset[int]().union(*self._given.values())
+        found = self._state.look(self._models.parameters(), places)
+        if found:
+            self._models.keep_by_hand(found)
+
+    def were_replaced(self) -> bool:
+        """The last weights that a backward found are no more, or were written since."""
+        return self._models.were_changed() or self._models.were_lost()
+
+    def gradients(self, given: Any, found: Any) -> None:
+        """What ``torch.autograd.grad`` returned for weights that it was given are gradients."""
+        known = {at for one in self._models.parameters() for at in self._counters.addresses(one)}
+        known = known.union(*self._given.values())
+        named = []
+        for one, gradient in zip(_tensors_given(given), _tensors_given(found), strict=False):
+            leaf = internals.outer_leaf(one)
+            if leaf is not None and known.intersection(self._counters.addresses(leaf)):
+                named.append(internals.behind(gradient))
+        self._counters.name(Component.GRADIENTS, named)
+
+
+def _tensors_given(given: Any) -> list[torch.Tensor]:
+    """The tensors that are given to autograd, or come from it, in whatever way."""
+    several = [given] if isinstance(given, torch.Tensor) else given
+    listed = several.values() if isinstance(several, Mapping) else several
+    return [one for one in listed if isinstance(one, torch.Tensor)]
+
+
+def _leaves(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors that a backward from these nodes accumulates gradients in."""
+    waiting = [node for node in nodes if node is not None]
+    seen: set[Any] = set()
+    while waiting and len(seen) < _MOST:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting += [other for other, _ in node.next_functions if other is not None]

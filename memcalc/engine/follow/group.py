@@ -1,0 +1,105 @@
+"""Process groups of a program that runs as one rank: NCCL's own code, without waiting.
+
+What ranks would tell each other through a store is there already.
+"""
+
+import importlib
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import device_mesh, distributed_c10d
+
+from memcalc.engine.counters import Counters
+from memcalc.engine.follow.messages import Messages
+from memcalc.engine.follow.objects import Objects
+from memcalc.engine.packages import fsdp, pipelining, zero_redundancy
+from memcalc.engine.patches import Patches
+from memcalc.engine.ranks import SingleRankStore, name_buckets
+
+PAUSE = 0.25
+"""Seconds after which NCCL's watchdog has let go of tensors of collectives that are done: it looks
+every 100 ms (ProcessGroupNCCL.cpp, 2.13), and steps over the stub driver are shorter."""
+
+
+class Groups:
+    """The groups that the program joins."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self.sizes: set[int] = set()
+        """Processes in each of them."""
+        self.messages = Messages()
+
+    def install(self, patches: Patches) -> None:
+        """Let the program join alone."""
+        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+        # The group of the host's memory, where programs ask for one.
+        importlib.import_module("torch.testing._internal.distributed.fake_pg")
+        for name, around in (
+            ("init_process_group", self._join),
+            ("new_group", self._group),
+            ("split_group", self._split),
+            ("monitored_barrier", _arrived),
+        ):
+            if hasattr(distributed_c10d, name):
+                patches.wrap(distributed_c10d, name, around, also=(dist, device_mesh))
+        patches.set(dist.ProcessGroup, "monitored_barrier", lambda *_, **__: None)
+        self.messages.install(patches)
+        Objects(self.messages).install(patches)
+        pipelining.install(patches)
+        fsdp.install(patches)
+        zero_redundancy.install(patches)
+        name_buckets(patches, self._counters)
+
+    def _join(
+        self,
+        original: Any,
+        backend: Any = None,
+        init_method: Any = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        world = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+        original(
+            _without_gloo(backend) or "cpu:fake,cuda:nccl",
+            store=SingleRankStore(),
+            rank=rank if rank >= 0 else int(os.environ.get("RANK", "0")),
+            world_size=world,
+        )
+        self.sizes.add(world)
+        self.messages.groups.append(tuple(range(world)))
+
+    def _group(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(*args, **{**kwargs, "backend": _without_gloo(kwargs.get("backend"))})
+        ranks = args[0] if args else kwargs.get("ranks")
+        if ranks is not None:
+            self.sizes.add(len(ranks))
+            self.messages.groups.append(tuple(ranks))
+        return made
+
+    def _split(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        ranks = args[1] if len(args) > 1 else kwargs.get("split_ranks")
+        self.messages.groups += map(tuple, ranks or ())
+        self.sizes |= set(map(len, ranks or ()))
+        return original(*args, **kwargs)
+
+    def settle(self) -> None:
+        """Wait until collectives that are done hold no tensors any more."""
+        if max(self.sizes, default=1) > 1 and dist.is_initialized():
+            torch.cuda.synchronize()
+            time.sleep(PAUSE)
+
+
+def _without_gloo(backend: Any) -> str | None:
+    """The host's part talks over sockets, to nobody here."""
+    return None if backend is None else str(backend).lower().replace("gloo", "fake")
+
+
+def _arrived(original: Any, *args: Any, **kwargs: Any) -> None:
+    """The others are there."""

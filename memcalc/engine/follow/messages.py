@@ -1,0 +1,298 @@
+"""What other ranks would send this one: sizes and pickled bytes, by any collective.
+
+A message that stands for others is what this rank itself sends at that place, or its own copy; else
+it is the other rank's own, which then runs as far as it must. Only whole numbers are asked for, and
+on a GPU only once the host reads them: numbers of activations change no memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from memcalc.engine import source_lines
+from memcalc.engine.follow.mail import EndlessWaitError, Ties, from_environment
+from memcalc.engine.patches import Patches
+from memcalc.engine.stub import load as stub
+
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_LARGEST = 8 << 20
+"""Bytes of the largest message that is kept: what is copied to the GPU is kept up to as many."""
+
+
+class Messages:
+    """Follows what this rank sends, and answers what it receives."""
+
+    def __init__(self) -> None:
+        self.groups: list[tuple[int, ...]] = []
+        """Ranks of each group that the program makes, this rank's and others'."""
+        self.mail = from_environment()
+        """``None``: there is nobody to ask."""
+        self._own: dict[str, list[bytes]] = {}
+        """What this rank has sent in each group, by broadcast or to one other."""
+        self.received: dict[str, int] = {}
+        """Messages that arrived so far, by channel."""
+        self.peers: set[int] = set()
+        """Ranks that this one sends to or receives from, each alone, and those of their group."""
+        self._inside = False
+        """A message is under way."""
+        self._promises: list[Callable[[], bytes | None]] = []
+        self._exchanged: set[int] | None = None
+        """Sizes of what a batch of messages sends, which its receives are answered with."""
+        self._promise = stub.function("promise", None)
+        self._deliver: Any = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(self._delivered)
+
+    def install(self, patches: Patches) -> None:
+        """Follow from now on."""
+        around: dict[str, Callable[..., Any]] = {
+            "broadcast": self._broadcast,
+            "send": self._send,
+            "isend": self._send,
+            "recv": self._recv,
+            "irecv": self._recv,
+            "scatter": self._scatter,
+            "gather": _gather,
+            "batch_isend_irecv": self._batch,
+        }
+        for name, function in around.items():
+            patches.wrap(distributed_c10d, name, function, also=(dist,))
+        begin = stub.function("when_promised", None)
+        if self._promise is not None and begin is not None:
+            self._promise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+            begin(self._deliver)
+            patches.also(lambda: begin(None))
+
+    def _broadcast(
+        self,
+        original: Any,
+        tensor: Any,
+        src: int | None = None,
+        group: Any = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Any:
+        source = global_rank(src, group, group_src)
+        channel = channel_of("broadcast", group, source, None)
+        if source == dist.get_rank():
+            self._post(channel, group, tensor)
+            return original(tensor, src, group, async_op, **_if_named(group_src=group_src))
+        work = original(tensor, src, group, async_op, **_if_named(group_src=group_src))
+        self._receive(channel, group, tensor, source, f"broadcast(src={source})", echoes=True)
+        return work
+
+    def _send(
+        self,
+        original: Any,
+        tensor: Any,
+        dst: int | None = None,
+        group: Any = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+    ) -> Any:
+        named = _if_named(group_dst=group_dst)
+        if self._inside:
+            return original(tensor, dst, group, tag, **named)
+        target = global_rank(dst, group, group_dst)
+        self.meet(group, target)
+        self._post(channel_of("message", group, dist.get_rank(), target), group, tensor)
+        with self._in_one():
+            return original(tensor, dst, group, tag, **named)
+
+    def _recv(
+        self,
+        original: Any,
+        tensor: Any,
+        src: int | None = None,
+        group: Any = None,
+        tag: int = 0,
+        group_src: int | None = None,
+    ) -> Any:
+        named = _if_named(group_src=group_src)
+        if self._inside or (src is None and group_src is None):
+            return original(tensor, src, group, tag, **named)
+        with self._in_one():
+            work = original(tensor, src, group, tag, **named)
+        source = global_rank(src, group, group_src)
+        self.meet(group, source)
+        channel = channel_of("message", group, source, dist.get_rank())
+        call = f"{original.__name__}(src={source})"
+        self._receive(channel, group, tensor, source, call)
+        return work
+
+    @contextlib.contextmanager
+    def _in_one(self) -> Iterator[None]:
+        """``send`` and ``recv`` call ``isend`` and ``irecv``: that is one message."""
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+    def _batch(self, original: Any, operations: Any) -> Any:
+        self._exchanged = {
+            _bytes(one.tensor)
+            for one in operations
+            if getattr(one.op, "__name__", "") == "isend" and _is_whole(one.tensor)
+        }
+        try:
+            return original(operations)
+        finally:
+            self._exchanged = None
+
+    def _scatter(
+        self,
+        original: Any,
+        tensor: Any,
+        scatter_list: Any = None,
+        src: int | None = None,
+        group: Any = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Any:
+        source = global_rank(0 if src is group_src is None else src, group, group_src)
+        named = _if_named(group_src=group_src)
+        work = original(tensor, scatter_list, src, group, async_op, **named)
+        if source == dist.get_rank():
+            for target, one in zip(ranks_of(group), scatter_list or (), strict=False):
+                self._post(channel_of("scatter", group, source, target), group, one)
+        else:
+            channel = channel_of("scatter", group, source, dist.get_rank())
+            self._receive(channel, group, tensor, source, f"scatter(src={source})")
+        return work
+
+    def meet(self, group: Any, other: int) -> None:
+        """Note that this rank passes messages to another, in a group of stages or of all."""
+        if other in self.peers:
+            return
+        ranks = ranks_of(group)
+        self.peers |= {other} if len(ranks) == dist.get_world_size() else set(ranks)
+        self.peers.discard(dist.get_rank())
+        if self.mail is not None:
+            self.mail.tell_ties(self.ties)
+
+    @property
+    def ties(self) -> Ties:
+        """How this rank is tied to others, so far."""
+        return Ties(groups=tuple(dict.fromkeys(self.groups)), peers=tuple(sorted(self.peers)))
+
+    def _post(self, channel: str, group: Any, tensor: Any) -> None:
+        """Keep what this rank sends, where its numbers are whole and known."""
+        if not _is_whole(tensor):
+            return
+        content = _content(tensor)
+        self._own.setdefault(channel_of("", group, None, None), []).append(content)
+        if self.mail is not None:
+            self.mail.post(channel, content)
+
+    def _receive(
+        self, channel: str, group: Any, tensor: Any, source: int, call: str, *, echoes: bool = False
+    ) -> None:
+        """Put what arrives into a tensor, at once on the host and once it is read on a GPU."""
+        if not _is_whole(tensor) or not tensor.is_contiguous():
+            return
+        number = self.received.get(channel, 0)
+        self.received[channel] = number + 1
+        exchanged = self._exchanged is not None and _bytes(tensor) in self._exchanged
+        own = self._own.get(channel_of("", group, None, None), [])
+        call = f"{call}{f' at {line}' if (line := source_lines.line()) else ''}"
+
+        def content() -> bytes | None:
+            alike = [one for one in own if len(one) == _bytes(tensor)]
+            if echoes and number < len(own) and own[number] in alike:
+                return own[number]
+            if self.mail is None or exchanged:
+                return alike[-1] if alike else None
+            return self.mail.fetch(source, channel, number, call)
+
+        if not tensor.is_cuda:
+            _fill(tensor.data_ptr(), content(), _bytes(tensor))
+        elif self._promise is not None and not exchanged:
+            self._promises.append(content)
+            self._promise(tensor.data_ptr(), _bytes(tensor), len(self._promises) - 1)
+
+    def _delivered(self, number: int, at: int) -> None:
+        """Put what was promised onto the GPU: the host reads it."""
+        try:
+            content = self._promises[number]()
+        except EndlessWaitError as error:
+            # No error of Python's passes the driver's frames.
+            end_waiting(error)
+        if content is not None:
+            stub.function("mark", None)(ctypes.c_void_p(at), ctypes.c_size_t(len(content)))
+            ctypes.memmove(at, content, len(content))
+
+
+def end_waiting(error: EndlessWaitError) -> NoReturn:
+    """End the program, which would wait without end, with one sentence."""
+    print(f"memcalc: {error}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _gather(original: Any, tensor: Any, gather_list: Any = None, *args: Any, **kwargs: Any) -> Any:
+    work = original(tensor, gather_list, *args, **kwargs)
+    if _is_whole(tensor):
+        for one in gather_list or ():
+            one.copy_(tensor)
+    return work
+
+
+def _if_named(**kwargs: Any) -> dict[str, Any]:
+    """Arguments that older releases do not have, where they are given."""
+    return {name: value for name, value in kwargs.items() if value is not None}
+
+
+def ranks_of(group: Any) -> list[int]:
+    """The ranks of a group; ``None``: of all."""
+    return list(dist.get_process_group_ranks(group or dist.group.WORLD))
+
+
+def global_rank(rank: int | None, group: Any, group_rank: int | None) -> int:
+    """A rank that is named by its number among all, or in a group; the first if by neither."""
+    if rank is not None or group_rank is None:
+        return rank if rank is not None else 0
+    return ranks_of(group)[group_rank]
+
+
+def channel_of(kind: str, group: Any, source: int | None, target: int | None) -> str:
+    """The name by which both ends know messages of a group; groups of the same ranks are one."""
+    return f"{kind} {zlib.crc32(repr(ranks_of(group)).encode())} {source} {target}"
+
+
+def _is_whole(tensor: Any) -> bool:
+    return (
+        type(tensor) is torch.Tensor and tensor.dtype in _WHOLE and 0 < _bytes(tensor) <= _LARGEST
+    )
+
+
+def _bytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _content(tensor: torch.Tensor) -> bytes:
+    """Return the numbers of a tensor; those on a GPU lie behind its address, zeros if unknown."""
+    tensor = tensor.detach()
+    if tensor.is_cuda and not tensor.is_contiguous():
+        return bytes(_bytes(tensor))
+    if tensor.is_cuda:
+        # What was promised and is small arrives before it is passed on.
+        stub.function("holds", ctypes.c_int)(
+            ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(_bytes(tensor))
+        )
+    else:
+        tensor = tensor.contiguous()
+    return ctypes.string_at(tensor.data_ptr(), _bytes(tensor))
+
+
+def _fill(at: int, content: bytes | None, size: int) -> None:
+    """Write a message to host memory, as far as there is room for it."""
+    if content is not None:
+        ctypes.memmove(at, content, min(len(content), size))

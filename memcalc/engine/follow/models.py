@@ -1,0 +1,325 @@
+"""The models, optimizers and gradients of a program, held by weak references."""
+
+import copy
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
+
+from memcalc.engine.counters import Counters
+from memcalc.engine.follow.counts import Counts
+from memcalc.engine.notes import held_by, state_of
+from memcalc.engine.patches import Patches
+from memcalc.records.model import Inventory, OptimizerState
+from memcalc.records.trace import Component
+
+_MAKES_COPIES = copy._reconstruct.__code__  # type: ignore[attr-defined]
+"""Runs while ``copy.deepcopy`` makes a module."""
+_SETTLED = 3
+"""Steps after which an optimizer has made all its state; LBFGS makes its anew."""
+
+
+class _Ref(WeakIdRef):
+    """PyTorch's own asks the object for an attribute, which may run the program's code."""
+
+    __slots__ = ()
+
+    def __call__(self) -> Any:
+        return weakref.ref.__call__(self)
+
+
+def _by_object() -> WeakIdKeyDictionary:
+    try:
+        return WeakIdKeyDictionary(ref_type=_Ref)
+    except TypeError:  # PyTorch 2.2
+        return WeakIdKeyDictionary()
+
+
+class Models:
+    """Knows every module of the program, and what optimizers hold."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._modules = _by_object()
+        """Every living module in order of birth, and whether it was made by copying another."""
+        self._births = _by_object()
+        """In which interval each of them, and each optimizer, was made or came to the GPU."""
+        self._paths = _by_object()
+        """What modules are called inside their models."""
+        self._roots: list[weakref.ref[torch.nn.Module]] = []
+        """Models, in the order in which they were called."""
+        self._parameters: list[weakref.ref[torch.Tensor]] = []
+        self._alone: list[weakref.ref[torch.Tensor]] = []
+        """Parameters that optimizers hold and no module has."""
+        self._counts = Counts(counters.interval)
+        self._trained: set[int] = set()
+        self._names: dict[str, None] = {}
+        self._entries: dict[int, tuple[int, int]] = {}
+        """Of each optimizer's state, when it was looked at last."""
+        self._moving = 0
+        self._versions = -1
+        """Changes in place of all parameters, as PyTorch counts them; -1: nobody asked."""
+        self._touched = False
+
+    def install(self, patches: Patches) -> None:
+        """See every module from now on, and when it is moved or cast."""
+        module = torch.nn.Module
+        patches.wrap(module, "__init__", self._made)
+        patches.wrap(module, "__setstate__", self._restored)
+        patches.wrap(module, "_apply", self._applied)
+        patches.wrap(torch.optim.Optimizer, "__init__", self._optimizer_made)
+        patches.wrap(torch.optim.Optimizer, "load_state_dict", self._loaded)
+
+    def _made(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        self._add(module, copied=False)
+        original(module, *args, **kwargs)
+
+    def _restored(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        self._add(module, copied=_is_deepcopy())
+        original(module, *args, **kwargs)
+
+    def _add(self, module: torch.nn.Module, *, copied: bool) -> None:
+        self._modules[module] = copied
+        self._births[module] = self._counters.interval()
+
+    def _applied(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """What is moved or cast was weights before, and is weights afterwards."""
+        if self._moving:
+            return original(module, *args, **kwargs)
+        self._moving += 1
+        try:
+            self._counters.name_models([("", module)])
+            came = not any(one.is_cuda for one in module.parameters())
+            moved = original(module, *args, **kwargs)
+            if came and any(one.is_cuda for one in module.parameters()):
+                self._births[module] = self._counters.interval()
+            self._counts.move(module)
+            self._counters.name_models([("", module)])
+            return moved
+        finally:
+            self._moving -= 1
+
+    def _optimizer_made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self._births[optimizer] = self._counters.interval()
+        original(optimizer, *args, **kwargs)
+
+    def _loaded(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        # Its state is other tensors now.
+        self._entries.pop(id(optimizer), None)
+
+    # ---- names
+
+    def path(self, module: torch.nn.Module) -> str:
+        """What a module is called inside its model."""
+        return self._paths.get(module, type(module).__name__)  # type: ignore[no-any-return]
+
+    def meet(self, module: torch.nn.Module) -> None:
+        """A module is called from outside of all others."""
+        if module in self._paths or any(map(is_lazy, module.parameters())):
+            return  # Lazy modules get their parameters in their first forward.
+        root = self._root_of(module)
+        prefix = f"{type(root).__name__}." if self._roots else ""
+        for path, part in root.named_modules():
+            self._paths.setdefault(part, f"{prefix}{path}".rstrip("."))
+        if self._counts.add_model(root, self._births.get(root, 0), ran=True):
+            self._roots.append(weakref.ref(root))
+        self.sweep()
+
+    def _root_of(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The model that a part is of; of a part of several, the first."""
+        parents: dict[int, torch.nn.Module] = {}
+        for one in list(self._modules):
+            for child in one.__dict__.get("_modules", {}).values():
+                if child is not None:
+                    parents.setdefault(id(child), one)
+        seen: set[int] = set()
+        while id(module) in parents and id(module) not in seen:
+            seen.add(id(module))
+            module = parents[id(module)]
+        return module
+
+    def sweep(self) -> None:
+        """Name the weights and buffers of all modules that there are."""
+        roots = [root for ref in self._roots if (root := ref()) is not None]
+        modules = list(self._modules)
+        children = {
+            id(child) for one in modules for child in one.__dict__.get("_modules", {}).values()
+        }
+        met = {id(root) for root in roots}
+        others = [one for one in modules if id(one) not in children and id(one) not in met]
+        named = []
+        for number, root in enumerate(roots):
+            copied = self._copy(root) if self._trained else ""
+            named.append((copied or (self.path(root) if number else ""), root))
+        named += [(self._copy(one) or type(one).__name__, one) for one in others]
+        self._counters.name_models(named)
+        for one in others:
+            if not any(map(is_lazy, one.parameters())):
+                self._counts.add_model(one, self._births.get(one, 0), ran=False)
+        parameters = {id(p): p for _, one in named for p in one.parameters()}
+        self._parameters = [weakref.ref(p) for p in parameters.values()]
+        self._parameters += self._alone
+
+    def _copy(self, module: torch.nn.Module) -> str:
+        """What a copy is called, also one inside a wrapper such as ``AveragedModel``.
+
+        Empty: it is none, or it is trained.
+        """
+        if self.is_trained(module):
+            return ""
+        parts = list(module.modules())
+        copied = [one for one in parts if self._modules.get(one)]
+        own = [one for one in parts if one.__dict__.get("_parameters")]
+        if not copied or not all(map(self._modules.get, own)):
+            return ""
+        return f"copy of {type(copied[0]).__name__}"
+
+    def were_changed(self) -> bool:
+        """Parameters were changed in place since this was asked last."""
+        before, touched = self._versions, self._touched
+        self._versions = sum(p._version for ref in self._parameters if (p := ref()) is not None)
+        self._touched = False
+        return touched or 0 <= before < self._versions
+
+    def watch_data(self, patches: Patches) -> None:
+        """Take ``parameter.data`` for a change: PyTorch does not count what is changed by it."""
+        data: Any = torch.Tensor.data
+
+        def changed(tensor: torch.Tensor) -> None:
+            self._touched = self._touched or (tensor.is_leaf and tensor.requires_grad)
+
+        def read(tensor: torch.Tensor) -> Any:
+            changed(tensor)
+            return data.__get__(tensor)
+
+        def write(tensor: torch.Tensor, value: Any) -> None:
+            changed(tensor)
+            data.__set__(tensor, value)
+
+        patches.set(torch.Tensor, "data", property(read, write))
+
+    def touch(self, leaves: Iterable[torch.Tensor]) -> None:
+        """Parameters were replaced by these."""
+        self._touched = True
+        self._trained.update(map(id, leaves))
+
+    def adopt(self, leaves: Iterable[torch.Tensor]) -> None:
+        """These are all parameters of a program that calls no module."""
+        self._parameters = self._alone = [weakref.ref(one) for one in leaves]
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Those that are known."""
+        return (p for ref in self._parameters if (p := ref()) is not None)
+
+    def count_plain(self, key: int, leaves: Iterable[torch.Tensor]) -> None:
+        """Count parameters that no module has, in place of those that were counted before."""
+        self._counts.add_plain(leaves, key)
+
+    def keep_by_hand(self, state: list[torch.Tensor]) -> None:
+        """Count what updates without an optimizer keep."""
+        self._counts.keep(None, state)
+
+    def were_lost(self) -> bool:
+        """Some of the parameters are no more."""
+        return any(ref() is None for ref in self._parameters)
+
+    @property
+    def none_ran(self) -> bool:
+        """No module with parameters was called."""
+        return not self._roots
+
+    def gradients(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
+        """Name the gradients of these parameters; ``None``: of all."""
+        if parameters is None:
+            parameters = self.parameters()
+        kept = (p.grad for p in parameters if p.is_leaf or p.retains_grad)
+        self._counters.name(Component.GRADIENTS, kept)
+
+    # ---- optimizers
+
+    def is_trained(self, module: torch.nn.Module) -> bool:
+        """An optimizer has updated this module."""
+        first = next((p for p in module.parameters() if p.requires_grad), None)
+        return first is not None and id(first) in self._trained
+
+    def trains(self, module: torch.nn.Module) -> None:
+        """This module is trained."""
+        self._trained.update(map(id, module.parameters()))
+
+    def name_optimizer(self, name: str) -> None:
+        """What updates the parameters is called so."""
+        self._names[name] = None
+
+    def stepped(self, optimizer: Any, steps: int) -> None:
+        """An optimizer has made so many steps."""
+        if steps == 1:
+            self.name_optimizer(type(optimizer).__name__)
+        # Parameters that are added, replaced or unfrozen later get their state then.
+        entries = len(state_of(optimizer)), _parameters_of(optimizer)
+        before = self._entries.get(id(optimizer))
+        if before is None or before[1] != entries[1]:
+            self._find_alone(optimizer)
+        if steps <= _SETTLED or before != entries or isinstance(optimizer, torch.optim.LBFGS):
+            self._entries[id(optimizer)] = entries
+            self._trained.update(id(p) for p in held_by(optimizer) if p.requires_grad)
+            kept = getattr(optimizer, "optim", optimizer)
+            own = not isinstance(kept, torch.optim.Optimizer)
+            born = 0 if own else self._births.get(kept, 0)
+            self._counts.keep(kept, state_of(kept).values(), born)
+            self._counters.name_state(optimizer, self._homes())
+
+    def _find_alone(self, optimizer: Any) -> None:
+        """Name and count the parameters of an optimizer that no module has."""
+        before = {id(ref()) for ref in self._alone}
+        known = {id(ref()) for ref in self._parameters} - before
+        alone = [p for p in held_by(optimizer) if id(p) not in known]
+        new = [weakref.ref(p) for p in alone if id(p) not in before]
+        self._alone = [ref for ref in self._alone if ref() is not None] + new
+        self._counters.name(Component.WEIGHTS, alone)
+        self.sweep()
+        if self._counts.in_fp32:
+            # Else these may be the copies of parameters that are updated for them.
+            self._counts.add_plain(alone, id(optimizer))
+
+    def _homes(self) -> dict[int, str]:
+        """Which module each parameter is of."""
+        return {
+            id(parameter): self.path(module)
+            for module in list(self._modules)
+            for parameter in module.__dict__.get("_parameters", {}).values()
+            if parameter is not None
+        }
+
+    # ---- answers
+
+    def inventory(self, name: str, interval: int) -> Inventory:
+        """Every tensor of the models that were there in an interval."""
+        return self._counts.inventory(name, interval, self._trained)
+
+    def state(self, interval: int) -> OptimizerState:
+        """What optimizers keep, of those that were there in an interval."""
+        return self._counts.state(interval, ", ".join(self._names) or "no optimizer")
+
+
+def _parameters_of(optimizer: Any) -> int:
+    """Tell whether an optimizer of PyTorch's holds the same parameters as before."""
+    groups = getattr(optimizer, "param_groups", None) or ()
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return 0
+    return hash(tuple(id(p) for group in groups for p in group["params"]))
+
+
+def _is_deepcopy() -> bool:
+    """``copy.deepcopy`` has called a module's ``__setstate__``; others are loaded from files."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _MAKES_COPIES:
+            return True
+        frame = frame.f_back
+    return False

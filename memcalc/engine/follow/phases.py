@@ -1,0 +1,326 @@
+"""Detects a program's training phase from its calls.
+
+Until the first module is called the program loads; modules that prepare data on the host do not
+count. Backward, an optimizer's step (with unscaling and clipping) and ``zero_grad`` are phases of
+their own; a trained model that is called without gradients, and not in training mode, evaluates;
+all else is forward. What an optimizer does inside backward is backward.
+
+Between two of these calls is a gap, and the call that ends it tells what it was. Before a step it
+belongs to the step, as clipping by hand does. A step ends when its gradients are cleared: what lies
+between the update and ``zero_grad``, such as an average of weights, is still the step. Before a
+forward it belongs to that forward: what a program does after ``zero_grad``, such as fetching the
+next batch, is forward of the coming step.
+"""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules import module as modules
+from torch.nn.utils import clip_grad
+
+from memcalc.engine.counters import Counters
+from memcalc.engine.follow.steps import BY_HAND, Steps
+from memcalc.engine.patches import Patches
+from memcalc.records.trace import Phase
+from memcalc.workload.job import scaler_class
+
+_CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
+_LEADS_TO = {Phase.BACKWARD: Phase.FORWARD, Phase.ZERO_GRAD: Phase.STEP}
+"""Phase of a gap by the phase that ends it, where it is another one."""
+_FREE = (Phase.LOAD, Phase.FORWARD, Phase.EVAL)
+"""Phases that a call of a model may end."""
+
+
+class Observer:
+    """Learns what a followed program calls; this one looks at nothing."""
+
+    def meets_model(self, module: torch.nn.Module) -> None:
+        """A module is called from outside of all others."""
+
+    def is_trained(self, module: torch.nn.Module) -> bool:
+        """Return True if an optimizer updates this module."""
+        return True
+
+    def enters_model(self, args: Any) -> None:
+        """The phase of such a call has begun."""
+
+    def enters_module(self, module: torch.nn.Module, args: Any, phase: Phase) -> None:
+        """A module begins."""
+
+    def leaves_module(self, out: Any, phase: Phase, *, outermost: bool) -> None:
+        """A module ends."""
+
+    def enters_backward(self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Backward begins; return the line that calls it, or an empty string."""
+        return ""
+
+    def leaves_backward(self, backwards: int) -> None:
+        """Backward has ended, for so many times."""
+
+    def has_gradients(self, inputs: Any, found: Any) -> None:
+        """``torch.autograd.grad`` has returned gradients of these inputs."""
+
+    def enters_step(self, optimizer: Any, *, inside_backward: bool) -> None:
+        """An optimizer begins its update."""
+
+    def leaves_step(self, optimizer: Any, steps: int) -> None:
+        """An optimizer has made so many updates."""
+
+    def begins_step(self, step: int) -> None:
+        """All optimizers have stepped, and another step begins."""
+
+    def pauses(self, step: int) -> None:
+        """A gap begins; the forward that may follow is of this step."""
+
+
+class Phases:
+    """Follows a program, and notes where it is."""
+
+    def __init__(self, counters: Counters, steps: Steps, observer: Observer) -> None:
+        self.phase, self.step = Phase.LOAD, 0
+        self.settled = 1
+        """From this step on every optimizer has its state."""
+        self.backwards = 0
+        """Calls of backward so far."""
+        self._counters, self._steps, self._observer = counters, steps, observer
+        steps.begins, steps.ends = self._step_begins, self._step_ends
+        steps.updated_by_hand = lambda: self._stepped.add(BY_HAND)
+        self._main = threading.get_ident()
+        self._depth = 0
+        self._loaded: list[int] | None = None
+        """When a model was called while the program still loads."""
+        self._stepped: set[int] = set()
+        """Optimizers that stepped since the step began."""
+        self._after: Phase | None = None
+        """The phase before the gap that the program is in; ``None``: it is in none."""
+        self._interval: tuple[Phase, int] | None = None
+        """Phase and step that the counters know."""
+        self._back_to: Phase | None = None
+        """The phase that an evaluation interrupts."""
+        self._inside_backward = False
+        """The optimizer that steps is called by a hook of backward's."""
+
+    def install(self, patches: Patches) -> None:
+        """Follow from now on."""
+        patches.also(modules.register_module_forward_pre_hook(self._entering).remove)
+        patches.also(modules.register_module_forward_hook(self._leaving, always_call=True).remove)
+        patches.wrap(torch.autograd, "backward", self._backward)
+        patches.wrap(torch.autograd, "grad", self._grad)
+        patches.wrap(torch.optim.Optimizer, "zero_grad", self.clear_gradients)
+        patches.wrap(torch.nn.Module, "zero_grad", self.clear_gradients)
+        patches.wrap(scaler_class(), "unscale_", self._stepping)
+        for name in _CLIPPING:
+            patches.wrap(torch.nn.utils, name, self._stepping)
+            patches.set(clip_grad, name, getattr(torch.nn.utils, name))
+
+    # ---- phases
+
+    def _mark(self, phase: Phase, line: str = "") -> None:
+        self.phase = phase
+        if line or (phase, self.step) != self._interval:
+            self._interval = phase, self.step
+            self._counters.enter(phase, self.step, line)
+
+    def _enter(self, phase: Phase, line: str = "") -> None:
+        """Begin a phase; after all optimizers have stepped, forward and backward are a new step."""
+        if phase in (Phase.FORWARD, Phase.BACKWARD) and self._all_stepped():
+            self._stepped.clear()
+            self.step += 1
+            self._observer.begins_step(self.step)
+        if self._after is not None:
+            self._end_gap(phase)
+        self._mark(phase, line)
+
+    def _all_stepped(self) -> bool:
+        stepping = set(self._steps.made) - ({BY_HAND} if self._steps.has_optimizer else set())
+        return bool(self._stepped) and self._stepped >= stepping
+
+    def _begin_gap(self, after: Phase) -> None:
+        """Begin what belongs to a phase that is not known yet; until then it is forward."""
+        self._after = after
+        ahead = after in (Phase.STEP, Phase.ZERO_GRAD) and self._all_stepped()
+        self._observer.pauses(self.step + ahead)
+        if after is not Phase.EVAL:
+            self.phase = Phase.FORWARD
+            self._interval = None
+            self._counters.enter(Phase.FORWARD, self.step + ahead)
+
+    def _end_gap(self, phase: Phase) -> None:
+        """Name a gap by what it led to; an evaluation goes on until something else begins."""
+        after, self._after = self._after, None
+        if after is not Phase.EVAL:
+            clears = after is phase is Phase.ZERO_GRAD
+            self.phase = phase if clears else _LEADS_TO.get(phase, phase)
+            self._interval = self.phase, self.step
+            self._counters.rename(self.phase, self.step)
+
+    def begin(self, phase: Phase, step: int = 0) -> None:
+        """Begin a phase that only the caller knows of, such as loading."""
+        self._after, self.step = None, step
+        self._mark(phase)
+
+    def leave(self) -> None:
+        """End the phase that runs: what is done until another begins is of none."""
+        self._interval = None
+        self._counters.leave()
+
+    def begin_training(self) -> None:
+        """Loading has ended: what follows belongs to what the program calls next."""
+        self._begin_gap(Phase.LOAD)
+
+    def end(self, *, failed: bool = False) -> None:
+        """The program has ended; ``failed``: the coming step asked for memory that is not there."""
+        if self._after is None or self._after is Phase.EVAL:
+            return
+        if failed and self._all_stepped():
+            self._enter(Phase.FORWARD)
+        self._after = None
+        self._counters.rename(Phase.FORWARD, self.step)
+
+    def end_training(self) -> None:
+        """The loop has ended: what it leaves behind is of no phase."""
+        if self._after not in (None, Phase.EVAL):
+            self._after = None
+            self._counters.forget()
+
+    @contextlib.contextmanager
+    def follow_passes(self, model: torch.nn.Module) -> Iterator[None]:
+        """Take the calls of a model that generates for prefill first, and then for decoding."""
+        numbers = itertools.count()
+
+        def begins(*_: object) -> None:
+            if number := next(numbers):
+                self._observer.begins_step(number)
+                self.begin(Phase.DECODE, number)
+
+        self.begin(Phase.PREFILL)
+        hook = model.register_forward_pre_hook(begins, prepend=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    @contextlib.contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """A phase that interrupts another one, or a gap."""
+        before = None if self._after is not None else self.phase
+        self._enter(phase)
+        try:
+            yield
+        finally:
+            if before is None:
+                self._begin_gap(phase)
+            else:
+                self._mark(before)
+
+    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._run_backward(original, (), args, kwargs)
+
+    def _grad(self, original: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(inputs, Iterator):
+            inputs = tuple(inputs)  # Such as model.parameters().
+        found = self._run_backward(original, inputs, (outputs, inputs, *args), kwargs)
+        if self._is_followed():
+            self._observer.has_gradients(inputs, found)
+        return found
+
+    def follow_engine(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Take a function of a library around autograd's backward for backward as a whole."""
+        return self._run_backward(original, (), args, kwargs)
+
+    def _run_backward(
+        self, original: Any, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Compute gradients; ``inputs``: of these, where the call names them first."""
+        if self.phase is Phase.BACKWARD or not self._is_followed():
+            return original(*args, **kwargs)
+        self._enter(Phase.BACKWARD, self._observer.enters_backward(inputs, args, kwargs))
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self.backwards += 1
+            self._observer.leaves_backward(self.backwards)
+            self._begin_gap(Phase.BACKWARD)
+
+    def clear_gradients(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Take a function for ``zero_grad``; inside backward and before training it is none."""
+        inside = self.phase in (Phase.ZERO_GRAD, Phase.LOAD, Phase.BACKWARD)
+        if inside or self._after in (Phase.LOAD, Phase.RESUME):
+            return original(*args, **kwargs)
+        with self.during(Phase.ZERO_GRAD):
+            return original(*args, **kwargs)
+
+    def _stepping(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.during(Phase.STEP):
+            return original(*args, **kwargs)
+
+    def _step_begins(self, optimizer: Any) -> None:
+        self._inside_backward = self.phase is Phase.BACKWARD
+        self._observer.enters_step(optimizer, inside_backward=self._inside_backward)
+        if not self._inside_backward:
+            self._enter(Phase.STEP)
+
+    def _step_ends(self, optimizer: Any, steps: int) -> None:
+        self._stepped.add(id(optimizer))
+        if steps == 1:
+            self.settled = self.step + 1
+        self._observer.leaves_step(optimizer, steps)
+        if not self._inside_backward:
+            self._enter(Phase.STEP)  # A closure may have ended in a gap.
+            self._begin_gap(Phase.STEP)
+
+    # ---- modules
+
+    def _is_followed(self, module: torch.nn.Module | None = None) -> bool:
+        """The first thread that trains is the one whose phases are followed."""
+        own = threading.get_ident()
+        if own != self._main and self.phase is Phase.LOAD and not self._depth:
+            if module is not None:
+                first = next(module.parameters(), None)
+                trains = first is not None and first.is_cuda and torch.is_grad_enabled()
+            if module is None or trains:
+                self._main = own
+        return own == self._main
+
+    def _entering(self, module: torch.nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # Dynamo would compile this hook, which breaks a full graph.
+        if self.phase is not Phase.BACKWARD and not self._is_followed(module):
+            return
+        if not self._depth and self.phase is not Phase.BACKWARD:
+            self._begin_model(module, args)
+        self._depth += 1
+        self._observer.enters_module(module, args, self.phase)
+
+    def _begin_model(self, module: torch.nn.Module, args: Any) -> None:
+        self._observer.meets_model(module)
+        self._loaded = self._counters.moments() if self.phase is Phase.LOAD else None
+        if self.phase in _FREE:
+            quiet = not module.training and not torch.is_grad_enabled()
+            evaluates = quiet and self._observer.is_trained(module)
+            interrupts = self.phase is Phase.FORWARD and self._after is None
+            self._enter(Phase.EVAL if evaluates else Phase.FORWARD)
+            self._back_to = Phase.FORWARD if interrupts else None
+        self._observer.enters_model(args)
+
+    def _leaving(self, module: torch.nn.Module, args: Any, out: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if threading.get_ident() != self._main and self.phase is not Phase.BACKWARD:
+            return
+        if not self._depth:
+            return
+        self._depth -= 1
+        self._observer.leaves_module(out, self.phase, outermost=not self._depth)
+        if self._depth:
+            return
+        if self._loaded == self._counters.moments():
+            self._mark(Phase.LOAD)  # It ran on the host, as transforms of images do.
+        elif self.phase is Phase.EVAL and self._back_to is not None:
+            self._mark(self._back_to)
+        elif self.phase is Phase.EVAL:
+            self._begin_gap(Phase.EVAL)

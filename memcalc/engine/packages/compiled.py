@@ -1,0 +1,194 @@
+"""Stand-ins for the compiled parts of packages whose Python code is installed without them.
+
+Such a package runs its own Python code; a function here allocates what the compiled one does. Read
+in apex of 2026 (``csrc``), causal-conv1d 1.6, mamba-ssm 2.3 (``csrc/selective_scan``) and
+grouped_gemm 0.3; what a kernel needs inside a call is left out below 64 KiB.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+_SAID = "{}'s compiled part is not installed: a stand-in allocates what that does"
+_HALF = (torch.float16, torch.bfloat16)
+_PARTS = 16
+"""Partial sums of a norm's weight gradient, in apex."""
+_CHUNK = 2048
+"""Positions of a chunk of mamba-ssm's selective scan."""
+
+
+def _nothing(*_: Any) -> None:
+    """Write to tensors that are given."""
+
+
+def _like_first(tensor: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _gradient(gradient: Tensor, *_: Any) -> Tensor:
+    return gradient.contiguous()
+
+
+def _norms(_: int, __: Tensor, lists: list[list[Tensor]], per_tensor: bool = False) -> Any:
+    total = lists[0][0].new_empty(1, dtype=torch.float32)
+    return total, total.new_empty(len(lists[0]) if per_tensor else 0)
+
+
+def _statistics(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    kind = torch.float32 if tensor.dtype in _HALF else tensor.dtype
+    return tensor.new_empty(tensor.numel() // math.prod(shape), dtype=kind)
+
+
+def _norm(means: int, *, mixed: bool = False) -> Callable[..., Any]:
+    """Return a norm's forward, which keeps so many tensors of means of rows."""
+
+    def forward(tensor: Tensor, shape: Sequence[int], *rest: Any) -> Any:
+        out = torch.empty_like(tensor, dtype=rest[0].dtype if mixed else tensor.dtype)
+        return [out, *(_statistics(tensor, shape) for _ in range(means))]
+
+    return forward
+
+
+def _norm_backward(first: int, weights: int) -> Callable[..., Any]:
+    """Return a norm's backward.
+
+    Args:
+        first: the place of its input among the arguments.
+        weights: how many it has.
+    """
+
+    def backward(*args: Any) -> Any:
+        out, own = torch.empty_like(args[first]), args[first + 2 : first + 2 + weights]
+        found = [torch.empty_like(one) for one in own]
+        # The partial sums are gone behind the call.
+        _ = [one.new_empty((_PARTS, one.numel()), dtype=torch.float32) for one in own]
+        return [out, *found] if own else out
+
+    return backward
+
+
+def _scan(
+    u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Any, z: Any, *_: Any
+) -> list[Tensor]:
+    gated = [] if z is None else [torch.empty_like(z)]
+    chunks = -(-u.shape[2] // _CHUNK)
+    states = u.new_empty((*u.shape[:2], chunks, 2 * a.shape[1]), dtype=a.dtype)
+    return [torch.empty_like(delta), states, *gated]
+
+
+def _scan_backward(
+    u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Any, z: Any, bias: Any, *rest: Any
+) -> list[Tensor | None]:
+    _, _, out, dz, _, again = rest
+    found = [dz if dz is not None else torch.empty_like(z)] if z is not None else []
+    if again:
+        found.append(torch.empty_like(out))
+    first = [torch.empty_like(u), torch.empty_like(delta), torch.zeros_like(a)]
+    wide = [
+        torch.zeros_like(one, dtype=torch.float32 if one.dim() >= 3 else one.dtype)
+        for one in (b, c)
+    ]
+    weights = [None if one is None else torch.zeros_like(one) for one in (d, bias)]
+    return [*first, wide[0].to(b.dtype), wide[1].to(c.dtype), *weights, *found]
+
+
+_SOFTMAX: dict[str, Callable[..., Any]] = {"forward": _like_first, "backward": _like_first}
+_MODULES: dict[str, tuple[str, dict[str, Callable[..., Any]]]] = {
+    "amp_C": (
+        "apex",
+        {
+            **{
+                f"multi_tensor_{name}": _nothing
+                for name in (
+                    *("adam", "adam_capturable", "adam_capturable_master", "sgd", "adagrad"),
+                    *("novograd", "lamb", "lamb_mp", "scale", "axpby"),
+                )
+            },
+            **{f"multi_tensor_{name}": _norms for name in ("l2norm", "l2norm_mp")},
+        },
+    ),
+    "fused_layer_norm_cuda": (
+        "apex",
+        {
+            **{name: _norm(2) for name in ("forward", "forward_affine")},
+            **{f"rms_{name}": _norm(1) for name in ("forward", "forward_affine")},
+            "forward_affine_mixed_dtypes": _norm(2, mixed=True),
+            "rms_forward_affine_mixed_dtypes": _norm(1, mixed=True),
+            "backward": _norm_backward(3, 0),
+            "backward_affine": _norm_backward(3, 2),
+            "rms_backward": _norm_backward(2, 0),
+            "rms_backward_affine": _norm_backward(2, 1),
+        },
+    ),
+    **{
+        f"{name}_softmax_cuda": ("apex", _SOFTMAX)
+        for name in ("scaled_masked", "generic_scaled_masked")
+    },
+    **{
+        f"{name}_softmax_cuda": ("apex", {**_SOFTMAX, "backward": _gradient})
+        for name in ("scaled", "scaled_upper_triang_masked")
+    },
+    "causal_conv1d_cuda": (
+        "causal_conv1d",
+        {f"causal_conv1d_{name}": _nothing for name in ("fwd", "bwd", "update")},
+    ),
+    "selective_scan_cuda": ("mamba_ssm", {"fwd": _scan, "bwd": _scan_backward}),
+    "grouped_gemm_backend": ("grouped_gemm", {"gmm": _nothing}),
+}
+"""Functions of compiled modules, with the package that each belongs to."""
+
+
+class Compiled(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds compiled modules that nothing else finds, where their package is installed."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def find_spec(
+        self, name: str, path: Any, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return how a stand-in is loaded, or None."""
+        owner, _ = _MODULES.get(name, ("", {}))
+        if not owner or (owner not in sys.modules and importlib.util.find_spec(owner) is None):
+            return None
+        return importlib.machinery.ModuleSpec(name, self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill a stand-in, and say so."""
+        owner, functions = _MODULES[module.__name__]
+        vars(module).update(functions)
+        self._say(_SAID.format(owner))
+
+
+_INSTALL = {
+    "apex": "pip install --no-deps --no-build-isolation git+https://github.com/NVIDIA/apex",
+    "causal_conv1d": "CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE pip install --no-deps "
+    "--no-build-isolation causal-conv1d",
+    "mamba_ssm": "MAMBA_SKIP_CUDA_BUILD=TRUE pip install --no-deps --no-build-isolation mamba-ssm",
+}
+"""Commands that install the Python code of a package without a compiler."""
+_NONE = ("transformer_engine", "deep_ep", "grouped_gemm")
+"""Packages of which memcalc runs nothing unless they are installed whole."""
+
+
+def how_to_install(packages: Iterable[str]) -> str:
+    """Return how packages that need a compiler come here, in a sentence; empty: others alone."""
+    for package in packages:
+        if package in _INSTALL:
+            return f"type {_INSTALL[package]}: memcalc stands in for its compiled part"
+        if package in _NONE:
+            return (
+                f"memcalc has nothing in place of {package}: install it where its compiler is, or "
+                "use PyTorch's own layers"
+            )
+    return ""

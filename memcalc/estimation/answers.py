@@ -1,0 +1,299 @@
+"""Answers plans: from the cache, or by runs side by side within the machine's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from msgspec.structs import replace
+
+from memcalc.catalog.plan import to_simulate
+from memcalc.errors import EstimateError, MemcalcError
+from memcalc.estimation import kept
+from memcalc.estimation.kept import Traced
+from memcalc.estimation.question import canonical, code_in
+from memcalc.estimation.validate import Checked, check
+from memcalc.files import cache
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from memcalc.estimation.engine import Engine, Judged
+    from memcalc.estimation.fits import Device
+
+Answer = Prediction | MemcalcError
+T = TypeVar("T")
+U = TypeVar("U")
+RUN_BYTES = 1 << 30
+"""Room that one run is given: 0.4 GB were seen with PyTorch's CPU build, more with CUDA's."""
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class Answers:
+    """Answers plans; what to ask next may depend on answers. Threads may share it.
+
+    Answers are kept in the cache's folder, and traces where they were asked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        use_cache: bool = True,
+        workers: int | None = 1,
+        counted: bool = False,
+        figures: bool = False,
+        saved: Sequence[Traced] = (),
+        timeout: float = math.inf,
+    ) -> None:
+        """Start nothing yet; ``workers``: the most runs at once, ``None``: as many as have room.
+
+        ``counted``: answers say how many operations a step takes, which costs one step more.
+        ``figures``: of answers the ladder is enough, which saves half of a run.
+        ``saved``: runs of commands, which are never run again without being asked for.
+        ``timeout``: seconds after which a run is ended.
+        """
+        self._timeout = timeout
+        self._use_cache = use_cache
+        self._counted, self._figures = counted, figures
+        self._saved = {one.prediction.plan: one for one in saved}
+        self._workers = workers
+        self._checked: dict[Plan, Checked | MemcalcError] = {}
+
+    @functools.cached_property
+    def workers(self) -> int:
+        """The most runs at once."""
+        return room() if self._workers is None else max(self._workers, 1)
+
+    @functools.cached_property
+    def _turn(self) -> threading.Semaphore:
+        """What a run has while it runs."""
+        return threading.Semaphore(self.workers)
+
+    def predict(self, plans: Sequence[Plan]) -> Iterator[Answer]:
+        """Answer plans in order; a plan that fails yields its error and the rest go on."""
+        return map(self._add_notes, plans, cast(Iterator[Answer], self._each(plans, ())))
+
+    def trace(self, plan: Plan) -> Traced:
+        """Trace one plan and keep its events, or find them in the cache.
+
+        Raises:
+            MemcalcError: it cannot be traced.
+        """
+        return self.trace_beside(plan, ())[0]
+
+    def trace_beside(self, plan: Plan, others: Sequence[Plan]) -> tuple[Traced, Iterator[Answer]]:
+        """Trace one plan, as ``trace`` does, while others are answered side by side with it.
+
+        Raises:
+            MemcalcError: it cannot be traced.
+        """
+        found = self._each([plan, *others], [plan])
+        traced = next(found)
+        if isinstance(traced, MemcalcError):
+            raise traced
+        assert isinstance(traced, Traced)
+        return traced, map(self._add_notes, others, cast(Iterator[Answer], found))
+
+    def traces(self, plans: Sequence[Plan]) -> Iterator[Traced | MemcalcError]:
+        """Trace several plans, in order, side by side; what fails yields its error."""
+        return cast(Iterator[Traced | MemcalcError], self._each(plans, plans))
+
+    def side_by_side(self, function: Callable[[T], U], items: Sequence[T]) -> Iterator[U]:
+        """Call a function that asks for each item, as many at once as have room; keep the order.
+
+        Each result comes as soon as it is known; what a call raises is raised in its place. Nothing
+        more is asked when nobody takes results any more.
+        """
+        if min(self.workers, len(items)) <= 1:
+            yield from map(function, items)
+            return
+        with self._started(function, items) as results:
+            for result in results:
+                yield result.result()
+
+    def as_known(self, jobs: Sequence[Callable[[], T]]) -> Iterator[T]:
+        """Call functions that ask, as ``side_by_side`` does; the result known first comes first."""
+        if min(self.workers, len(jobs)) <= 1:
+            yield from (job() for job in jobs)
+            return
+        from concurrent.futures import as_completed
+
+        with self._started(lambda job: job(), jobs) as results:
+            for result in as_completed(results):
+                yield result.result()
+
+    @contextlib.contextmanager
+    def _started(
+        self, function: Callable[[T], U], items: Sequence[T]
+    ) -> Iterator[Sequence[Future[U]]]:
+        """Call a function for each item in threads, and give what will be its results."""
+        # Imported here, for an answer that is known has no need of it.
+        from concurrent.futures import Future
+
+        results: list[Future[U]] = [Future() for _ in items]
+        waiting = deque(zip(items, results, strict=True))
+
+        def work() -> None:
+            while True:
+                try:
+                    item, result = waiting.popleft()
+                except IndexError:
+                    return
+                try:
+                    result.set_result(function(item))
+                except BaseException as error:  # Whoever waits for it must hear of it.
+                    result.set_exception(error)
+
+        for _ in range(min(self.workers, len(items))):
+            # Ctrl-C does not wait for answers.
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            yield results
+        except (KeyboardInterrupt, SystemExit):
+            waiting.clear()  # before the runs that end here make room for others
+            _engine().close()
+            raise
+        finally:
+            waiting.clear()
+
+    def judge(self, plan: Plan, devices: Sequence[Device], lengths: Sequence[int] = ()) -> Judged:
+        """Run one plan, over batches of these lengths if any, and see which devices it fits.
+
+        Raises:
+            MemcalcError: it cannot be answered.
+        """
+        with self._turn:
+            return _engine().judge(plan, devices, lengths, timeout=self._timeout)
+
+    def _each(self, plans: Sequence[Plan], traced: Collection[Plan]) -> Iterator[Traced | Answer]:
+        """Answer each plan from the cache, or run it and cache the answer.
+
+        ``traced``: those of the plans whose events are asked for.
+        """
+        known = {one: self._load_traced(one) if one in traced else self._load(one) for one in plans}
+        missing = [plan for plan, found in known.items() if found is None]
+        runs = self.side_by_side(lambda plan: self._run(plan, plan in traced), missing)
+        fresh = zip(missing, runs, strict=True)
+        for plan in plans:
+            while (found := known[plan]) is None:
+                asked, known[asked] = next(fresh)
+                self._store(asked, known[asked])
+            yield found
+
+    def _run(self, plan: Plan, traced: bool) -> Traced | Answer:
+        checked = self._check(plan)
+        try:
+            with self._turn:
+                if traced:
+                    return _engine().trace(plan, timeout=self._timeout)
+                if plan.engine is not None and isinstance(checked, Checked):
+                    from memcalc.estimation.serving import exact
+
+                    found = exact.answer(plan, checked.source)
+                    if found is not None:
+                        return found
+                how = {"counted": self._counted, "figures": self._figures}
+                return _engine().predict(plan, timeout=self._timeout, **how)
+        except MemcalcError as error:
+            return error
+        except OSError as error:
+            return EstimateError(f"The simulated run did not start: {error}.")
+
+    def _add_notes(self, plan: Plan, answer: Answer) -> Answer:
+        """Add the notes that depend on how the plan was written."""
+        checked = self._check(plan)
+        if not isinstance(answer, Prediction) or not isinstance(checked, Checked):
+            return answer
+        assumed = (*checked.notes, *answer.assumptions)
+        missed = (*checked.uncounted, *answer.uncounted)
+        return replace(answer, assumptions=assumed, uncounted=missed)
+
+    def _load(self, plan: Plan) -> Answer | None:
+        """Return the answer that the cache holds of a plan, or what is wrong with it."""
+        checked = self._check(plan)
+        if isinstance(checked, MemcalcError):
+            return checked
+        found = kept.load(self._key(plan), plan)
+        if found is None and self._figures:
+            found = kept.load(self._key(plan, "figures"), plan)
+        return None if self._counted and found is not None and found.flops is None else found
+
+    def _load_traced(self, plan: Plan) -> Traced | MemcalcError | None:
+        """Return the same with the events; of a command, those of when it last ran."""
+        if plan.command:
+            run = to_simulate(plan, "-o run.json ")
+            gone = EstimateError(f"the command's trace is no longer kept: type {run}")
+            known = kept.load_traced(kept.simulated_key(plan), plan)
+            return self._saved.get(plan) or known or gone
+        checked = self._check(plan)
+        if isinstance(checked, MemcalcError):
+            return checked
+        return kept.load_traced(self._key(plan), plan)
+
+    def _store(self, plan: Plan, answer: object) -> None:
+        whole = isinstance(answer, Traced) or not self._figures
+        key = self._key(plan, "trace" if whole else "figures")
+        if isinstance(answer, Prediction | Traced) and key is not None:
+            kept.store(key, answer)
+
+    def _check(self, plan: Plan) -> Checked | MemcalcError:
+        """Return what a plan names, or why it is refused; found once."""
+        if plan not in self._checked:
+            try:
+                self._checked[plan] = check(plan)
+            except MemcalcError as error:
+                self._checked[plan] = error
+        return self._checked[plan]
+
+    def _key(self, plan: Plan, kind: str = "trace") -> str | None:
+        """Return a plan's key in the cache, or None if it is not kept there."""
+        checked = self._check(plan)
+        if isinstance(checked, MemcalcError) or not self._use_cache:
+            return None
+        config = checked.source.config
+        if config is None or code_in(plan) is not None:
+            return None
+        if plan.engine is not None:
+            from memcalc.estimation.serving import exact
+
+            kind += exact.method_of(plan)
+        return cache.key(canonical(plan), config, kind)
+
+
+def _engine() -> Engine:
+    """Return the engine; imported here, for an answer that is known asks nobody."""
+    from memcalc.estimation.engine import engine
+
+    return engine
+
+
+def room() -> int:
+    """Return how many runs the machine has cores and free memory for; at least one."""
+    return max(1, min(len(os.sched_getaffinity(0)), free_memory() // RUN_BYTES))
+
+
+def free_memory() -> int:
+    """Return the bytes that new processes may take, of the machine or a container with less."""
+    import psutil
+
+    left = _left_in_container()
+    available: int = psutil.virtual_memory().available
+    return available if left is None else min(available, left)
+
+
+def _left_in_container() -> int | None:
+    try:
+        limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
+        return limit - int((_CGROUP / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        # No limit ("max"), or not version 2 of control groups.
+        return None

@@ -1,0 +1,78 @@
+"""Answers and traces in the cache, under everything that they depend on."""
+
+import contextlib
+import hashlib
+import shlex
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from memcalc.files import cache, offline
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
+from memcalc.records.trace import Trace
+
+_LARGEST_SCRIPT = 1 << 22
+
+
+class Traced(msgspec.Struct, frozen=True, kw_only=True):
+    """A prediction and the events it was read from."""
+
+    prediction: Prediction
+    trace: Trace
+
+
+def store(name: str, answer: Prediction | Traced) -> None:
+    """Keep an answer under a name, unless it was found without a network that it asked for."""
+    prediction = answer.prediction if isinstance(answer, Traced) else answer
+    if any(offline.MISSING in sentence for sentence in prediction.uncounted):
+        return  # An answer with a network is another.
+    if isinstance(answer, Traced):
+        cache.store(name, answer.trace)
+    cache.store(name, prediction)
+
+
+def load(name: str | None, plan: Plan) -> Prediction | None:
+    """Return what is kept under a name, as the answer to this spelling of the question."""
+    found = cache.load(name, Prediction) if name is not None else None
+    return replace(found, plan=plan) if found is not None else None
+
+
+def load_traced(name: str | None, plan: Plan) -> Traced | None:
+    """Return an answer with its events, where the cache has both."""
+    known = load(name, plan)
+    events = cache.load(name, Trace) if name is not None and known is not None else None
+    return None if known is None or events is None else Traced(prediction=known, trace=events)
+
+
+def keep(traced: Traced) -> None:
+    """Keep what a command did for those who ask again, and that it ran here."""
+    plan = traced.prediction.plan
+    store(simulated_key(plan), traced)
+    if plan.command:
+        cache.store(_command_key(plan), traced.prediction)
+
+
+def may_run_again(plan: Plan) -> bool:
+    """Return whether the command has run in this folder, and its files are as they were."""
+    return cache.load(_command_key(plan), Prediction) is not None
+
+
+def simulated_key(plan: Plan) -> str:
+    """Return the cache key of what a command did."""
+    return cache.key(plan, {}, "simulated")
+
+
+def _command_key(plan: Plan) -> str:
+    """Return the cache key of a command: its folder and the contents of the files it names."""
+    words = shlex.split(plan.command or "")
+    files = {word: Path(word).read_bytes() for word in words if _is_script(word)}
+    code = {word: hashlib.sha256(content).hexdigest() for word, content in files.items()}
+    return cache.key(plan, {"folder": str(Path().resolve()), "code": code}, "ran")
+
+
+def _is_script(word: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return Path(word).is_file() and Path(word).stat().st_size < _LARGEST_SCRIPT
+    return False

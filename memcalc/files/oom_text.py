@@ -1,0 +1,117 @@
+"""Reads an out-of-memory message of PyTorch in a log, and tells why the request failed.
+
+The wordings are those of ``c10/cuda/CUDACachingAllocator.cpp``: one up to PyTorch 2.0, and another
+since.
+"""
+
+import re
+from pathlib import Path
+
+from memcalc.errors import UsageError
+from memcalc.files import untrusted_values
+from memcalc.records.oom_text import Gap, OomText
+from memcalc.units import parse_bytes
+
+_SIZE = r"([\d.]+ (?:bytes|[KMGT]iB))"
+_NEW = re.compile(
+    rf"Tried to allocate {_SIZE}\. GPU (\d+) has a total capac\w+ of {_SIZE} of which {_SIZE} is "
+    r"free\."
+)
+_OLD = re.compile(
+    rf"Tried to allocate {_SIZE} \(GPU (\d+); {_SIZE} total capacity; {_SIZE} already allocated; "
+    rf"{_SIZE} free; {_SIZE} reserved in total by PyTorch\)"
+)
+_PROCESS = re.compile(rf"this process has {_SIZE} memory in use")
+_OTHER = re.compile(rf"Process \d+ has {_SIZE} memory in use")
+_ALLOWED = re.compile(rf"{_SIZE} allowed")
+_ALLOCATED = re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch")
+_CACHED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
+_FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in ')
+_OF_PACKAGES = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "<string>")
+_LARGEST = 64 << 20
+
+
+def is_oom_text(path: Path) -> bool:
+    """Return True for a text file that has such a message; no model's config has one."""
+    if path.suffix.lower() not in ("", ".txt", ".log", ".out", ".err") or not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return b"Tried to allocate" in file.read(_LARGEST)
+
+
+def read(path: Path) -> OomText:
+    """Return the last message in a file.
+
+    Raises:
+        UsageError: it cannot be read, or no message in it is whole.
+    """
+    text = untrusted_values.content(path, _LARGEST).decode("utf-8", errors="replace")
+    found = [*_NEW.finditer(text), *_OLD.finditer(text)]
+    if not found:
+        raise UsageError(
+            f'{path} has no whole message of PyTorch: keep the line that begins "CUDA out of '
+            'memory. Tried to allocate" to its end.'
+        )
+    last = max(found, key=lambda match: match.start())
+    # One message ends where the next line begins.
+    rest = text[last.start() :].partition("\n")[0]
+    before = text[: last.start()]
+    frames = _FRAME.findall(before[before.rfind("Traceback (most recent call last)") :])
+    own = [one for one in frames if not any(part in one[0] for part in _OF_PACKAGES)]
+    return _told(last, rest, own, len(found))
+
+
+def _told(match: re.Match[str], rest: str, frames: list[tuple[str, str]], times: int) -> OomText:
+    asked, total = _bytes(match[1]), _bytes(match[3])
+    if match.re is _NEW:
+        free = _bytes(match[4])
+        allocated = _first(_ALLOCATED, rest) or 0
+        cached = _first(_CACHED, rest) or 0
+    else:
+        allocated, free = _bytes(match[4]), _bytes(match[5])
+        cached = max(_bytes(match[6]) - allocated, 0)
+    process, allowed = _first(_PROCESS, rest), _first(_ALLOWED, rest)
+    held = process if process is not None else allocated + cached
+    outside = max(total - free - held, 0)
+    # Other releases name processes in place of this one's own share.
+    others = sum(_bytes(size) for size in _OTHER.findall(rest))
+    gap = _gap(asked, free, cached, max(outside, others - held if process is None else 0), allowed)
+    return OomText(
+        asked=asked,
+        gpu=int(match[2]),
+        total=total,
+        free=free,
+        allocated=allocated,
+        cached=cached,
+        process=process,
+        allowed=allowed,
+        outside=outside,
+        gap=gap,
+        line=f"{Path(frames[-1][0]).name}:{frames[-1][1]}" if frames else None,
+        script=frames[0][0] if frames else None,
+        times=times,
+    )
+
+
+_CONTEXT = 1 << 30
+"""Bytes that a context and libraries take at most, where a message does not say."""
+
+
+def _gap(asked: int, free: int, cached: int, outside: int, allowed: int | None) -> Gap:
+    """Return what would have served the request, if it were not so."""
+    if allowed is not None:
+        return "limit"
+    if cached + free >= asked:
+        return "fragmentation"
+    if outside > _CONTEXT and outside + cached + free >= asked:
+        return "other processes"
+    return "too large"
+
+
+def _first(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.search(text)
+    return _bytes(found[1]) if found is not None else None
+
+
+def _bytes(text: str) -> int:
+    return parse_bytes(text.replace("bytes", "B"))

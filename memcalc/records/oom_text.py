@@ -1,0 +1,41 @@
+"""What PyTorch says when GPU memory runs out."""
+
+from typing import Literal
+
+import msgspec
+
+from memcalc.records.display import Answer
+
+Gap = Literal["fragmentation", "limit", "other processes", "too large"]
+
+
+class OomText(Answer, msgspec.Struct, frozen=True, kw_only=True):
+    """One message of ``torch.OutOfMemoryError``; sizes in bytes, as exactly as the text says.
+
+    ``None`` where a release of PyTorch does not say it.
+    """
+
+    asked: int
+    """The request that failed."""
+    gpu: int
+    total: int
+    free: int
+    allocated: int
+    """By tensors of this process."""
+    cached: int
+    """Reserved by this process's allocator and held by no tensor."""
+    process: int | None
+    """All that this process holds, its context and libraries too."""
+    allowed: int | None
+    """What ``set_per_process_memory_fraction`` leaves; ``None``: no limit was set."""
+    outside: int
+    """Held on the GPU by nobody who is named above: other processes, and this one's context
+    where ``process`` is unknown."""
+    gap: Gap
+    """Why the request failed."""
+    line: str | None
+    """``train.py:42``, the last line of a traceback before it that is no package's."""
+    script: str | None
+    """The first file of that traceback."""
+    times: int
+    """How often the text says so; the last one is told here."""

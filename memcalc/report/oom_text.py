@@ -1,0 +1,92 @@
+"""An out-of-memory message as blocks: what was held, why the request failed, what to try."""
+
+import shlex
+from collections.abc import Iterator
+
+from memcalc.catalog import gpus
+from memcalc.records.oom_text import OomText
+from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
+from memcalc.units import format_bytes
+
+_ALIKE = 0.01
+"""Cards whose memory differs by less than this share of a message's total may be the card."""
+_SHOWN = 4
+
+
+def blocks(found: OomText) -> Iterator[Block]:
+    """What happened in one line, who held the GPU's memory, why, and what to type."""
+    yield Line(
+        f"out of memory on GPU {found.gpu}: asked for {format_bytes(found.asked)}, "
+        f"{format_bytes(found.free)} free of {format_bytes(found.total)}",
+        Kind.VERDICT,
+    )
+    if found.line is not None:
+        yield Line(f"  at {found.line}")
+    if found.times > 1:
+        yield Line(f"  the last of {found.times} such messages")
+    yield _held(found)
+    yield Line(f"why: {_why(found)}")
+    yield Line("next: what needs less", Kind.SECTION)
+    cards = _cards(found)
+    name = cards[0] if len(cards) == 1 else "NAME"
+    yield from (Line(f"  {command}", Kind.COMMAND) for command in _commands(found, name))
+    if len(cards) > 1:
+        yield Line(f"NAME is your GPU; by its size {', '.join(cards[:_SHOWN])}", Kind.NOTE)
+
+
+def _held(found: OomText) -> Table:
+    own = found.process - found.allocated - found.cached if found.process is not None else None
+    rows = [
+        ("tensors", found.allocated, "allocated by PyTorch"),
+        ("cached", found.cached, "reserved by PyTorch, held by no tensor"),
+        *([("context", max(own, 0), "CUDA, kernels and libraries of this process")] if own else []),
+        ("others", found.outside, "other processes" + ("" if own else ", or this one's context")),
+        ("free", found.free, "of the whole GPU"),
+    ]
+    body: list[tuple[Cell, ...]] = [
+        (name, Size(size), Share(size / max(found.total, 1)), words) for name, size, words in rows
+    ]
+    return Table(
+        title="memory of the GPU",
+        head=("held by", "", "", ""),
+        rows=[*body, ("total", Size(found.total), "", "")],
+        words=(0, 3),
+        strong=(len(body),),
+    )
+
+
+def _why(found: OomText) -> str:
+    asked = format_bytes(found.asked)
+    if found.gap == "limit" and found.allowed is not None:
+        return (
+            f"torch.cuda.set_per_process_memory_fraction leaves {format_bytes(found.allowed)} to "
+            "this process"
+        )
+    if found.gap == "fragmentation":
+        return (
+            f"fragmentation: {format_bytes(found.cached + found.free)} are held by no tensor, but "
+            f"in pieces that are smaller than {asked}"
+        )
+    if found.gap == "other processes":
+        return (
+            f"other processes hold {format_bytes(found.outside)}; without them {asked} would have "
+            "been served (nvidia-smi shows them)"
+        )
+    lacks = found.asked - found.free - found.cached
+    return f"the run is too large for this GPU: it lacks at least {format_bytes(lacks)}"
+
+
+def _commands(found: OomText, gpu: str) -> Iterator[str]:
+    if found.gap == "fragmentation":
+        yield "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True   # and run again"
+    if found.gap == "other processes":
+        yield "nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv"
+    script = shlex.quote(found.script) if found.script is not None else "train.py"
+    gpu = shlex.quote(gpu)
+    yield f"memcalc simulate --gpu {gpu} -o run.json -- python {script} ; memcalc explain run.json"
+
+
+def _cards(found: OomText) -> list[str]:
+    """Return the names of GPUs that have as much memory as the message says."""
+    near = _ALIKE * found.total
+    return [one.name for one in gpus.table() if abs(one.memory - found.total) <= near]

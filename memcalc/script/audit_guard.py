@@ -1,0 +1,216 @@
+"""Puts files aside before Python changes them, where no mount namespace protects them.
+
+An audit hook of the script's process, which its forks inherit, sees Python's own file operations
+before they happen (PEP 578). What was there at the start is copied before it is opened to be
+written, and linked before its name goes; ``kept_files`` puts it back when all have ended.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import math
+import os
+import stat
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from memcalc.script.kept_files import ABSENT, GONE, Entry, fill, key, write
+
+_STOPPED = "memcalc: the script stops before it changes {path}, which cannot be kept: {why}."
+_NO_FOLLOW, _BORN = 0x100, 0x800
+"""A flag and a field of the system call statx (linux/stat.h)."""
+_BORN_AT = 80
+"""Where the field stands in the structure."""
+_BESIDE_DATABASE = ("-journal", "-wal", "-shm")
+"""Endings of the files that SQLite makes beside a database."""
+_statx = getattr(ctypes.CDLL(None), "statx", None)
+
+
+class AuditGuard:
+    """Keeps files from before in a folder, each once."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder, self._run = folder, f"{folder.parent.resolve()}/"
+        self._began = folder.stat().st_ctime_ns
+        self._here = threading.local()
+        self._renew()
+        self._streams = set()
+        for number in range(3):
+            with contextlib.suppress(OSError):
+                self._streams.add(key(os.fstat(number)))
+
+    def install(self) -> None:
+        """See what this process and its forks are about to do, from now on and to their end."""
+        os.register_at_fork(after_in_child=self._renew)
+        sys.addaudithook(self._hear)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+        self._here.acts = False
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        act = _EVENTS.get(event)
+        if act is None or getattr(self._here, "acts", False):
+            return
+        with self._lock:
+            self._here.acts = True
+            try:
+                act(self, *arguments)
+            except (FileNotFoundError, NotADirectoryError, TypeError, ValueError):
+                pass  # Python itself says what is wrong.
+            except OSError as error:
+                told = _STOPPED.format(path=_resolve(arguments[0]), why=error.strerror)
+                raise SystemExit(told) from None
+            finally:
+                self._here.acts = False
+
+    def opens(self, path: Any, mode: str | None, flags: int) -> None:
+        """Keep what is opened to be written; ``os.open`` (no mode) does not tell its folder."""
+        if isinstance(path, int) or not flags & (os.O_ACCMODE | os.O_TRUNC):
+            return
+        folders = [-1]
+        if mode is None and not os.path.isabs(path):
+            folders += map(int, os.listdir("/proc/self/fd"))
+        for folder in folders:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self._keep_content(_resolve(path, folder))
+
+    def changes(self, path: Any, *_: Any) -> None:
+        """Keep what is shortened."""
+        self._keep_content(_resolve(path))
+
+    def changes_status(self, path: Any, *others: Any) -> None:
+        """Keep mode, owner and times."""
+        path = _resolve(path, others[-1])
+        self._write(path, os.stat(path), f"{key(os.stat(path))}.file")
+
+    def removes(self, path: Any, folder: int = -1) -> None:
+        """Keep what is at a name."""
+        self._keep_name(_resolve(path, folder, last=False))
+
+    def renames(self, source: Any, target: Any, folder: int = -1, other: int = -1) -> None:
+        """Keep what is at both names, and all names below them."""
+        self._keep_name(_resolve(source, folder, last=False))
+        self.makes_name(source, target, folder, other)
+
+    def makes_name(self, source: Any, target: Any, folder: int = -1, other: int = -1) -> None:
+        """Keep what is at the second name, or that nothing is."""
+        path = _resolve(target, other, last=False)
+        if os.path.lexists(path):
+            self._keep_name(path)
+        else:
+            self._write_absent(path, ABSENT)
+
+    def opens_database(self, path: Any, *_: Any) -> None:
+        """Keep a database with its journals, and see that no later journal is applied to it."""
+        text = os.fsdecode(path)
+        path = _resolve(text.removeprefix("file:").partition("?")[0])
+        self._keep_content(path)
+        for beside in (f"{path}{ending}" for ending in _BESIDE_DATABASE):
+            if os.path.lexists(beside):
+                self._keep_content(beside)
+                self._keep_name(beside)
+            else:
+                self._write_absent(beside, GONE)
+
+    def _keep_content(self, path: str) -> None:
+        status = os.stat(path)
+        copy = self._folder / f"{key(status)}.copy"
+        if not (stat.S_ISREG(status.st_mode) and os.access(path, os.W_OK)) or copy.exists():
+            return
+        if self._write(path, status, f"{key(status)}.file"):
+            part = self._folder / f"{os.getpid()}-{threading.get_ident()}.part"
+            try:
+                with open(path, "rb") as source, open(part, "wb") as target:
+                    fill(target, source)
+                # The first of several processes wins: a later one may have seen changes.
+                with contextlib.suppress(FileExistsError):
+                    os.link(part, copy)
+            finally:
+                part.unlink(missing_ok=True)
+
+    def _keep_name(self, path: str) -> None:
+        status, name = os.lstat(path), f"{_digest(path)}.name"
+        places = [path, *map(str, Path(path).parents)]
+        if any((self._folder / f"{_digest(place)}.absent").exists() for place in places):
+            return
+        if not os.access(os.path.dirname(path), os.W_OK) or (self._folder / name).exists():
+            return
+        if not self._write(path, status, name):
+            return
+        if stat.S_ISREG(status.st_mode):
+            try:
+                os.link(path, self._folder / f"{key(status)}.link", follow_symlinks=False)
+            except FileExistsError:
+                pass
+            except OSError:
+                self._keep_content(path)  # On another file system.
+        elif stat.S_ISDIR(status.st_mode):
+            for inside in os.listdir(path):
+                self._keep_name(os.path.join(path, inside))
+
+    def _write(self, path: str, status: os.stat_result, name: str) -> bool:
+        """Write down what is at a path, once; returns False for what was not there at the start."""
+        number = key(status)
+        if path.startswith(self._run) or number in self._streams:
+            return False
+        known = any((self._folder / f"{number}.{end}").exists() for end in ("file", "link"))
+        if not known and min(_born(path), status.st_ctime_ns) > self._began:
+            return False
+        if not (self._folder / name).exists():
+            link = os.readlink(path) if stat.S_ISLNK(status.st_mode) else ""
+            times = status.st_atime_ns, status.st_mtime_ns
+            owner = status.st_uid, status.st_gid
+            write(self._folder / name, Entry(path, status.st_mode, number, owner, times, link))
+        return True
+
+    def _write_absent(self, path: str, mode: int) -> None:
+        """Write down that nothing was at a path, unless something was."""
+        digest = _digest(path)
+        if not (self._folder / f"{digest}.name").exists():
+            write(self._folder / f"{digest}.absent", Entry(path, mode))
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(os.fsencode(path)).hexdigest()
+
+
+def _resolve(path: Any, folder: int = -1, *, last: bool = True) -> str:
+    """Return the path of a file without links on the way; ``last``: nor at its end."""
+    if isinstance(path, int):
+        return os.path.realpath(f"/proc/self/fd/{path}")
+    text = os.fsdecode(path)
+    if folder >= 0:
+        text = os.path.join(f"/proc/self/fd/{folder}", text)
+    if last:
+        return os.path.realpath(text)
+    before, name = os.path.split(text.rstrip("/"))
+    return os.path.join(os.path.realpath(before), name)
+
+
+def _born(path: str) -> float:
+    """Return when a file was made, in nanoseconds; infinity where the file system cannot tell."""
+    found = ctypes.create_string_buffer(256)
+    if _statx is None or _statx(-100, os.fsencode(path), _NO_FOLLOW, _BORN, found):
+        return math.inf
+    if not struct.unpack_from("I", found)[0] & _BORN:
+        return math.inf
+    seconds, nanoseconds = struct.unpack_from("qI", found, _BORN_AT)
+    return float(seconds * 10**9 + nanoseconds)
+
+
+_EVENTS: dict[str, Callable[..., None]] = {
+    "open": AuditGuard.opens,
+    "os.truncate": AuditGuard.changes,
+    **dict.fromkeys(("os.chmod", "os.chown", "os.utime"), AuditGuard.changes_status),
+    **dict.fromkeys(("os.remove", "os.rmdir"), AuditGuard.removes),
+    "os.rename": AuditGuard.renames,
+    "os.link": AuditGuard.makes_name,
+    "sqlite3.connect": AuditGuard.opens_database,
+}
+"""What is done before each of Python's audit events (library/audit_events)."""

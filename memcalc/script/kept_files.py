@@ -1,0 +1,161 @@
+"""Files that were put aside before a script changed them, and how they are put back.
+
+Of each file there is an entry by its inode (``.file``) with its content where that may change
+(``.copy``), and of each name that may go an entry (``.name``, ``.absent``) with a link to the file
+(``.link``).
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import msgspec
+
+ABSENT, GONE = 0, 1
+"""In place of a mode: nothing was there; and what is there now is of no use without the script."""
+_CLONE = 0x40049409
+"""FICLONE: copies share their blocks (linux/fs.h)."""
+
+
+class Entry(NamedTuple):
+    """What was at a path."""
+
+    path: str
+    mode: int
+    number: str = ""
+    """Device and inode."""
+    owner: tuple[int, int] = (-1, -1)
+    times: tuple[int, int] = (0, 0)
+    """Nanoseconds: read, written."""
+    link: str = ""
+    """Where a symbolic link led."""
+
+
+def key(status: os.stat_result) -> str:
+    """Return what tells a file from all others, under whichever name."""
+    return f"{status.st_dev}-{status.st_ino}"
+
+
+def write(path: Path, entry: Entry) -> None:
+    """Write an entry whole or not at all."""
+    part = path.with_suffix(f".{os.getpid()}")
+    named = os.fsencode(entry.path).hex(), os.fsencode(entry.link).hex()
+    part.write_bytes(msgspec.msgpack.encode(entry._replace(path=named[0], link=named[1])))
+    part.replace(path)
+
+
+def fill(target: IO[bytes], source: IO[bytes]) -> None:
+    """Copy a file, without room for it where the file system can share blocks.
+
+    Raises:
+        OSError: there is no room.
+    """
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(target, _CLONE, source.fileno())
+        return
+    room = os.fstatvfs(target.fileno())
+    if os.fstat(source.fileno()).st_size > room.f_bavail * room.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    shutil.copyfileobj(source, target, 1 << 20)
+
+
+def restore(folder: Path) -> list[str]:
+    """Put back what is in a folder; returns the files that could not be."""
+    failed = []
+    files, names, absent = (_read(folder, kind) for kind in ("file", "name", "absent"))
+    kept = {entry.number for entry in (*names, *files)}
+    for act, entries in (
+        (_restore_content, files),
+        (_remove_new_names, absent),
+        (_restore_name, names),
+        (_restore_status, [*names[::-1], *files[::-1]]),
+    ):
+        for entry in entries:
+            try:
+                act(folder, entry, kept)
+            except OSError:
+                failed.append(entry.path)
+    return failed
+
+
+def _read(folder: Path, kind: str) -> list[Entry]:
+    """Return entries: folders before what is inside."""
+    found = []
+    for path in folder.glob(f"*.{kind}"):
+        entry = msgspec.msgpack.decode(path.read_bytes(), type=Entry)
+        named, link = (os.fsdecode(bytes.fromhex(one)) for one in (entry.path, entry.link))
+        found.append(entry._replace(path=named, link=link))
+    return sorted(found)
+
+
+def _find(folder: Path, entry: Entry) -> str | None:
+    """Return a path that a file has now."""
+    for path in (str(folder / f"{entry.number}.link"), entry.path):
+        with contextlib.suppress(OSError):
+            if key(os.lstat(path)) == entry.number:
+                return path
+    return None
+
+
+def _restore_content(folder: Path, entry: Entry, _: set[str]) -> None:
+    copy, path = folder / f"{entry.number}.copy", _find(folder, entry)
+    if path is None:
+        return
+    os.chmod(path, stat.S_IMODE(entry.mode) | stat.S_IRWXU)
+    if copy.exists():
+        with open(copy, "rb") as source, open(path, "r+b") as target:
+            target.truncate(0)
+            fill(target, source)
+    _set_status(path, entry)
+
+
+def _remove_new_names(__: Path, entry: Entry, kept: set[str]) -> None:
+    """Remove names that a script gave to files that get their old ones back."""
+    inside = [os.path.join(at, name) for at, _, names in os.walk(entry.path) for name in names]
+    for path in inside or [entry.path]:
+        with contextlib.suppress(FileNotFoundError):
+            if entry.mode == GONE or key(os.lstat(path)) in kept:
+                os.unlink(path)
+    for at, _, _ in os.walk(entry.path, topdown=False) if inside else ():
+        with contextlib.suppress(OSError):
+            os.rmdir(at)
+
+
+def _restore_name(folder: Path, entry: Entry, _: set[str]) -> None:
+    path, link = entry.path, folder / f"{entry.number}.link"
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        status = os.lstat(path)
+        if stat.S_ISDIR(status.st_mode) and stat.S_ISDIR(entry.mode):
+            return
+        if key(status) == entry.number:
+            return
+        shutil.rmtree(path) if stat.S_ISDIR(status.st_mode) else os.unlink(path)
+    if stat.S_ISDIR(entry.mode):
+        os.mkdir(path)
+    elif stat.S_ISLNK(entry.mode):
+        os.symlink(entry.link, path)
+    elif link.exists():
+        os.link(link, path)
+    elif stat.S_ISREG(entry.mode):
+        with open(folder / f"{entry.number}.copy", "rb") as source, open(path, "xb") as target:
+            fill(target, source)
+
+
+def _restore_status(_: Path, entry: Entry, __: set[str]) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_IFMT(os.lstat(entry.path).st_mode) == stat.S_IFMT(entry.mode):
+            _set_status(entry.path, entry)
+
+
+def _set_status(path: str, entry: Entry) -> None:
+    with contextlib.suppress(PermissionError):
+        os.chown(path, *entry.owner, follow_symlinks=False)
+    if not stat.S_ISLNK(entry.mode):
+        os.chmod(path, stat.S_IMODE(entry.mode))
+    os.utime(path, ns=entry.times, follow_symlinks=False)

@@ -1,0 +1,152 @@
+"""Layers divided into stages that pass activations on: ``torch.distributed.pipelining``.
+
+A stage is the model with its own layers alone. The first has the embedding, the last the final norm
+and the head. Each stage is then divided, sharded or replicated over the other dimensions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from memcalc.errors import UsageError
+from memcalc.imports import line
+from memcalc.records.plan import Plan
+from memcalc.workload.layouts import Layout, Rank, fsdp2, tp
+
+if TYPE_CHECKING:
+    import torch
+
+_V_SHAPED = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
+"""Schedules whose first rank has the first stage and the last."""
+
+
+def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
+    """Make this rank's stages and put each on the device, divided over the other dimensions."""
+    from memcalc.workload.inputs import without_adapters
+    from memcalc.workload.pipeline import Pipeline, stage_of
+
+    over, mesh = rank.spread, fsdp2.mesh(rank)
+    schedule = _schedule_class(str(rank.options.get("schedule", "1F1B")))
+    whole = without_adapters(model)
+    stages = list(_layers_of_stages(whole, schedule, rank))
+    at, last = rank.number // (over.world // over.stages), len(stages) - 1
+    mine = [at, last - at] if schedule.__name__ in _V_SHAPED else range(at, last + 1, over.stages)
+    parts: dict[int, torch.nn.Module] = {}
+    for number in mine:
+        part = stage_of(whole, stages[number], first=number == 0, last=number == last)
+        fsdp2.divide(part, rank, mesh)
+        if over.sharding or "tp" in over.axes:
+            fsdp2.materialize(part, rank)
+        else:
+            rank.move(part)
+        parts[number] = _replicated(part, rank, mesh)
+    return Pipeline(parts, last + 1, schedule, mesh)
+
+
+def _schedule_class(name: str) -> Any:
+    """Return a schedule's class.
+
+    Raises:
+        UsageError: PyTorch has none of this name.
+    """
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    try:
+        return get_schedule_class(name)
+    except ValueError as error:
+        raise UsageError(f"--parallel-arg schedule={name}: {line(error)}.") from None
+
+
+def _layers_of_stages(model: Any, schedule: Any, rank: Rank) -> Iterator[range]:
+    """Yield the layers of each stage; without a word equally many, the first ones one more.
+
+    Raises:
+        UsageError: the model is built otherwise, or the layers do not make the stages.
+    """
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+    base: Any = getattr(model, "base_model", None)
+    stages = rank.spread.stages
+    if not all(hasattr(base, name) for name in ("embed_tokens", "layers", "norm")):
+        raise UsageError(
+            f"{type(model).__name__} is not built of embed_tokens, layers and norm, which pipeline "
+            "stages are made of: choose --parallel fsdp2."
+        )
+    layers, single = len(base.layers), issubclass(schedule, PipelineScheduleSingle)
+    count = stages if single else 2 * stages
+    each = str(rank.options.get("layers_per_stage", "")).replace(" ", "")
+    sizes = [layers // count + (number < layers % count) for number in range(count)]
+    if "," in each:
+        sizes = [int(one) for one in each.split(",")]
+    elif each:
+        whole = -(-layers // int(each))
+        sizes = [min(int(each), layers - int(each) * number) for number in range(whole)]
+    held = len(sizes) // stages
+    wrong = held < 1 or len(sizes) % stages or (single and held > 1)
+    if sum(sizes) != layers or min(sizes) < 1 or wrong or (not single and held < 2):
+        raise UsageError(
+            f"{layers} layers in stages of {', '.join(map(str, sizes))} do not fit "
+            f"{schedule.__name__} on {stages} ranks, which has "
+            f"{'one stage' if single else 'two stages or more'} a rank: set layers_per_stage to "
+            "the layers of each, such as 3,5."
+        )
+    for end, size in zip(itertools.accumulate(sizes), sizes, strict=True):
+        yield range(end - size, end)
+
+
+def _replicated(part: torch.nn.Module, rank: Rank, mesh: Any) -> torch.nn.Module:
+    """Return a stage whose copies average their gradients, where there are any."""
+    if "dp_replicate" not in rank.spread.axes or rank.spread.sharding:
+        return part
+    from torch.nn.parallel import DistributedDataParallel
+
+    from memcalc.workload.layouts import ddp
+
+    own = {name: value for name, value in rank.options.items() if name in ddp.LAYOUT.options}
+    own |= {"device_ids": [rank.device.index], "process_group": mesh["dp_replicate"].get_group()}
+    return DistributedDataParallel(part, **own)
+
+
+def check(plan: Plan) -> None:
+    """Say what PyTorch's schedules do not do.
+
+    Raises:
+        UsageError: the plan asks for that.
+    """
+    given = dict(plan.parallel_args)
+    sizes = str(given.get("layers_per_stage", 1)).split(",")
+    count = given.get("n_microbatches", 1)
+    if not all(size.strip().isdecimal() and 0 < int(size) < 1 << 16 for size in sizes):
+        raise UsageError(
+            f"--parallel-arg layers_per_stage={given['layers_per_stage']} is not understood: write "
+            "layers of each stage, such as 8, or 7,9,9,7."
+        )
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1 or plan.batch % count:
+        raise UsageError(
+            f"--parallel-arg n_microbatches={count}: --batch {plan.batch} cannot be divided so."
+        )
+    refused = {
+        "--eval": bool(plan.eval),
+        "--compile": plan.compile is not None,
+        "--optim-in-backward": plan.optim_in_backward,
+        "--precision amp-fp16 (no scaler reaches their losses)": plan.precision == "amp-fp16",
+        "sequence_parallel": bool(given.get("sequence_parallel")),
+    }
+    what = next((what for what, asked in refused.items() if asked), None)
+    if what is not None:
+        raise UsageError(f"pp trains by PyTorch's schedules, without {what}: leave one out.")
+
+
+LAYOUT = Layout(
+    name="pp",
+    summary="layers divided into stages, such as pp=4 or pp=2,fsdp2=4",
+    place=place,
+    options=("layers_per_stage", "n_microbatches", "schedule"),
+    casts=True,
+    groups=tp.groups,
+    clip=tp.clip,
+    check=check,
+    loop="pipeline",
+)

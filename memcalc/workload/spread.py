@@ -1,0 +1,52 @@
+"""How ranks are spread over the dimensions of a device mesh."""
+
+import math
+
+import msgspec
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan's ``--devices`` and ``--parallel`` come to."""
+
+    layout: str
+    """The layout that places the model; others may be inside of it."""
+    axes: dict[str, int]
+    """Ranks along each dimension of the device mesh by its name, outermost first."""
+    experts: int = 1
+    """Ranks among which the experts of a layer lie, out of those that shard and divide products."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Ranks along each dimension of the mesh, outermost first."""
+        return tuple(self.axes.values())
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.sizes)
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """Layouts inside of stages and of data parallelism."""
+        found = {**self.axes, "ep": self.experts if self.experts > 1 else None}
+        return tuple(name for name in ("cp", "tp", "ep") if found.get(name) is not None)
+
+    @property
+    def sharding(self) -> tuple[str, ...]:
+        """Dimensions among which FSDP2 shards; the shards of a context are shards of weights."""
+        return tuple(name for name in ("dp_shard", "cp") if name in self.axes)
+
+    @property
+    def shards(self) -> int:
+        """Ranks among which one copy of what is divided lies; each copy of hsdp has as many."""
+        return self.world // self.axes.get("dp_replicate", 1)
+
+    @property
+    def stages(self) -> int:
+        """Ranks that pass activations on to each other."""
+        return self.axes.get("pp", 1)
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Processes in each group that communicates, one group a dimension of the mesh."""
+        return tuple(size for size in (*self.sizes, self.experts) if size > 1)
