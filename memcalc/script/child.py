@@ -187,7 +187,7 @@ def _failed(error: BaseException) -> Ending:
         _by_number.append(str(error))
     helps = exit_reason.advice(error)
     if not helps and isinstance(error, ModuleNotFoundError):
-        way = compiled.how_to_install([error.name or ""])
+        way = stand_ins.how_to_install([error.name or ""])
         helps = f"{way}." if way else _OTHER_PYTHON.format(sys.executable)
     if helps:
         print(f"memcalc: {helps}", file=sys.stderr)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from memcalc.engine.packages.compiled import how_to_install
+from memcalc.engine.packages.stand_ins import how_to_install
 from memcalc.errors import EstimateError
 from memcalc.script.command import Program
 

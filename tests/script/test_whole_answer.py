@@ -3,10 +3,10 @@
 import pytest
 
 from memcalc.advice.explain.peak import moments
+from memcalc.estimation import processes
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component, Phase
 from memcalc.report.rows import outcome_words, verdict
-from memcalc.script import answer
 
 TRAINS = """
     import torch
@@ -161,7 +161,7 @@ def test_a_script_that_grows_and_fails_leaks_and_says_that_it_failed(run):
 
 
 def test_ranks_are_ordered_by_every_verdict():
-    assert set(answer._WORST) == set(FitVerdict)
+    assert set(processes._WORST) == set(FitVerdict)
 
 
 def test_batches_that_grow_are_no_leak_also_where_the_last_two_are_kept(run):

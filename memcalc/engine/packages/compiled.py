@@ -12,7 +12,7 @@ import importlib.machinery
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -168,27 +168,3 @@ class Compiled(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         owner, functions = _MODULES[module.__name__]
         vars(module).update(functions)
         self._say(_SAID.format(owner))
-
-
-_INSTALL = {
-    "apex": "pip install --no-deps --no-build-isolation git+https://github.com/NVIDIA/apex",
-    "causal_conv1d": "CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE pip install --no-deps "
-    "--no-build-isolation causal-conv1d",
-    "mamba_ssm": "MAMBA_SKIP_CUDA_BUILD=TRUE pip install --no-deps --no-build-isolation mamba-ssm",
-}
-"""Commands that install the Python code of a package without a compiler."""
-_NONE = ("transformer_engine", "deep_ep", "grouped_gemm")
-"""Packages of which memcalc runs nothing unless they are installed whole."""
-
-
-def how_to_install(packages: Iterable[str]) -> str:
-    """Return how packages that need a compiler come here, in a sentence; empty: others alone."""
-    for package in packages:
-        if package in _INSTALL:
-            return f"type {_INSTALL[package]}: memcalc stands in for its compiled part"
-        if package in _NONE:
-            return (
-                f"memcalc has nothing in place of {package}: install it where its compiler is, or "
-                "use PyTorch's own layers"
-            )
-    return ""

@@ -133,3 +133,27 @@ class _Distributions(importlib.abc.MetaPathFinder):
         name = getattr(context, "name", None)
         own = (self._one.package, self._one.distribution)
         return [self._found] if name is None or name.replace("-", "_").lower() in own else []
+
+
+_INSTALL = {
+    "apex": "pip install --no-deps --no-build-isolation git+https://github.com/NVIDIA/apex",
+    "causal_conv1d": "CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE pip install --no-deps "
+    "--no-build-isolation causal-conv1d",
+    "mamba_ssm": "MAMBA_SKIP_CUDA_BUILD=TRUE pip install --no-deps --no-build-isolation mamba-ssm",
+}
+"""Commands that install the Python code of a package without a compiler."""
+_NONE = ("transformer_engine", "deep_ep", "grouped_gemm")
+"""Packages of which memcalc runs nothing unless they are installed whole."""
+
+
+def how_to_install(packages: Iterable[str]) -> str:
+    """Return how packages that need a compiler come here, in a sentence; empty: others alone."""
+    for package in packages:
+        if package in _INSTALL:
+            return f"type {_INSTALL[package]}: memcalc stands in for its compiled part"
+        if package in _NONE:
+            return (
+                f"memcalc has nothing in place of {package}: install it where its compiler is, or "
+                "use PyTorch's own layers"
+            )
+    return ""

@@ -1,17 +1,16 @@
-"""Each size of a program is run once, by one thread at a time."""
+"""Each size of a program is run once, side by side with others."""
 
-import contextlib
 import threading
 
 import pytest
-from memcalc.estimation.client import Judged
 from msgspec.structs import replace
 
 from memcalc.advice.fit.runs import Runs
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError
-from memcalc.estimation import pool
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.engine import Judged
 from memcalc.estimation.fits import device_of
 from memcalc.records.levels import Levels
 from memcalc.records.prediction import Fit, FitVerdict
@@ -22,68 +21,65 @@ LIMIT = 1000
 NONE = Levels(requested=0, allocated=0, active=0, reserved=0)
 
 
-class Client(contextlib.nullcontext):
-    """A client whose runs need as many bytes as they have tokens."""
+class Asked(Answers):
+    """Answers by runs that need as many bytes as they have tokens."""
 
-    def __init__(self):
-        super().__init__(self)
-        self.asked = []
-        self._busy = threading.Lock()
+    def __init__(self, workers=1):
+        super().__init__(workers=workers)
+        self.asked, self.at_once, self.most = [], 0, 0
+        self._counts = threading.Lock()
 
-    def judged(self, plan, devices):
-        assert self._busy.acquire(blocking=False), "two threads asked one client"
-        self.asked.append((plan.batch, plan.seq))
+    def judge(self, plan, devices, lengths=()):
+        with self._counts:
+            self.asked.append((plan.batch, plan.seq))
+            self.at_once += 1
+            self.most = max(self.most, self.at_once)
         needed = plan.batch * plan.seq
         verdict = FitVerdict.FITS if needed <= LIMIT else FitVerdict.DOES_NOT_FIT
         fit = Fit(gpu="T4", capacity=LIMIT, needed=needed, metric="process_used", verdict=verdict)
-        self._busy.release()
+        with self._counts:
+            self.at_once -= 1
         return Judged(peaks=NONE, fits=(fit,) * len(devices), seq=plan.seq)
 
 
-@pytest.fixture
-def over(monkeypatch):
-    """Runs over such clients."""
-
-    def made(*clients):
-        given = iter(clients)
-        monkeypatch.setattr(pool, "Client", lambda *_: next(given))
-        return Runs(stack.enter_context(pool.Pool(len(clients))), None)
-
-    with contextlib.ExitStack() as stack:
-        yield made
-
-
-def test_a_question_is_asked_once_however_often_it_is_put(over):
-    client = Client()
-    runs = over(client)
+def test_a_question_is_asked_once_however_often_it_is_put():
+    answers = Asked()
+    runs = Runs(answers, None)
     assert runs.probe(PLAN, DEVICE) == runs.probe(PLAN, DEVICE)
-    assert client.asked == [(1, 64)]
+    assert answers.asked == [(1, 64)]
 
 
-def test_what_is_larger_than_one_that_does_not_fit_is_not_run(over):
-    clients = [Client(), Client()]
+def test_what_is_larger_than_one_that_does_not_fit_is_not_run():
+    answers = Asked(workers=2)
     plans = [replace(PLAN, batch=b, seq=s) for s in (64, 128, 256) for b in (1, 4, 8, 16, 64)]
-    found = over(*clients).table(plans, DEVICE)
+    found = Runs(answers, None).table(plans, DEVICE)
     assert [probe.fit.fits for probe in found] == [p.batch * p.seq <= LIMIT for p in plans]
-    assert (64, 256) not in {one for client in clients for one in client.asked}
+    assert (64, 256) not in answers.asked
     assert found[-1].fit.metric == "allocated"
 
 
-def test_each_client_is_asked_by_one_thread_at_a_time(over):
-    clients = [Client(), Client()]
-    runs = over(*clients)
+def test_questions_come_in_order_and_no_more_are_asked_at_once_than_have_room():
+    answers = Asked(workers=2)
+    runs = Runs(answers, None)
     plans = [replace(PLAN, batch=n) for n in range(1, 30)]
     found = runs.each([lambda plan=plan: runs.probe(plan, DEVICE) for plan in plans])
     assert [probe.batch for probe in found] == [plan.batch for plan in plans]
-    assert sorted(one for client in clients for one in client.asked) == [
-        (p.batch, 64) for p in plans
-    ]
+    assert sorted(answers.asked) == [(p.batch, 64) for p in plans]
+    assert answers.most <= 2
 
 
-def test_a_run_that_fails_is_an_error(over):
-    class Broken(Client):
-        def judged(self, plan, devices):
-            return EstimateError("it broke")
+def test_each_answer_comes_as_soon_as_it_is_known():
+    waits, jobs = threading.Event(), Asked(workers=2)
+    late = jobs.as_known([lambda: waits.wait(30) and "last", lambda: "first"])
+    assert next(late) == "first"
+    waits.set()
+    assert next(late) == "last"
+
+
+def test_a_run_that_fails_is_an_error():
+    class Broken(Asked):
+        def judge(self, plan, devices, lengths=()):
+            raise EstimateError("it broke")
 
     with pytest.raises(EstimateError, match="it broke"):
-        over(Broken()).probe(PLAN, DEVICE)
+        Runs(Broken(), None).probe(PLAN, DEVICE)
