@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from memcalc.records.prediction import TITLES, Prediction, Serving
+from memcalc.records.prediction import Prediction
+from memcalc.records.serving import TITLES, Serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Table
 from memcalc.units import GIB, format_bytes
 

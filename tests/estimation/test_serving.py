@@ -11,7 +11,8 @@ from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.estimate import answers, estimate
 from memcalc.estimation.serving import sglang, vllm
-from memcalc.records.prediction import Layers, Prediction
+from memcalc.records.prediction import Prediction
+from memcalc.records.serving import Layers
 from memcalc.records.trace import Component
 from memcalc.units import GIB
 from tests.estimation.test_inference import A_TOKEN, BF16, LLAMA

@@ -12,19 +12,8 @@ from memcalc.estimation.fits import CODE, CONTEXT, NCCL, outside_span
 from memcalc.estimation.serving import probe, sglang, vllm
 from memcalc.estimation.serving.probe import Read, Size
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import (
-    TITLES,
-    Capacity,
-    Fit,
-    FitVerdict,
-    Layers,
-    Part,
-    Peak,
-    PhasePeak,
-    Prediction,
-    Serving,
-    Taken,
-)
+from memcalc.records.prediction import Fit, FitVerdict, Part, Peak, PhasePeak, Prediction
+from memcalc.records.serving import TITLES, Capacity, Layers, Serving, Taken
 from memcalc.records.trace import Component, Phase
 from memcalc.units import format_bytes
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from memcalc.errors import EstimateError, SettingError
 from memcalc.records.model import DTYPE_BYTES
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Layers
+from memcalc.records.serving import Layers
 from memcalc.records.trace import Component, Phase, Trace, walk
 from memcalc.records.values import checked
 

@@ -15,7 +15,7 @@ import msgspec
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError
 from memcalc.estimation.serving.probe import CACHE_DTYPE, COUNT, SHARE, SWITCH, Size
-from memcalc.records.prediction import Capacity, Layers
+from memcalc.records.serving import Capacity, Layers
 from memcalc.units import MIB
 
 VERSION = "0.5.23"

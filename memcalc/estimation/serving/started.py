@@ -14,14 +14,8 @@ from memcalc.estimation.serving.vllm import GRAPHS_HIGH
 from memcalc.records.engines import EngineFigures, Started, WorkerFigures
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import (
-    Capacity,
-    Peak,
-    PhasePeak,
-    Prediction,
-    Serving,
-    Taken,
-)
+from memcalc.records.prediction import Peak, PhasePeak, Prediction
+from memcalc.records.serving import Capacity, Serving, Taken
 from memcalc.records.trace import Component, Phase
 from memcalc.units import format_bytes
 

@@ -17,7 +17,7 @@ import msgspec
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError
 from memcalc.estimation.serving.probe import CACHE_DTYPE, COUNT, SHARE, SWITCH, Size
-from memcalc.records.prediction import Capacity, Layers, Taken
+from memcalc.records.serving import Capacity, Layers, Taken
 from memcalc.units import GIB
 
 VERSION = "0.33.0"
