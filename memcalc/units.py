@@ -35,7 +35,7 @@ def parse_bytes(text: str) -> int:
         Whole bytes, rounded down.
 
     Raises:
-        UsageError: the number or the unit is missing, or the unit is unknown.
+        UsageError: the number or the unit is missing or unknown, or no machine has so much.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
@@ -46,7 +46,10 @@ def parse_bytes(text: str) -> int:
         raise UsageError(f"{text!r} is not a size: write a number and a unit ({units}).")
     whole, _, fraction = match[1].partition(".")
     scale: int = 10 ** len(fraction)
-    return int(whole + fraction) * _FACTORS[match[2].upper()] // scale
+    size: int = int(whole + fraction) * _FACTORS[match[2].upper()] // scale
+    if size >= 1 << 63:
+        raise UsageError(f"{text!r} is no size that fits a machine.")
+    return size
 
 
 def printed_bytes(text: str) -> tuple[int, int]:

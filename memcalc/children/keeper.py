@@ -19,6 +19,8 @@ from typing import NoReturn
 
 THEN = "then.py"
 _PDEATHSIG, _SUBREAPER = 1, 36
+_GONE = signal.SIGUSR1
+"""The kernel's signal that the owner is gone, where SIGTERM is the owner's own."""
 _prctl = ctypes.CDLL(None).prctl
 
 
@@ -30,32 +32,37 @@ def main(owner: int, folder: str, status: int, *command: str) -> NoReturn:
     """Run a command and end as it ends; end it with its owner."""
     _prctl(_SUBREAPER, 1)
     try:
-        signal.signal(signal.SIGTERM, _end)
+        for number in (signal.SIGTERM, _GONE):
+            signal.signal(number, _end)
         keeper = os.getpid()
         started = os.fork()
         if not started:
             _become(command, keeper, os.getpgid(owner), status)
         os.close(status)
-        _prctl(_PDEATHSIG, signal.SIGTERM)
+        _prctl(_PDEATHSIG, _GONE)
         if os.getppid() != owner:
-            raise _ToldToEndError
-        ended = None
+            raise _ToldToEndError(_GONE)
+        ended, is_gone = None, False
         while ended is None:
             pid, found = os.waitpid(-1, 0)
             ended = found if pid == started else None
         code = os.waitstatus_to_exitcode(ended)
-    except _ToldToEndError:
-        code = 1
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    except _ToldToEndError as told:
+        code, is_gone = 1, told.args == (_GONE,)
+    for number in (signal.SIGTERM, _GONE):
+        signal.signal(number, signal.SIG_IGN)
     _end_children()
     done = run_then(folder)
-    if done and os.getppid() != owner and folder:
+    # While the last threads of the owner die it still is the parent.
+    if done and folder and (is_gone or os.getppid() != owner):
         remove(folder)
     _end_like(code)
 
 
-def _end(*_: object) -> NoReturn:
-    raise _ToldToEndError
+def _end(told: int, _: object) -> NoReturn:
+    for number in (signal.SIGTERM, _GONE):
+        signal.signal(number, signal.SIG_IGN)
+    raise _ToldToEndError(told)
 
 
 def _become(command: tuple[str, ...], keeper: int, group: int, status: int) -> NoReturn:

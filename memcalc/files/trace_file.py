@@ -107,5 +107,7 @@ def unpack(data: bytes) -> Trace:
         return found
     except (EOFError, OSError, zlib.error, msgspec.MsgspecError, ValueError, LookupError) as error:
         raise DamagedTraceError(str(error)) from None
-    except (MemoryError, OverflowError, RecursionError):
+    except MemoryError:
+        raise DamagedTraceError("main memory does not hold it") from None
+    except (OverflowError, RecursionError):
         raise DamagedTraceError("it is larger than a trace can be") from None

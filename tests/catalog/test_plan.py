@@ -53,6 +53,11 @@ def test_a_size_without_sense_is_refused(text):
         units.parse_bytes(text)
 
 
+def test_a_size_that_no_machine_has_is_refused():
+    with pytest.raises(UsageError, match="no size that fits a machine"):
+        units.parse_bytes("99999999999999999999 GiB")
+
+
 @pytest.mark.parametrize("text", ["1 Gib", "15 Gb", "3.5Mib"])
 def test_bits_are_not_taken_for_bytes(text):
     with pytest.raises(UsageError, match=r"is a size in bits: write (GiB|GB|MiB) for bytes"):

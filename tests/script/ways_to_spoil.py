@@ -326,7 +326,10 @@ OF_OTHER_PROGRAMS = {
     "shell", "system", "rm", "mv", "sed", "python", "spawns", "process_by_spawn",
     "process_by_forkserver",
 }  # fmt: skip
-OF_COMPILED_LIBRARIES = {"creat", "fopen", "truncate_of_c", "unlink_of_c"}
+OF_COMPILED_LIBRARIES = {
+    "creat", "fopen", "truncate_of_c", "unlink_of_c",
+    "from_file", "profile", "safetensors_numpy", "save_export", "save_script", "writer",
+}  # fmt: skip
 """Ways that no audit event of Python's tells of."""
 
 
