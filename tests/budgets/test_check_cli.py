@@ -399,10 +399,10 @@ limits.peak = "1 GiB"
 def test_no_run_takes_longer_than_the_time_it_is_given(memcalc, tmp_path):
     (tmp_path / "hangs.py").write_text(HANGS)
     (tmp_path / "memcalc.toml").write_text(HANGING)
-    done = memcalc("check", "--timeout", "8", "-f", "json")
+    done = memcalc("check", "--timeout", "5", "-f", "json")
     assert done.returncode == 3, done.stderr
     command, model = sorted(one["reason"] for one in json.loads(done.stdout)["budgets"])
-    told = "took longer than 8 seconds and was ended: give it more with --timeout."
+    told = "took longer than 5 seconds and was ended: give it more with --timeout."
     assert (command, model) == (f"The command {told}", f"The simulated run {told}")
     here = [one for one in psutil.process_iter(["cwd"]) if one.info["cwd"] == str(tmp_path)]
     assert [one for one in here if one.pid != os.getpid()] == []

@@ -127,6 +127,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.nightly
 def test_one_process_answers_all_questions_and_ends_with_who_asked(tmp_path):
     (tmp_path / "asks.py").write_text(PROGRAM)
     environment = {name: value for name, value in os.environ.items() if name != "MEMCALC_WARM"}
