@@ -474,3 +474,38 @@ def test_a_checkpoint_on_the_gpu_is_no_batch_and_a_data_set_is(run):
     assert prediction.components[Component.HELD] == 8 * 4 * 513 * 1024
     assert prediction.components[Component.INPUTS] == 4 * 1024 * 512
     assert not any(one.startswith(LONGER) for one in prediction.uncounted)
+
+
+ODD = """
+import types, sys, torch
+class Counted(tuple):
+    def __len__(self):
+        raise NotImplementedError
+    __iter__ = values = __len__
+class Late(types.ModuleType):
+    def __getattr__(self, name):
+        raise ImportError(name)
+class Proxy:
+    __slots__ = ()
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+sys.modules["late"] = Late("late")
+counted, proxy = Counted((1, 2)), Proxy()
+class Net(torch.nn.Module):
+    counted, proxy = counted, proxy
+    def __init__(self):
+        super().__init__()
+        self.linear, self.held = torch.nn.Linear(8, 8), (Counted(), Proxy())
+    def forward(self, x):
+        return self.linear(x)
+net = Net().cuda()
+optimizer = torch.optim.SGD(net.parameters())
+for _ in range(3):
+    optimizer.zero_grad()
+    net(torch.ones(2, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_looking_at_variables_calls_no_code_of_the_programs(run):
+    assert run(ODD).ending.code == 0

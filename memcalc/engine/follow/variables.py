@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, FunctionType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -67,9 +67,10 @@ def running_scopes() -> Iterator[Scope]:
 def module_scopes() -> Iterator[Scope]:
     """Yield the variables of every module of the user's."""
     for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
+        held = _attributes(module)
+        file = held.get("__file__")
         if isinstance(file, str) and source_lines.is_users(file):
-            yield Scope(vars(module), file)
+            yield Scope(held, file)
 
 
 def _scopes(frames: Iterable[FrameType]) -> Iterator[Scope]:
@@ -113,25 +114,44 @@ def _inside(
     one: Holding, depth: int, empty: set[tuple[str, str]] | None = None
 ) -> Iterator[Holding]:
     value: Any = one.tensor
-    if isinstance(value, torch.Tensor):
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
         yield one
-    elif depth and isinstance(value, _CONTAINERS):
-        if not value and empty is not None:
+    elif depth and issubclass(kind, _CONTAINERS):
+        held = _content(value)
+        if not held and empty is not None:
             empty.add((one.name, one.file))
-        for inner in list(value.values() if isinstance(value, dict) else value):
+        for inner in held:
             yield from _inside(one._replace(tensor=inner, inside=True), depth - 1, empty)
-    elif depth and source_lines.is_users(file := _file_of(type(value))):
-        for name, inner in list(getattr(value, "__dict__", {}).items()):
+    elif depth and source_lines.is_users(file := _file_of(kind)):
+        for name, inner in list(_attributes(value).items()):
             plain = name in _OF_MODULES and isinstance(value, torch.nn.Module)
             of_it = Holding(f"{one.name}.{name}", inner, file, inside=False)
             part = one._replace(tensor=inner) if plain or one.inside else of_it
             yield from _inside(part, depth - 1, empty)
 
 
+def _content(container: Any) -> list[Any]:
+    """Return what a container holds, by no method that its class may have in their place."""
+    if isinstance(container, dict):
+        return list(dict.values(container))
+    base: Any = next(kind for kind in _CONTAINERS if isinstance(container, kind))
+    return list(base.__iter__(container))
+
+
+def _attributes(value: object) -> dict[str, Any]:
+    """Return what an object has of its own, without a call of the program's code."""
+    try:
+        found: dict[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found
+
+
 def _file_of(kind: type) -> str:
     """Return where a class is defined, as far as one of its functions says."""
-    codes = (getattr(one, "__code__", None) for one in vars(kind).values())
-    return next((code.co_filename for code in codes if code is not None), "<unknown>")
+    files = (one.__code__.co_filename for one in vars(kind).values() if type(one) is FunctionType)
+    return next(files, "<unknown>")
 
 
 def holders(scopes: Iterable[Scope], book: Notebook) -> dict[int, str]:
