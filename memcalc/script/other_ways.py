@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from memcalc.engine.source_lines import listed
 from memcalc.errors import EstimateError
 from memcalc.records.prediction import FitVerdict
+from memcalc.records.trace import DECIDES
 from memcalc.script.answer import Simulated
 from memcalc.units import format_bytes
 
@@ -44,7 +45,7 @@ def both_ways(found: Simulated, again: Again, seconds: float) -> Simulated:
         for line, way, outcome in ways
         if way is not chosen
     ]
-    said = f"numbers that are not computed here decide at {listed(lines)}"
+    said = f"{DECIDES} {listed(lines)}"
     if chosen is not found:
         said += "; the figures are those of another branch, which trains more, than the one shown"
     if others:
