@@ -25,10 +25,10 @@ from memcalc.dialects import FILES
 from memcalc.errors import UsageError
 from memcalc.estimation.question import shell_notes
 from memcalc.files import untrusted_values
-from memcalc.records.fields import FIELDS, Field
+from memcalc.records.fields import COMPARED, FIELDS, Field, compared
 from memcalc.records.plan import Plan
 
-SEVERAL = ("gpu", "optim", "precision", "batch", "seq")
+SEVERAL = ("gpu", *(name for name in COMPARED if name != "gpu"))
 """Settings that take several values with commas between; each makes a plan of its own."""
 _ALSO = {"gpu": "-g", "batch": "--batch-size"}
 """Second names of options, as other tools have them."""
@@ -180,7 +180,6 @@ def plan_of(settings: dict[str, Any], what: str) -> Plan:
     """
     plans = plans_of(settings)
     if len(plans) > 1:
-        names = [name for name in SEVERAL if len({getattr(plan, name) for plan in plans}) > 1]
-        named = " and ".join(f"--{name}" for name in names) or "--optim"
+        named = " and ".join(f"--{name}" for name in SEVERAL if name in compared(plans))
         raise UsageError(f"{what} one plan at a time: give {named} one value.")
     return plans[0]

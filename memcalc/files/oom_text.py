@@ -22,7 +22,6 @@ _OLD = re.compile(
     rf"{_SIZE} free; {_SIZE} reserved in total by PyTorch\)"
 )
 _PROCESS = re.compile(rf"this process has {_SIZE} memory in use")
-_OTHER = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 _ALLOWED = re.compile(rf"{_SIZE} allowed")
 _ALLOCATED = re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch")
 _CACHED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
@@ -73,9 +72,6 @@ def _told(match: re.Match[str], rest: str, frames: list[tuple[str, str]], times:
     process, allowed = _first(_PROCESS, rest), _first(_ALLOWED, rest)
     held = process if process is not None else allocated + cached
     outside = max(total - free - held, 0)
-    # Other releases name processes in place of this one's own share.
-    others = sum(_bytes(size) for size in _OTHER.findall(rest))
-    gap = _gap(asked, free, cached, max(outside, others - held if process is None else 0), allowed)
     return OomText(
         asked=asked,
         gpu=int(match[2]),
@@ -86,7 +82,7 @@ def _told(match: re.Match[str], rest: str, frames: list[tuple[str, str]], times:
         process=process,
         allowed=allowed,
         outside=outside,
-        gap=gap,
+        gap=_gap(asked, free, cached, outside, allowed),
         line=f"{Path(frames[-1][0]).name}:{frames[-1][1]}" if frames else None,
         script=frames[0][0] if frames else None,
         times=times,

@@ -5,7 +5,7 @@ it is checked against the declared type, so what is refused is refused everywher
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -175,6 +175,22 @@ def options(plan: Plan) -> str:
         if name in told and name != "model" and field.option is not None:
             words += field.write(told[name])
     return shlex.join(words)
+
+
+COMPARED = {
+    "optim": "optimizer",
+    "precision": "precision",
+    "batch": "batch",
+    "seq": "tokens",
+    "gpu": "GPU",
+}
+"""Settings that take several values, and what a column of plans side by side calls them."""
+
+
+def compared(plans: Sequence[Plan]) -> list[str]:
+    """Return the settings that differ between plans; the optimizer where none does."""
+    found = [name for name in COMPARED if len({getattr(plan, name) for plan in plans}) > 1]
+    return found or ["optim"]
 
 
 def plan_changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from memcalc.estimation.fits import growth_words, why_tight
+from memcalc.records.fields import COMPARED, compared
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak, Prediction, Span
@@ -73,22 +74,6 @@ def stacked(line: Timeline) -> Iterator[tuple[Style, list[int], list[int]]]:
             top = [low + size for low, size in zip(floor, line.components[component], strict=True)]
             yield style, floor, top
             floor = top
-
-
-COMPARED = {
-    "optim": "optimizer",
-    "precision": "precision",
-    "batch": "batch",
-    "seq": "tokens",
-    "gpu": "GPU",
-}
-"""Settings that may differ between plans side by side, as a column calls them."""
-
-
-def compared(plans: Sequence[Plan]) -> list[str]:
-    """Return the settings that differ between plans; the optimizer where none does."""
-    found = [name for name in COMPARED if len({getattr(plan, name) for plan in plans}) > 1]
-    return found or ["optim"]
 
 
 def compared_as(plan: Plan, others: Sequence[Plan]) -> str:

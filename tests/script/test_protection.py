@@ -155,7 +155,8 @@ def test_without_a_namespace_files_are_put_back_after_a_kill(guarded, tmp_path, 
 
 
 def test_a_script_stops_before_it_changes_what_cannot_be_kept(guarded, tmp_path):
-    (tmp_path / "work" / "old.bin").write_bytes(b"old")
+    old = tmp_path / "work" / "old.bin"
+    old.write_bytes(b"old")
     done = guarded(
         """
         os.fstatvfs = lambda _: os.statvfs_result((1, 1, 0, 0, 0, 0, 0, 0, 0, 0))
@@ -167,10 +168,10 @@ def test_a_script_stops_before_it_changes_what_cannot_be_kept(guarded, tmp_path)
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[1] == (
-        f"memcalc: the script stops before it changes {tmp_path}/work/old.bin, which cannot be "
+        f"memcalc: the script stops before it changes {old}, which cannot be "
         "kept: No space left on device."
     )
-    assert (tmp_path / "work" / "old.bin").read_bytes() == b"old"
+    assert old.read_bytes() == b"old"
 
 
 def test_a_namespace_that_fails_midway_covers_nothing(tmp_path):

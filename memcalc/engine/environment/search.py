@@ -37,7 +37,7 @@ _ROOM_OF_TRANSFORMERS = 4e8
 _OWN = "torch-memcalc"
 _OWN_INDEX = "https://download.pytorch.org/whl/"
 """PyTorch's own index of builds for other versions of CUDA."""
-_NOT_OF_TORCH = ("torch", "torchvision", "torchaudio", "triton", "cuda-toolkit", *NVIDIA)
+_NOT_OF_TORCH = ("torch", "torchvision", "torchaudio", "triton", *NVIDIA)
 """What an environment leaves out that runs the installed PyTorch."""
 
 
@@ -177,7 +177,7 @@ def _resolve(
     takes it; without one it is hidden.
     """
     preferred = {name: one.version for name, one in below.items() if name not in _NOT_OF_TORCH}
-    excluded = (*NVIDIA, "cuda-toolkit") if "torch" in named else _NOT_OF_TORCH
+    excluded = NVIDIA if "torch" in named else _NOT_OF_TORCH
 
     def resolve(requirements: list[str]) -> dict[str, str]:
         return uv.resolve(requirements, preferred=preferred, excluded=excluded, index=index)
@@ -186,7 +186,7 @@ def _resolve(
     if "torch" in named and (named["torch"].major, named["torch"].minor) == (2, 2):
         wanted.append("numpy<2")  # It was compiled against NumPy 1.
     pins = resolve(wanted)
-    tried = {_OWN, *_NOT_OF_TORCH[3:]}
+    tried = {_OWN, "triton", *NVIDIA}
     while refusing := {name for name in _refusing(below, pins) if name not in {*tried, *pins}}:
         for name in sorted(refusing):
             tried.add(name)

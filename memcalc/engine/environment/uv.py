@@ -16,14 +16,12 @@ from memcalc.engine.environment.folders import size_of, size_text
 from memcalc.errors import EstimateError
 from memcalc.records.progress import Progress, tell
 
-NVIDIA = tuple(
-    f"nvidia-{library}{suffix}"
-    for library in (
-        *("cublas", "cuda-cupti", "cuda-nvrtc", "cuda-runtime", "cudnn", "cufft", "cufile"),
-        *("curand", "cusolver", "cusparse", "cusparselt", "nccl", "nvjitlink", "nvshmem", "nvtx"),
-    )
-    for suffix in ("", "-cu11", "-cu12", "-cu13")
+_LIBRARIES = (
+    *("cublas", "cuda-cupti", "cuda-nvrtc", "cuda-runtime", "cudnn", "cufft", "cufile"),
+    *("curand", "cusolver", "cusparse", "cusparselt", "nccl", "nvjitlink", "nvshmem", "nvtx"),
 )
+_SUFFIXES = ("", "-cu11", "-cu12", "-cu13")
+NVIDIA = ("cuda-toolkit", *(f"nvidia-{one}{end}" for one in _LIBRARIES for end in _SUFFIXES))
 """Libraries that PyTorch is linked to; it finds the stub driver in their place."""
 _PIP_AS_UV = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -117,9 +115,10 @@ class Uv:
             what=what,
         )
 
-    def make_venv(self, python: str = sys.executable) -> Path:
+    def make_venv(self) -> Path:
         """Make a venv of the folder, and return its ``site-packages``."""
-        self._start([*self._uv, "venv", "--allow-existing", "--python", python, str(self._folder)])
+        venv = [*self._uv, "venv", "--allow-existing", "--python", sys.executable]
+        self._start([*venv, str(self._folder)])
         return next(self._folder.glob("lib/python*/site-packages"))
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ _ROOM = 9e9
 _LEFT_OUT = (
     # Readers of media and of checkpoints, which no start with dummy weights needs.
     *("torchaudio", "torchcodec", "pynvvideocodec", "fastsafetensors", "instanttensor"),
-    *("cuda-toolkit", *NVIDIA),
+    *NVIDIA,
 )
 
 

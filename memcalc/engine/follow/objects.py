@@ -47,7 +47,7 @@ class Objects:
         group_src: int | None = None,
         **kwargs: Any,
     ) -> None:
-        source = global_rank(0 if src is group_src is None else src, group, group_src)
+        source = _source_of(src, group, group_src)
         channel = channel_of("objects", group, source, None)
         if source == dist.get_rank():
             self._post(channel, object_list)
@@ -64,7 +64,7 @@ class Objects:
         group: Any = None,
         group_src: int | None = None,
     ) -> None:
-        source = global_rank(0 if src is group_src is None else src, group, group_src)
+        source = _source_of(src, group, group_src)
         here = dist.get_rank()
         if source != here:
             own = scatter_object_output_list[:1]
@@ -154,6 +154,11 @@ def _copies(obj: Any, count: int) -> list[Any]:
         content = pickle.dumps(obj)
         return [pickle.loads(content) for _ in range(count)]
     return [obj] * count
+
+
+def _source_of(src: int | None, group: Any, group_src: int | None) -> int:
+    """The rank that sends to all others: the first where none is named."""
+    return global_rank(0 if src is group_src is None else src, group, group_src)
 
 
 def _neighbour(group: Any) -> int:
