@@ -59,8 +59,9 @@ def test_weights_that_are_replaced_by_others_are_weights_and_each_time_is_a_step
     assert held[Component.HELD] == 0
 
 
+# Its import, which torch.func leaves to the first call, keeps that call's frames until a collection.
 TREES = """
-    import torch
+    import torch._dynamo
     from torch.func import grad_and_value
     from torch.utils._pytree import tree_map
 
