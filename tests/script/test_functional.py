@@ -59,11 +59,13 @@ def test_weights_that_are_replaced_by_others_are_weights_and_each_time_is_a_step
     assert held[Component.HELD] == 0
 
 
-# Its import, which torch.func leaves to the first call, keeps that call's frames until a collection.
+# No thread of autograd's may hold a step's graph while the next step runs, and no import of
+# Dynamo's within a step the frames of that step until they are collected.
 TREES = """
     import torch._dynamo
     from torch.func import grad_and_value
     from torch.utils._pytree import tree_map
+    torch.autograd.set_multithreading_enabled(False)
 
     def loss(weights, rows):
         for one in weights["w"]:
