@@ -11,6 +11,7 @@ import torch
 
 from memcalc.engine import nccl_traffic, source_lines, torch_internals
 from memcalc.engine.notes import Gap, Interval, Notes, Owner, Told
+from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
 from memcalc.records.prediction import Refusal
 from memcalc.records.trace import (
@@ -27,6 +28,11 @@ from memcalc.records.trace import (
 from memcalc.units import format_bytes
 
 _NEVER = 1 << 62
+_BEHIND = (
+    "up to {} of what shows as cached waits for another stream: the GPU is taken to be behind the "
+    "host, and a block that a second stream used is free once the host waits for later work, or "
+    "has queued 1,000 kernels"
+)
 _PRIVATE = (
     "CUDA graphs and memory pools of their own hold {} of what is reserved; what is free of it "
     "shows as cached, and nothing else can use it"
@@ -49,7 +55,9 @@ class Timeline:
         self.blocks: list[_Block] = []
         self._notes = notes
         self._live: dict[int, int] = {}
-        self._streams: dict[int, int] = {0: 0}
+        self._late: dict[int, int] = {}
+        """Blocks that wait for another stream, by address."""
+        self._streams: dict[object, int] = {0: 0}
         self._private: set[int] = set()
         self._requested = _Requested()
         # In one moment, names come before guesses.
@@ -67,7 +75,7 @@ class Timeline:
             if action == "oom":
                 self._refused = len(self.events), entry
             if action == "free_completed":
-                self._requested.completed(entry["addr"])
+                self._completes(entry["addr"])
             if action not in ("alloc", "free_requested"):
                 continue
             self._tell(len(self.events))
@@ -77,6 +85,8 @@ class Timeline:
                 following = entries[at + 1] if at + 1 < len(entries) else {}
                 self._dies(entry, following)
         self._tell(_NEVER)
+        for address in [*self._late]:
+            self._completes(address)
         for component, begin, end in notes.released:
             for event in self.events[begin:end]:
                 if event < 0:
@@ -104,7 +114,7 @@ class Timeline:
             self._lines[id(frames)] = source_lines.of_frames(frames)
         return self._lines[id(frames)]
 
-    def _stream(self, known: int) -> int:
+    def _stream(self, known: object) -> int:
         """The number of a stream in a trace; nobody else can use what a private pool holds."""
         stream = self._streams.setdefault(known, len(self._streams))
         if known in self._notes.private and stream not in self._private:
@@ -119,14 +129,23 @@ class Timeline:
         block = self.blocks[number]
         late = (following.get("action"), following.get("addr")) != ("free_completed", entry["addr"])
         if late:
-            # Another stream uses it; PyTorch's history does not record which one.
-            other = 1 if block.stream == 0 else 0
-            block.used_by = other
-            index = len(self.events)
-            self.asides.append(Aside(index=index, what="used_by", storage=number, stream=other))
+            # PyTorch's history does not record which stream: a replay gives each block its own.
+            block.used_by = self._stream(object())
+            self._late[entry["addr"]] = number
+            self._aside("used_by", number, block.used_by)
         self._requested.dies(block.address, block.size, late=late)
         block.dies = len(self.events)
         self.events.append(~number)
+
+    def _completes(self, address: int) -> None:
+        """No other stream uses a block any more."""
+        if (number := self._late.pop(address, None)) is not None:
+            self._aside("passed", number, 0)
+            self._requested.completed(address)
+
+    def _aside(self, what: str, number: int, stream: int) -> None:
+        index = len(self.events)
+        self.asides.append(Aside(index=index, what=what, storage=number, stream=stream))
 
     def _settle_guesses(self) -> None:
         """Name the remaining blocks by their origin (copied from the host) or lifetime."""
@@ -200,7 +219,11 @@ class Timeline:
                 block.component = Component.WORKSPACES
 
     def _check(self) -> None:
-        """Check that the history agrees with PyTorch's own counters."""
+        """Check the history against PyTorch's own counters, and note what tensors requested.
+
+        PyTorch also counts blocks as requested that wait for another stream after their tensor has
+        died; ``allocated`` does not.
+        """
         for interval in self._notes.intervals:
             if not interval.kept:
                 continue
@@ -210,14 +233,17 @@ class Timeline:
                     f"PyTorch's history of {interval.phase.value} shows a peak of {most:,} bytes, "
                     f"and its counters show {interval.requested:,}."
                 )
+            interval.requested = self._requested.peak_of_tensors(interval.begin, interval.end)
 
     def trace(self, *, assumptions: Sequence[str] = (), **more: Any) -> Trace:
         """The records of a trace; ``more``: its fields that are not of the allocator."""
         intervals = self._notes.intervals
         private = sum(self._notes.private.values())
         pools = (_PRIVATE.format(format_bytes(private)),) if private else ()
+        most = self._requested.most_waiting
+        behind = (_BEHIND.format(format_bytes(most)),) if most and stub.is_open() else ()
         return Trace(
-            assumptions=(*assumptions, *pools),
+            assumptions=(*behind, *assumptions, *pools),
             storages=self._storages(),
             # What the program leaves behind is still alive at the end of the last phase.
             events=tuple(self.events[: intervals[-1].end]),
@@ -312,11 +338,15 @@ class _Requested:
     """
 
     def __init__(self) -> None:
-        self._level = 0
+        self._level = self._waiting = 0
+        self.most_waiting = 0
+        """The most that waited for another stream, in bytes, when memory was next requested."""
         self._late: dict[int, int] = {}
         self._after, self._before_next = [0], [0]
+        self._of_tensors = [0]
 
     def born(self, size: int) -> None:
+        self.most_waiting = max(self.most_waiting, self._waiting)
         self._level += size
         self._append()
 
@@ -324,18 +354,26 @@ class _Requested:
         """The block at an address dies; a late one counts until its stream is done."""
         if late:
             self._late[address] = size
+            self._waiting += size
         else:
             self._level -= size
         self._append()
 
     def completed(self, address: int) -> None:
         """No stream uses what was at this address any more."""
-        self._level -= self._late.pop(address, 0)
+        size = self._late.pop(address, 0)
+        self._level -= size
+        self._waiting -= size
         self._before_next[-1] = self._level
 
     def _append(self) -> None:
         self._after.append(self._level)
         self._before_next.append(self._level)
+        self._of_tensors.append(self._level - self._waiting)
+
+    def peak_of_tensors(self, begin: int, end: int) -> int:
+        """Return the most that tensors requested between two moments."""
+        return max(self._of_tensors[begin : end + 1])
 
     def peak(self, begin: int, end: int) -> tuple[int, int]:
         """The highest level between two moments, at least and at most.

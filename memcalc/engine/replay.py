@@ -64,6 +64,7 @@ def _replay(calls: Sequence[Call], card: Card, wanted: Wanted) -> Replay:
     simulated_gpu.resize(card.capacity, card.room)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     internals.allow_cuda_after_fork()
+    stub.function("keep_up", None)()
     if card.conf:
         internals.set_allocator(card.conf)
     torch.cuda.init()

@@ -62,14 +62,19 @@ def outcome(trace: Trace) -> Outcome:
 
 
 def readings(replayed: Replay, trace: Trace) -> list[Reading]:
-    """Return the peaks of a replay, as those of its run were read."""
+    """Return the peaks of a replay, as those of its run were read.
+
+    What tensors request is the run's: PyTorch's counter also has what waits for another stream.
+    """
     return [
         Reading(
-            phase=mark.phase,
-            step=mark.step,
-            **{rung: getattr(peaks, rung) for rung in ALLOCATOR_RUNGS},
+            phase=own.phase,
+            step=own.step,
+            requested=min(peaks.requested, own.requested),
+            allocated=peaks.allocated,
+            reserved=peaks.reserved,
         )
-        for mark, peaks in zip(trace.marks, replayed.intervals, strict=False)
+        for own, peaks in zip(trace.readings, replayed.intervals, strict=False)
     ]
 
 
@@ -157,6 +162,8 @@ def calls_of(trace: Trace) -> Iterator[Call]:
             aside.index,
             ("used_by", aside.storage, aside.stream)
             if aside.what == "used_by"
+            else ("passed", aside.storage)
+            if aside.what == "passed"
             else (aside.what, aside.stream)
             if aside.what == "keep_pool"
             else (aside.what,),

@@ -111,8 +111,8 @@ class Aside(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     what: str
-    """``used_by``: another stream uses a storage; ``empty_cache``; ``keep_pool``: the stream is one
-    within a private pool."""
+    """``used_by``: another stream uses a storage; ``passed``: that stream is done with it;
+    ``empty_cache``; ``keep_pool``: the stream is one within a private pool."""
     storage: int = -1
     stream: int = 0
 

@@ -114,10 +114,14 @@ static int copy_on(void *stream, void *to, const void *from, size_t bytes) {
     memcalc_spoil_capture(stream);
     return CAPTURE_UNSUPPORTED;
   }
+  if (is_pageable(to)) memcalc_wait_for_all();
   return memcalc_copy(to, from, bytes);
 }
 
-EXPORT int cudaMemcpy(void *to, const void *from, size_t bytes, int kind) { return memcalc_copy(to, from, bytes); }
+EXPORT int cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
+  memcalc_wait_for_all();
+  return memcalc_copy(to, from, bytes);
+}
 EXPORT int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
   return copy_on(stream, to, from, bytes);
 }

@@ -105,6 +105,7 @@ EXPORT int cudaMalloc(void **at, size_t bytes) {
 }
 
 EXPORT int cudaFree(void *at) {
+  memcalc_wait_for_all();
   struct piece *found = forget(at, ALLOCATED);
   if (found) {
     memcalc_unreserve((uint64_t)at, found->bytes);

@@ -1,4 +1,6 @@
-/* Streams and events, which have finished unless they are held back, and capture into graphs. */
+/* Streams and events, how far the GPU is behind the host, and capture into graphs. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include "stub.h"
@@ -131,6 +133,61 @@ EXPORT int cudaStreamEndCapture(void *stream, void **graph) {
   return ended.status == ACTIVE ? 0 : CAPTURE_INVALIDATED;
 }
 
+/* ---- a GPU that is behind the host: it does all work in one order, and has done what the host waited for ----
+
+   So it is wherever training keeps a GPU busy. A block that another stream used is not free before the host waits for
+   work that was queued after that use, or before a full queue makes it wait. */
+
+enum {
+  QUEUE = 1000,     /* kernels, about: measured in stackoverflow.com/questions/53970187 */
+  EVENTS = 1 << 16, /* more than PyTorch ever has at once; one whose place another took has finished */
+};
+static struct recorded { const void *event; uint64_t number, launched; } recorded[EVENTS];
+static uint64_t last_recorded, finished, launched;
+
+#define LAUNCHES(name) \
+  EXPORT int name(void) { \
+    __atomic_add_fetch(&launched, 1, __ATOMIC_RELAXED); \
+    return 0; \
+  }
+LAUNCHES(cudaLaunchKernel)
+LAUNCHES(cudaLaunchKernelExC)
+LAUNCHES(__cudaLaunchKernel)
+LAUNCHES(cuLaunchKernel)
+LAUNCHES(cuLaunchKernelEx)
+LAUNCHES(cublasLtMatmul)
+LAUNCHES(cublasGemmEx)
+LAUNCHES(cublasGemmStridedBatchedEx)
+LAUNCHES(cublasSgemm_v2)
+LAUNCHES(cublasSgemmStridedBatched)
+
+static int keeps_up; /* 1: all work has finished at once */
+/* Let all work finish at once; a replay knows itself which streams are behind. */
+EXPORT void memcalc_stub_keep_up(void) { keeps_up = 1; }
+
+static struct recorded *place_of(const void *event) { return &recorded[((uint64_t)event >> 6) % EVENTS]; }
+static void record(const void *event) {
+  uint64_t number = __atomic_add_fetch(&last_recorded, 1, __ATOMIC_RELAXED);
+  *place_of(event) = (struct recorded){event, number, __atomic_load_n(&launched, __ATOMIC_RELAXED)};
+}
+static void finish(uint64_t until) {
+  uint64_t before = __atomic_load_n(&finished, __ATOMIC_RELAXED);
+  while (before < until &&
+         !__atomic_compare_exchange_n(&finished, &before, until, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+void memcalc_wait_for_all(void) { finish(__atomic_load_n(&last_recorded, __ATOMIC_RELAXED)); }
+
+/* Only PyTorch's allocator asks, without waiting, whether work has finished; NCCL's watchdog asks at random moments,
+   and a program that asks would wait so. */
+static int is_behind(const void *event, const void *caller) {
+  Dl_info library;
+  struct recorded found = *place_of(event);
+  if (keeps_up || found.event != event || found.number <= __atomic_load_n(&finished, __ATOMIC_RELAXED)) return 0;
+  if (found.launched + QUEUE <= __atomic_load_n(&launched, __ATOMIC_RELAXED)) return 0;
+  return dladdr(caller, &library) && strstr(library.dli_fname, "libc10_cuda") != NULL;
+}
+
 /* ---- streams that a replay holds back: their events have not finished until they are let go ---- */
 
 static struct held { const void *stream, *event; struct held *next; } *held;
@@ -166,6 +223,7 @@ static int is_held(const void *event) {
 
 EXPORT int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags) {
   if (held) hold_event(event, stream);
+  record(event);
   if (!any()) return 0;
   pthread_mutex_lock(&lock);
   struct captured *of = find(stream, 0);
@@ -219,12 +277,16 @@ EXPORT int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long lon
 
 /* ---- waiting, which a capture forbids ---- */
 
-static int wait_for_stream(const void *stream) {
+static int query_stream(const void *stream) {
   if (!memcalc_capturing(stream)) return 0;
   memcalc_spoil_capture(stream);
   return CAPTURE_UNSUPPORTED;
 }
-static int wait_for_event(const void *event) {
+static int wait_for_stream(const void *stream) {
+  memcalc_wait_for_all();
+  return query_stream(stream);
+}
+static int query_event(const void *event) {
   int error = 0;
   if (!any()) return 0;
   pthread_mutex_lock(&lock);
@@ -237,13 +299,21 @@ static int wait_for_event(const void *event) {
   return error;
 }
 EXPORT int cudaStreamSynchronize(void *stream) { return wait_for_stream(stream); }
-EXPORT int cudaStreamQuery(void *stream) { return wait_for_stream(stream); }
+EXPORT int cudaStreamQuery(void *stream) { return query_stream(stream); }
 EXPORT int cuStreamSynchronize(void *stream) { return wait_for_stream(stream); }
-EXPORT int cuStreamQuery(void *stream) { return wait_for_stream(stream); }
-EXPORT int cudaEventSynchronize(void *event) { return wait_for_event(event); }
-EXPORT int cudaEventQuery(void *event) { return held && is_held(event) ? NOT_READY : wait_for_event(event); }
+EXPORT int cuStreamQuery(void *stream) { return query_stream(stream); }
+EXPORT int cudaEventSynchronize(void *event) {
+  struct recorded found = *place_of(event);
+  finish(found.event == event ? found.number : 0);
+  return query_event(event);
+}
+EXPORT int cudaEventQuery(void *event) {
+  if ((held && is_held(event)) || is_behind(event, __builtin_return_address(0))) return NOT_READY;
+  return query_event(event);
+}
 EXPORT int cudaDeviceSynchronize(void) {
   int error = 0;
+  memcalc_wait_for_all();
   if (!any()) return 0;
   pthread_mutex_lock(&lock);
   for (int i = 0; i < number_captured; i++)

@@ -77,6 +77,10 @@ void memcalc_arrive(const void *at); /* something was copied there from the host
 void memcalc_each_held(const void *at, size_t bytes,
                        void (*each)(const void *part, size_t bytes, void *more), void *more);
 
+/* ---- streams.c: what the GPU has finished ---- */
+
+void memcalc_wait_for_all(void); /* the host waits for everything that it has given to the GPU */
+
 /* ---- memory.c: how much is allocated ---- */
 
 int memcalc_device(void); /* this thread's device */
