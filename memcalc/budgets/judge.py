@@ -36,17 +36,17 @@ _FITTING = {
 
 
 Remedy = Callable[[Budget, Evidence, Known | None], str]
-"""Given a budget, what is known of its run and of its baseline: what would bring it under, in one
-clause such as ``checkpointing brings it to 1.2 GiB``; empty where nothing is known."""
+"""Returns the changes that would bring a run under its budget, in a clause such as ``checkpointing
+brings it to 1.2 GiB``; empty: unknown."""
 
 
 def no_remedy(budget: Budget, evidence: Evidence, before: Known | None) -> str:
-    """Know nothing that would bring a run under its budget."""
+    """Return no remedy."""
     return ""
 
 
 def why(budget: Budget, evidence: Evidence, before: Known | None) -> str:
-    """What dominates the figure of a budget."""
+    """Return what dominates the figure of a budget."""
     prediction = evidence.prediction
     if budget.rule is Rule.GROWTH and before is not None:
         return growth(evidence, before)
@@ -68,7 +68,7 @@ def why(budget: Budget, evidence: Evidence, before: Known | None) -> str:
 
 
 def growth(evidence: Evidence, before: Known) -> str:
-    """Which component changed most since the baseline."""
+    """Return the component that changed most since the baseline."""
     prediction = evidence.prediction
     if prediction is None:
         return ""
@@ -89,7 +89,7 @@ def judge(
     """Judge all budgets of one run."""
     found = []
     for budget in run.budgets:
-        verdict = judged(budget, evidence, before)
+        verdict = judge_one(budget, evidence, before)
         if verdict.status is Status.OVER and verdict.difference is not None:
             verdict = replace(verdict, remedy=remedy(budget, evidence, before))
         found.append(verdict)
@@ -97,7 +97,7 @@ def judge(
 
 
 def worst_first(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """Over first, the furthest over its limit leading; then unknown; then the closest to over."""
+    """Sort over first, by excess; then unknown; then those that hold, the closest to over first."""
 
     def rank(verdict: Verdict) -> tuple[int, Fraction]:
         if verdict.value is None or verdict.limit is None:
@@ -107,8 +107,8 @@ def worst_first(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
     return tuple(sorted(verdicts, key=rank))
 
 
-def judged(budget: Budget, evidence: Evidence, before: Known | None) -> Verdict:
-    """Judge one budget of a run, without a word on what would help."""
+def judge_one(budget: Budget, evidence: Evidence, before: Known | None) -> Verdict:
+    """Judge one budget of a run, without remedies."""
     if evidence.error is not None:
         return _unknown(budget, evidence.error)
     if budget.rule is Rule.FITS:
@@ -155,7 +155,7 @@ def _less_margin(budget: Budget, limit: int) -> int:
 
 
 def _spare(budget: Budget, limit: int) -> int:
-    return budget.margin.of(limit) if budget.margin is not None else 0
+    return budget.margin.resolve(limit) if budget.margin is not None else 0
 
 
 def _growth(budget: Budget, evidence: Evidence, figure: Figure, before: Known | None) -> Verdict:
@@ -171,7 +171,7 @@ def _growth(budget: Budget, evidence: Evidence, figure: Figure, before: Known | 
         )
         return _unknown(budget, reason, figure.source)
     known = before.figures[budget.metric]
-    limit = known + budget.amount.of(known)
+    limit = known + budget.amount.resolve(known)
     return Verdict(
         budget=budget,
         status=Status.OVER if figure.bytes > limit else Status.HOLDS,
@@ -185,7 +185,7 @@ def _growth(budget: Budget, evidence: Evidence, figure: Figure, before: Known | 
 
 def _fits(budget: Budget, evidence: Evidence) -> Verdict:
     if evidence.measurement is not None:
-        measured = _ran(budget, evidence.measurement)
+        measured = _judge_measured(budget, evidence.measurement)
         if measured is not None:
             return measured
     prediction = evidence.prediction
@@ -210,8 +210,8 @@ def _fits(budget: Budget, evidence: Evidence) -> Verdict:
     )
 
 
-def _ran(budget: Budget, measurement: Measurement) -> Verdict | None:
-    """A run on the GPU itself settles it; ``None`` where it was another, or was not read."""
+def _judge_measured(budget: Budget, measurement: Measurement) -> Verdict | None:
+    """Judge by a run on the GPU itself; return None if it ran on another or was not read."""
     try:
         gpu = gpus.find(measurement.device, measurement.device_total)
     except UsageError:

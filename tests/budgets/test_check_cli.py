@@ -338,7 +338,7 @@ def test_scripts_are_run_where_their_budgets_are_and_judged(tmp_path, capfd, for
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "memcalc.toml").write_text(BUDGETS)
     runs = read(tmp_path / "memcalc.toml").runs
-    answers = collect.estimate(runs, collect.Effort())
+    answers = collect.estimate(runs, collect.Question())
     found = {run.name: answer for run, answer in zip(runs, answers, strict=True)}
     verdicts = {run.name: judge(run, found[run.name], None) for run in runs}
     assert {v.status for v in verdicts["holds"]} == {Status.HOLDS}

@@ -40,7 +40,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(Answer, msgspec.Struct, frozen=True, kw_only=True):
-    """One device of a snapshot."""
+    """A device of a snapshot."""
 
     conf: str
     """``PYTORCH_ALLOC_CONF`` of the run, as the snapshot has it."""
@@ -76,8 +76,8 @@ def read(
     """Open a snapshot of ``torch.cuda.memory._dump_snapshot`` and answer what if.
 
     Nothing in it is run. ``confs`` are settings to try; none: expandable segments, and blocks of
-    128 MiB kept whole. The questions are about a device of ``memory`` bytes; ``None``: one on which
-    nothing is ever full.
+    128 MiB kept whole. ``memory``: bytes of the device; None: a device on which nothing is ever
+    full.
 
     Raises:
         UsageError: no snapshot, no such device, or settings that PyTorch does not know.
@@ -134,7 +134,7 @@ def history(snapshot: Snapshot, device: int = 0) -> History:
 
 
 class _Reader:
-    """Gives every storage a key of its own, as addresses are used again and again."""
+    """A reader that gives every storage a key, as addresses are reused."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -202,7 +202,7 @@ def _what_if(conf: str, found: Replay) -> WhatIf:
 def _difference(
     entries: Sequence[Entry], known: History, held: Breakdown, replay: Replay
 ) -> str | None:
-    """Say where a replay under the run's own settings and the recording part; ``None``: nowhere."""
+    """Say where the recording and a replay under its own settings differ, or return None."""
     if known.older:
         return f"the history starts in the middle: {known.older} storages are older"
     requested = _peak(entries, ("alloc",), ("free_completed",))

@@ -12,7 +12,7 @@ from memcalc.advice import search
 from memcalc.advice.fit.devices import devices_that_fit, gpus_that_fit
 from memcalc.advice.fit.records import FitAnswer, Grid, Limit, Probe
 from memcalc.advice.fit.runs import Runs
-from memcalc.advice.remedies.records import Option, fitting
+from memcalc.advice.remedies.records import Trial, fit_goal
 from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
 from memcalc.catalog import gpus as catalog
@@ -154,7 +154,7 @@ def _on_device(so_far: _SoFar, find: Collection[str], memory: int | None, runs: 
         so_far.add(here=here)
     asked = [axis for axis in ("batch", "seq") if axis in find and (axis == "batch" or here.seq)]
     limits = [_Limits(axis, plan, here, device, runs, so_far.add_limit) for axis in asked]
-    reasons = dict(zip(asked, runs.each([one.find for one in limits]), strict=True))
+    reasons = dict(zip(asked, runs.answers.side_by_side(_Limits.find, limits), strict=True))
     so_far.add(unknown={axis: why for axis, why in reasons.items() if why})
     if "grid" in find:
         so_far.add(grid=_grid(plan, here.seq, device, runs))
@@ -164,7 +164,7 @@ def with_settings(plan: Plan, memory: int | None, answers: Answers) -> dict[str,
     """Try every remedy on the plan, and the cheapest of them together where it does not fit.
 
     Returns:
-        What it adds to an answer, by field.
+        The fields that it adds to an answer.
 
     Raises:
         MemcalcError: the plan itself cannot be traced.
@@ -173,20 +173,20 @@ def with_settings(plan: Plan, memory: int | None, answers: Answers) -> dict[str,
     trials = Trials(traced, answers, memory)
     before = trials.before
     assert before.fit is not None
-    options, found = advise(trials, fitting(before))
+    tried, found = advise(trials, fit_goal(before))
 
-    def order(option: Option) -> tuple[int, int, int]:
-        """What fits first, then what costs least, then what needs least."""
-        fit = option.trial.figures.fit if option.trial.figures is not None else None
+    def order(trial: Trial) -> tuple[int, int, int]:
+        """Return a key that sorts what fits first, then by cost, then by need."""
+        fit = trial.figures.fit if trial.figures is not None else None
         if fit is None:
-            return 2, option.remedy.rank, 0
-        return int(not fit.fits), option.remedy.rank, fit.needed
+            return 2, trial.remedy.rank, 0
+        return int(not fit.fits), trial.remedy.rank, fit.needed
 
-    made = sum(option.trial.figures is not None for option in options) + 1
+    made = sum(trial.figures is not None for trial in tried) + 1
     return {
         "here": Probe(batch=before.plan.batch, seq=traced.trace.seq, fit=before.fit),
         "before": before,
-        "settings": tuple(sorted(options, key=order)),
+        "settings": tuple(sorted(tried, key=order)),
         "search": found,
         "traces": made + (len(found.trials) if found is not None else 0),
         "assumptions": traced.trace.assumptions,
@@ -222,7 +222,7 @@ class _Limits:
             self._known[size] = here
 
     def find(self) -> str:
-        """Find the limit and show it; return why there is none: some models take one length."""
+        """Find the limit and show it; return why no limit exists: some models take one length."""
         step = self._limit.step
         longest = self._runs.longest(self._plan) or _MOST_SEQ
         most = _MOST_BATCH if self._limit.axis == "batch" else longest
@@ -243,7 +243,7 @@ class _Limits:
         gpu = self._plan.gpu
         capability = catalog.find(gpu).capability if gpu else ASSUMED.capability
         architecture = ARCHITECTURES[capability]
-        self._seen(advised(self._limit, self._plan, self._here.seq, architecture))
+        self._seen(with_advice(self._limit, self._plan, self._here.seq, architecture))
         return ""
 
     def _is_tight(self, size: int) -> bool:
@@ -313,7 +313,7 @@ _GUIDE = "NVIDIA, Matrix Multiplication Background User's Guide"
 
 
 def multiple(precision: str, architecture: Architecture) -> int:
-    """What the tokens of a batch should be a multiple of; 1 where no Tensor Cores run.
+    """Return the number that the tokens of a batch should be a multiple of; 1: no Tensor Cores.
 
     Source: NVIDIA, Matrix Multiplication Background User's Guide, "Requirements to use Tensor
     Cores": dimensions that are multiples of 16 bytes are most efficient, of 128 bytes on an A100.
@@ -325,8 +325,8 @@ def multiple(precision: str, architecture: Architecture) -> int:
     return architecture.tile_bytes // element or 1
 
 
-def advised(limit: Limit, plan: Plan, seq: int | None, architecture: Architecture) -> Limit:
-    """The limit with the largest size up to it that makes whole tiles, and why."""
+def with_advice(limit: Limit, plan: Plan, seq: int | None, architecture: Architecture) -> Limit:
+    """Return the limit with the largest size up to it that makes whole tiles, and why."""
     most = limit.value(limit.best)
     if most is None:
         return limit

@@ -1,6 +1,6 @@
 """A plan as settings of the program that will train it, to copy.
 
-What that program has no word for is a comment, so that nothing of the plan is dropped unsaid.
+A setting that the program lacks is a comment, so that nothing of the plan is dropped.
 """
 
 from collections.abc import Callable, Iterator

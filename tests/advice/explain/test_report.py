@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 import memcalc
 from memcalc.advice.explain.difference import difference
-from memcalc.advice.explain.explain import again, chapter
-from memcalc.advice.explain.timeline import predicted, timeline
+from memcalc.advice.explain.explain import chapter, chapter_of_saved
+from memcalc.advice.explain.timeline import save_predicted_snapshot, timeline
 from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.engine import engine
@@ -242,22 +242,24 @@ def test_a_saved_estimate_gets_its_timeline_back_or_says_why_not(traced, cached,
     changed = replace(older, peak=replace(saved.peak, requested=saved.peak.requested - 1))
     closed = replace(saved, method="analytic")
     answers = Answers()
-    assert again(saved, answers).line == timeline(traced.trace, saved.plan, engine.player())
-    found = again(older, answers)
+    assert chapter_of_saved(saved, answers).line == timeline(
+        traced.trace, saved.plan, engine.player()
+    )
+    found = chapter_of_saved(older, answers)
     assert found.line is not None
     assert "2.11.0 then" in found.notes[0]
-    refused = again(changed, answers)
+    refused = chapter_of_saved(changed, answers)
     assert refused.line is None
     assert refused.prediction == changed
     assert "other figures than the saved ones (torch 2.11.0 then" in refused.notes[0]
-    assert "analytic method" in again(closed, answers).notes[0]
+    assert "analytic method" in chapter_of_saved(closed, answers).notes[0]
 
 
 def test_a_predicted_snapshot_shows_modules_and_opens_in_pytorchs_viewer(traced, tmp_path):
     from torch.cuda import _memory_viz as viz
 
     path = tmp_path / "predicted.pickle"
-    predicted(traced, path, engine.player())
+    save_predicted_snapshot(traced, path, engine.player())
     held = breakdown(read_snapshot(path))
     line = timeline(traced.trace, traced.prediction.plan, engine.player())
     assert held.levels.requested == line.requested[-1]

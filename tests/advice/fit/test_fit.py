@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 import memcalc
-from memcalc.advice.fit.devices import _over
-from memcalc.advice.fit.fit import advised, answer, multiple
+from memcalc.advice.fit.devices import _try_layouts
+from memcalc.advice.fit.fit import answer, multiple, with_advice
 from memcalc.advice.fit.records import Limit, Probe
 from memcalc.advice.remedies.search import candidates
 from memcalc.catalog import gpus, models
@@ -216,7 +216,7 @@ def test_layouts_that_keep_a_model_whole_are_not_traced_where_it_alone_is_too_la
 def test_a_layout_that_is_refused_says_why_and_products_that_cannot_be_divided_are_left_out():
     plan = Plan(model="gpt2", gpu="t4", batch=64, seq=1024, optim="adam8bit")
     answers = Answers(use_cache=False, workers=None)
-    rows = {row.parallel: row for row in _over(plan, 2, answers, "too large")}
+    rows = {row.parallel: row for row in _try_layouts(plan, 2, answers, "too large")}
     assert rows.keys() == {"ddp", "zero1", "fsdp2"}
     assert "take no DTensors" in rows["fsdp2"].reason
 
@@ -259,11 +259,11 @@ def test_tiles_are_16_bytes_wide_and_128_from_the_a100_on(precision, capability,
 )
 def test_tokens_of_the_suggested_batch_are_a_multiple_where_that_is_possible(batch, seq, wanted):
     plan = make({"model": "gpt2", "precision": "amp-fp16"})
-    found = advised(limit(batch=batch, seq=seq), plan, seq, ARCHITECTURES[7, 5])
+    found = with_advice(limit(batch=batch, seq=seq), plan, seq, ARCHITECTURES[7, 5])
     assert found.suggested == wanted
     assert "multiples of 8" in found.advice
 
 
 def test_a_sequence_is_suggested_in_whole_tiles():
     plan = make({"model": "gpt2", "precision": "bf16"})
-    assert advised(limit(seq=1000, axis="seq"), plan, 512, ARCHITECTURES[8, 0]).suggested == 960
+    assert with_advice(limit(seq=1000, axis="seq"), plan, 512, ARCHITECTURES[8, 0]).suggested == 960

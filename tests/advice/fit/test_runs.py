@@ -62,7 +62,7 @@ def test_questions_come_in_order_and_no_more_are_asked_at_once_than_have_room():
     answers = Asked(workers=2)
     runs = Runs(answers, None)
     plans = [replace(PLAN, batch=n) for n in range(1, 30)]
-    found = runs.each([lambda plan=plan: runs.probe(plan, DEVICE) for plan in plans])
+    found = list(answers.side_by_side(lambda plan: runs.probe(plan, DEVICE), plans))
     assert [probe.batch for probe in found] == [plan.batch for plan in plans]
     assert sorted(answers.asked) == [(p.batch, 64) for p in plans]
     assert answers.most <= 2
