@@ -152,6 +152,6 @@ def _write(document: Document, name: str, output: Path) -> None:
             raise UsageError(f"There is no timeline to draw: {'; '.join(one.notes)}.")
         from memcalc.report.rows import heading
 
-        figure = plots.timeline(one.line, heading(one.prediction))
+        figure = plots.timeline(one.line, heading(one.prediction), one.prediction.fit)
     artifact.write_bytes(output, plots.save(figure, name))
     wrote(output)

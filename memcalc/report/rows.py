@@ -17,7 +17,7 @@ from memcalc.units import GIB, MIB, Unit, format_bytes, format_mib
 from memcalc.workload import loops
 
 if TYPE_CHECKING:
-    from memcalc.advice.explain.timeline import Timeline
+    pass
 
 
 class Style(msgspec.Struct, frozen=True):
@@ -64,16 +64,6 @@ STYLES = {
     Component.WORKSPACES: Style("#009E73", "||", "k", "workspaces", "kernel scratch space"),
 }
 """In the order bands are stacked: what is always there lies at the bottom."""
-
-
-def stacked(line: Timeline) -> Iterator[tuple[Style, list[int], list[int]]]:
-    """Bands of a timeline, the lowest first: how each is drawn, its floor and its top in bytes."""
-    floor = [0] * len(line.requested)
-    for component, style in STYLES.items():
-        if component in line.components:
-            top = [low + size for low, size in zip(floor, line.components[component], strict=True)]
-            yield style, floor, top
-            floor = top
 
 
 def compared_as(plan: Plan, others: Sequence[Plan]) -> str:
