@@ -92,7 +92,7 @@ def brief(plan: Plan, folder: Path) -> dict[str, object]:
     return settings
 
 
-def versions_behind(found: Sequence[Evidence]) -> dict[str, str]:
+def find_versions(found: Sequence[Evidence]) -> dict[str, str]:
     """Return the libraries that the figures depend on: as the runs say, else as installed.
 
     Builds of one version for different devices (``+cpu``, ``+cu130``) count as that version.

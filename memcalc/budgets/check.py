@@ -37,7 +37,7 @@ def check(files: Sequence[BudgetFile], question: Question) -> tuple[Report, list
     known = [_read_baseline(file, question) for file in files]
     runs = tuple(run for file in files for run in file.runs)
     evidence = tuple(collect.find_out(runs, question))
-    versions = baseline.versions_behind(evidence)
+    versions = baseline.find_versions(evidence)
     verdicts: list[Verdict] = []
     warnings = list(dict.fromkeys(each.doubt for each in evidence if each.doubt))
     notes = [*_decimal_sizes(runs), *_measured_on(evidence)]

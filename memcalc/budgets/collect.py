@@ -219,7 +219,7 @@ def _judge_result(run: BudgetedRun, result: Run, names: str) -> Evidence:
 
 
 def _compare_config(run: BudgetedRun, then: str | None, names: str) -> tuple[str, str]:
-    """Return why a result is of another model than today's, and what could not be compared."""
+    """Return why a result belongs to another model than today's, and what could not be compared."""
     name = run.plan.name
     code = f"{names}: {name} is Python code; memcalc does not check whether it has changed"
     if run.plan.command is not None:
@@ -254,7 +254,7 @@ def as_runs(runs: Sequence[BudgetedRun], found: Sequence[Evidence]) -> list[Run]
 
 
 def simulate_command(plan: Plan, folder: Path, name: str, timeout: float = math.inf) -> Evidence:
-    """Simulate a command in a folder; ``name`` is that of its run, ``timeout`` in seconds."""
+    """Simulate a command in a folder; ``name``: of its run, ``timeout``: in seconds."""
     try:
         counted = replace(plan, steps=STEPS if plan.steps is None else plan.steps)
         found = simulate(counted, folder, timeout=timeout)

@@ -185,7 +185,7 @@ def _growth(budget: Budget, evidence: Evidence, figure: Figure, before: Known | 
 
 def _fits(budget: Budget, evidence: Evidence) -> Verdict:
     if evidence.measurement is not None:
-        measured = _judge_measured(budget, evidence.measurement)
+        measured = _judge_measurement(budget, evidence.measurement)
         if measured is not None:
             return measured
     prediction = evidence.prediction
@@ -210,7 +210,7 @@ def _fits(budget: Budget, evidence: Evidence) -> Verdict:
     )
 
 
-def _judge_measured(budget: Budget, measurement: Measurement) -> Verdict | None:
+def _judge_measurement(budget: Budget, measurement: Measurement) -> Verdict | None:
     """Judge by a run on the GPU itself; return None if it ran on another or was not read."""
     try:
         gpu = gpus.find(measurement.device, measurement.device_total)

@@ -30,7 +30,7 @@ class Figures(NamedTuple):
         return f"{sign}{size / self.factor:,.{self.decimals}f} {self.unit}"
 
 
-def figures_of(verdict: Verdict) -> Figures:
+def choose_figures(verdict: Verdict) -> Figures:
     """Return MiB, GiB from 100 GiB on, or a smaller unit where rounding would hide a difference.
 
     Bytes per parameter where the limit is one.
@@ -68,7 +68,7 @@ class Row(NamedTuple):
 
 def row(verdict: Verdict) -> Row:
     """Return the texts of one verdict."""
-    figures, budget, change = figures_of(verdict), verdict.budget, verdict.change
+    figures, budget, change = choose_figures(verdict), verdict.budget, verdict.change
     limit = figures.write(verdict.limit)
     written = limit or (budget.amount.text if budget.amount is not None else str(budget.gpu))
     if budget.rule is Rule.GROWTH and budget.amount is not None:

@@ -21,7 +21,7 @@ _FAR = 1.6
 
 
 class Band(msgspec.Struct, frozen=True, kw_only=True):
-    """One component: its style, its floor and its top in bytes at each moment."""
+    """A component: its style, its floor and its top in bytes at each moment."""
 
     style: Style
     floor: tuple[int, ...]

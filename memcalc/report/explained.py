@@ -9,7 +9,7 @@ from memcalc.advice.remedies.records import Figures, Search, Trial
 from memcalc.records.fields import options
 from memcalc.records.trace import Component
 from memcalc.report import answer, rows
-from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, sized, sizes
+from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, size_or, sizes
 from memcalc.report.rows import STYLES
 from memcalc.units import Unit, format_bytes, format_mib, signed_bytes, unit_for
 
@@ -245,5 +245,5 @@ def _changes_table(title: str, changes: Sequence[Change], unit: Unit) -> Table:
         by = "n/a" if change.by is None else "same"
         if change.by:
             by = f"{signed_bytes(change.by)}{share}"
-        body.append((name, sized(change.before, unit), sized(change.now, unit), by))
+        body.append((name, size_or(change.before, unit), size_or(change.now, unit), by))
     return Table(head=(title, f"before {unit.name}", f"now {unit.name}", "change"), rows=body)

@@ -13,7 +13,7 @@ from memcalc.records.trace import SENT_SOURCE
 from memcalc.report.answer import weightiest
 from memcalc.report.blocks import Block, Cell, Kind, Line, Table
 from memcalc.report.explained import search_lines
-from memcalc.report.rows import described, fit_words, sent_words
+from memcalc.report.rows import assumed_words, describe, fit_words, sent_words
 from memcalc.units import GIB, format_bytes
 
 _MARKS = {FitVerdict.FITS: "", FitVerdict.TIGHT: " !", FitVerdict.DOES_NOT_FIT: " x"}
@@ -22,7 +22,7 @@ _MARKS = {FitVerdict.FITS: "", FitVerdict.TIGHT: " !", FitVerdict.DOES_NOT_FIT: 
 def blocks(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
     """Return the verdict, the limits, the tables, and how they were decided."""
     seq = answer.here.seq if answer.here is not None else answer.plan.seq
-    asked = f"{answer.plan.model}: {described(answer.plan, seq)}"
+    asked = f"{answer.plan.model}: {describe(answer.plan, seq)}"
     found = sentences(answer)
     kind = Kind.VERDICT if answer.here is not None else Kind.HEADING
     return [
@@ -64,7 +64,7 @@ def sentences(answer: FitAnswer) -> list[str]:
 def row_words(answer: FitAnswer) -> Iterator[str]:
     """Yield what a search knows so far: the verdict, bounds of sizes, a line for each GPU."""
     if answer.here is not None and (answer.limits or not answer.gpus):
-        yield f"{described(answer.plan, answer.here.seq)}: {fit_words(answer.here.fit)}"
+        yield f"{describe(answer.plan, answer.here.seq)}: {fit_words(answer.here.fit)}"
     for limit in answer.limits:
         yield _limit(limit, answer)[0]
     for row in answer.gpus:
@@ -214,7 +214,7 @@ def notes(answer: FitAnswer, *, verbose: bool = True) -> list[str]:
         assumed, left = list(answer.assumptions), 0
         if not verbose:
             assumed, left = weightiest(assumed)
-        said.append("assumed: " + "; ".join([*assumed, *([f"{left} more (-v)"] if left else [])]))
+        said.append(assumed_words(assumed, left))
     if answer.uncounted and verbose:
         said.append("not counted: " + "; ".join(answer.uncounted))
     return said

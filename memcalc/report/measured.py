@@ -24,12 +24,12 @@ _SOURCES = {
 
 
 def source_words(gpu: measurement.GpuReading) -> str:
-    """Where the figure of a process is from."""
+    """Return the source of a process's figure."""
     return _SOURCES.get(gpu.source, gpu.source)
 
 
 def blocks(runs: Sequence[Run]) -> list[Block]:
-    """One run in full, or several with a line each."""
+    """Return one run in full, or several with a line each."""
     if len(runs) == 1 and runs[0].measurement is not None:
         return list(_single(runs[0], runs[0].measurement))
     if len(runs) == 1 and runs[0].ranks:
@@ -48,7 +48,7 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
 
 
 def name(plan: Plan) -> str:
-    """The words that tell a run from others of a suite."""
+    """Return the settings that tell a run from others of a suite."""
     words = [plan.model, plan.optim, *(f"{k}={v}" for k, v in plan.optim_args), plan.precision]
     words += ["checkpointing"] if plan.checkpointing else []
     words += [f"{plan.scheme} base"] if plan.scheme else []
@@ -63,7 +63,7 @@ def name(plan: Plan) -> str:
 
 
 def line(run: Run) -> str:
-    """How a run went, in a few words."""
+    """Return the outcome of a run in a line."""
     measured = run.measurement
     if measured is None:
         return run.error or "not measured"
@@ -112,13 +112,13 @@ def _figures(run: Run) -> list[str]:
     if measured.out_of_memory is not None:
         top = run.prediction.peak if run.prediction is not None else None
         estimate = top.allocated or top.requested if top is not None else None
-        return ["no memory", "", _bare(_occupied(measured)), "", _bare(estimate), ""]
+        return ["no memory", "", _bare(_occupied_bytes(measured)), "", _bare(estimate), ""]
     level = measurement.steady_peak(measured, "allocated")
     level = measurement.steady_peak(measured, "requested") if level is None else level
     return [
         _time(measured),
         _rate(measured),
-        _bare(_occupied(measured)),
+        _bare(_occupied_bytes(measured)),
         _bare(found.measured if found is not None else level),
         _bare(found.predicted if found is not None else None),
         _percent(found),
@@ -126,7 +126,7 @@ def _figures(run: Run) -> list[str]:
 
 
 def _ranks(run: Run) -> Iterator[Block]:
-    """A line for each process, and which of them is shown below."""
+    """Yield a line for each process, and which of them is shown below."""
     title = f"Sizes in MiB, of {len(run.ranks)} processes"
     yield _table(title, "rank", lambda plan: str(plan.rank), run.ranks)
     for one in filter(_failed, run.ranks):
@@ -181,7 +181,7 @@ def _single(run: Run, measured: measurement.Measurement) -> Iterator[Block]:
 
 
 def _phases(measured: measurement.Measurement) -> Table:
-    """The peak of each phase of the last step on every rung that is known."""
+    """Return the peak of each phase of the last step on every known rung."""
     rungs = Levels.__struct_fields__
     known = [r for r in rungs if any(getattr(p, r) is not None for p in measured.phases)]
     last = measurement.last_finished(measured.phases) or 0
@@ -246,12 +246,12 @@ def _rate(measured: measurement.Measurement) -> str:
     return f"{rate:,.1f}" if rate is not None else "n/a"
 
 
-def _occupied(measured: measurement.Measurement) -> int | None:
+def _occupied_bytes(measured: measurement.Measurement) -> int | None:
     return measured.peak_rss if measured.device == "cpu" else measured.process_used
 
 
 def _bare(value: int | None) -> str:
-    """A size in MiB, its unit in the title of the table."""
+    """Write a size in MiB without its unit, which the title names."""
     return format_mib(value).removesuffix(" MiB") if value is not None else "n/a"
 
 
@@ -260,13 +260,13 @@ def _percent(found: Difference | None, places: int = 2) -> str:
 
 
 def percent(share: float, places: int = 2) -> str:
-    """A signed share; what rounds to nothing has no sign."""
+    """Write a signed share; one that rounds to 0 has no sign."""
     text = f"{share:+.{places}%}"
     return text if text.strip("+-0.%") else text[1:]
 
 
 def render(outcome: CommandResult, width: int | None = None) -> str:
-    """One line a fact."""
+    """Write what ``memcalc run`` saw, one line a fact."""
     measured = outcome.measurement
     lines = [f"ended with exit code {outcome.code} after {measured.seconds:.1f} s"]
     rss = measured.peak_rss

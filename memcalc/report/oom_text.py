@@ -14,7 +14,7 @@ _SHOWN = 4
 
 
 def blocks(found: OomText) -> Iterator[Block]:
-    """What happened in one line, who held the GPU's memory, why, and what to type."""
+    """Yield the failure in one line, the holders of the GPU's memory, why, and the next command."""
     yield Line(
         f"out of memory on GPU {found.gpu}: asked for {format_bytes(found.asked)}, "
         f"{format_bytes(found.free)} free of {format_bytes(found.total)}",
@@ -24,7 +24,7 @@ def blocks(found: OomText) -> Iterator[Block]:
         yield Line(f"  at {found.line}")
     if found.times > 1:
         yield Line(f"  the last of {found.times} such messages")
-    yield _held(found)
+    yield _holders(found)
     yield Line(f"why: {_why(found)}")
     yield Line("next: what needs less", Kind.SECTION)
     cards = _cards(found)
@@ -34,7 +34,7 @@ def blocks(found: OomText) -> Iterator[Block]:
         yield Line(f"NAME is your GPU; by its size {', '.join(cards[:_SHOWN])}", Kind.NOTE)
 
 
-def _held(found: OomText) -> Table:
+def _holders(found: OomText) -> Table:
     own = found.process - found.allocated - found.cached if found.process is not None else None
     rows = [
         ("tensors", found.allocated, "allocated by PyTorch"),

@@ -33,16 +33,16 @@ def timeline(line: Timeline, title: str, fit: Fit | None = None) -> Figure:
     figure, axes = _figure(9.5, 4.2)
     unit, count = shown.unit.bytes, len(shown.requested)
 
-    def scaled(levels: Sequence[int]) -> list[float]:
+    def divide(levels: Sequence[int]) -> list[float]:
         return [level / unit for level in levels]
 
     for band in shown.bands:
         axes.stairs(
-            scaled(band.top), baseline=scaled(band.floor), fill=True, label=band.style.words,
+            divide(band.top), baseline=divide(band.floor), fill=True, label=band.style.words,
             facecolor=band.style.color, hatch=band.style.hatch, edgecolor="#00000066", lw=0.2,
         )  # fmt: skip
     for (name, levels), dashes in zip(shown.levels.items(), ("-", "--"), strict=False):
-        axes.stairs(scaled(levels), baseline=None, color="k", lw=0.9, ls=dashes, label=name)
+        axes.stairs(divide(levels), baseline=None, color="k", lw=0.9, ls=dashes, label=name)
     if shown.limit is not None:
         label = untrusted_text.picture(f"{shown.gpu}: {format_bytes(shown.limit)}")
         axes.axhline(shown.limit / unit, color="#a3261b", lw=1, ls=(0, (8, 4)), label=label)

@@ -13,7 +13,7 @@ from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import SENT_SOURCE, Component, Trace
 from memcalc.report import answer, lengths, rows
-from memcalc.report.blocks import Block, Kind, Line, Size, Table, sized, sizes
+from memcalc.report.blocks import Block, Kind, Line, Size, Table, size_or, sizes
 from memcalc.report.rows import STYLES
 from memcalc.units import format_mib, unit_for
 
@@ -43,7 +43,7 @@ def _single(prediction: Prediction) -> Iterator[Block]:
     yield phases(prediction)
     yield from answer.of_each_gpu(prediction)
     yield from answer.of_each_rank(prediction)
-    rungs = [f"{name} {value}" for name, value in rows.ladder_words(prediction)]
+    rungs = [f"{name} {value}" for name, value in rows.ladder(prediction)]
     if prediction.context is not None:
         yield Line("  ".join(rungs[:-1]))
         yield Line(rungs[-1])
@@ -112,7 +112,7 @@ def phases(prediction: Prediction) -> Table:
         title=f"Peak by phase, {unit.name}",
         head=("phase", *names),
         rows=[
-            (phase.phase.value, *(sized(getattr(phase, field), unit, "") for field in fields))
+            (phase.phase.value, *(size_or(getattr(phase, field), unit, "") for field in fields))
             for phase in prediction.phases
         ],
         strong=tuple(
@@ -147,7 +147,7 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
                     for name in settings
                 ),
                 Size(sum(map(p.optimizer_state.total, (Place.DEVICE, Place.MANAGED))), unit),
-                *(sized(getattr(p.peak, rung), unit) for rung in rungs),
+                *(size_or(getattr(p.peak, rung), unit) for rung in rungs),
                 p.peak.phase.value,
                 *([rows.fit_word(p.fit)] if column else []),
             )

@@ -56,7 +56,7 @@ def _round(value: float) -> str:
 
 def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[Block]:
     """Yield the verdict, the ways that fit, those that do not, and the next command."""
-    plan, shown = found.plan, _shown(found)
+    plan, shown = found.plan, _worth_showing(found)
     best = shown[0] if shown else None
     if found.gpu is None:
         best = min(shown, key=_total, default=None)
@@ -68,13 +68,13 @@ def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[
     fitting = {one.way.key for one in shown}
     for one in found.found:
         if one.figures is None and one.way.key not in fitting and (found.gpu or one.remedies):
-            yield Line(_missed(one))
+            yield Line(_why_not(one))
     if best is not None or found.gpu is None:
         yield from _notes(found, shown, work, verbose=verbose)
     yield from _next(found, best, verbose=verbose)
 
 
-def _shown(found: Suggestions) -> list[Suggestion]:
+def _worth_showing(found: Suggestions) -> list[Suggestion]:
     """Return the ways that fit; a lean form only where it needs a smaller card than the way."""
     plain = {one.way.key: _total(one) for one in found.fitting if not one.remedies}
     return [
@@ -118,7 +118,7 @@ def _table(found: Suggestions, shown: Sequence[Suggestion], work: Work, *, verbo
     rows: list[tuple[Cell, ...]] = []
     for number, one in enumerate(shown, start=1):
         assert one.figures is not None
-        plan, added = _plan(one), ", ".join(_added(one))
+        plan, added = _plan(one), ", ".join(_list_remedies(one))
         way: Cell = ", ".join(filter(None, (one.way.title, added)))
         if verbose:
             way = one.way.title, f"with {added}" if added else "without other changes"
@@ -202,12 +202,12 @@ def row_words(found: Suggestions) -> Iterator[str]:
     """Yield a line for each way that was tried."""
     for one in found.found:
         if one.figures is None:
-            yield _missed(one)
+            yield _why_not(one)
         else:
             yield f"{_title(one)}: {format_bytes(one.figures.needed)} on {_card(_plan(one))}"
 
 
-def _missed(one: Suggestion) -> str:
+def _why_not(one: Suggestion) -> str:
     """Say why a way does not fit."""
     if one.error is not None:
         return f"{one.way.title}: not estimated: {one.error}"
@@ -257,10 +257,10 @@ def _size(one: Suggestion) -> str:
 
 
 def _title(one: Suggestion) -> str:
-    return ", with ".join(filter(None, (one.way.title, ", ".join(_added(one)))))
+    return ", with ".join(filter(None, (one.way.title, ", ".join(_list_remedies(one)))))
 
 
-def _added(one: Suggestion) -> list[str]:
+def _list_remedies(one: Suggestion) -> list[str]:
     """Return the names of the remedies, without those that have a column."""
     columns = {"grad_accum", "devices"}
     return [r.key for r in one.remedies if columns.isdisjoint(name for name, _ in r.changes)]
