@@ -27,7 +27,7 @@ from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Method, Plan
 from memcalc.records.prediction import RUNGS
-from memcalc.records.values import checked
+from memcalc.records.values import check_value
 
 TOP = ("defaults", "runs", "baseline")
 OWN_KEYS = ("method", "lengths", "limits")
@@ -90,7 +90,7 @@ def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
     settings, places = _settings(source, here, folder)
     method = settings.pop("method", "trace")
     with source.at(places.get("method", here)):
-        checked("method", Method, method)
+        check_value("method", Method, method)
         if method != "trace" and "command" in settings:
             raise UsageError("a command is simulated: leave method out.")
     lengths = _lengths(source, settings, places, folder)

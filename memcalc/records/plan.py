@@ -31,7 +31,7 @@ Count = Annotated[int, Meta(ge=1, le=1 << 16)]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to train and how; everything that changes a byte."""
+    """A training run or inference: every setting that changes a byte."""
 
     model: Annotated[
         Annotated[str, Meta(pattern=r"\S|^$", title="the name of a model")],
@@ -397,9 +397,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def adapters(self) -> str | None:
-        """What adapters train instead of the model, as ``lora`` says it; ``None``: there are none.
+        """The adapters that train instead of the model, written as ``lora``, or None.
 
-        On a quantized model that trains there are some unless the plan says none.
+        A quantized model that trains has adapters unless the plan says none.
         """
         if self.lora is not None:
             return None if self.lora == NO_LORA else self.lora
@@ -407,22 +407,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scheme(self) -> str | None:
-        """How linear layers are quantized; ``None``: they are not."""
+        """The scheme that quantizes linear layers, or None."""
         return None if self.quant == "none" else self.quant
 
     @property
     def name(self) -> str:
-        """What people call what is trained: the model, or the command."""
+        """The name for users: the model, or the command."""
         return self.command or self.model
 
     @property
     def half_weights(self) -> bool:
-        """Weights are kept in 16 bits."""
+        """True if weights are kept in 16 bits."""
         return not self.precision.startswith("amp-") and "16" in self.precision
 
     @property
     def infers(self) -> bool:
-        """Nothing is trained: the model runs forward, or generates."""
+        """True if nothing trains: the model runs forward, or generates."""
         return self.inference or self.generate is not None
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from memcalc import untrusted_text
 from memcalc.files.artifact import document, encode
 from memcalc.files.trace_file import pack
-from memcalc.records.fields import COMPARED, compared
+from memcalc.records.fields import COMPARED, varied_settings
 from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import SENT_SOURCE, Component, Trace
@@ -26,7 +26,7 @@ def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[B
         return answer.blocks(found) if brief else list(_single(found))
     first = predictions[0]
     return [
-        Line(rows.heading(first, compared([one.plan for one in predictions])), Kind.HEADING),
+        Line(rows.heading(first, varied_settings([one.plan for one in predictions])), Kind.HEADING),
         comparison(predictions),
         *answer.notes(first, brief=not verbose),
     ]
@@ -128,7 +128,7 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
     known = [rung for rung in RUNGS if any(getattr(p.peak, rung) is not None for p in predictions)]
     rungs = known[1:] or known
     unit = unit_for(max(getattr(p.peak, rung) or 0 for p in predictions for rung in rungs))
-    settings = compared([one.plan for one in predictions])
+    settings = varied_settings([one.plan for one in predictions])
     named = {p.fit.gpu if p.fit is not None else p.plan.gpu for p in predictions} - {None}
     column = [f"on {gpu}" for gpu in named] if len(named) == 1 else ["fits"] if named else []
     return Table(

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from memcalc.estimation.fits import growth_words, why_tight
-from memcalc.records.fields import COMPARED, compared
+from memcalc.records.fields import COMPARED, varied_settings
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import RUNGS, Fit, FitVerdict, Prediction, Span
@@ -65,7 +65,7 @@ def name_apart(plan: Plan, others: Sequence[Plan]) -> str:
     plain = ("optim", "precision", "gpu")
     return ", ".join(
         str(getattr(plan, name)) if name in plain else f"{COMPARED[name]} {getattr(plan, name)}"
-        for name in compared(others)
+        for name in varied_settings(others)
     )
 
 

@@ -24,7 +24,7 @@ from memcalc.files import shipped
 from memcalc.records import fields
 from memcalc.records.fields import FIELDS, options
 from memcalc.records.plan import Plan
-from memcalc.records.values import about, adapter, input_of
+from memcalc.records.values import about, adapter, parse_input
 
 LIMITS = "\n[runs.a.limits]\npeak = '1 GiB'\n"
 
@@ -243,8 +243,8 @@ def test_a_lora_text_says_what_peft_is_given():
 
 
 def test_an_input_is_a_name_a_type_and_a_shape():
-    assert input_of("x = float32[8, 3,224,]") == ("x", "float32", (8, 3, 224))
-    assert input_of("x=int64[]") == ("x", "int64", ())
+    assert parse_input("x = float32[8, 3,224,]") == ("x", "float32", (8, 3, 224))
+    assert parse_input("x=int64[]") == ("x", "int64", ())
 
 
 class Wider(Plan, frozen=True, kw_only=True):
@@ -257,7 +257,7 @@ class Wider(Plan, frozen=True, kw_only=True):
 
 
 def test_a_new_field_is_declared_in_one_place_only(monkeypatch, in_file):
-    for name, field in fields.declared(Wider).items():
+    for name, field in fields.declare_fields(Wider).items():
         monkeypatch.setitem(FIELDS, name, field)
     monkeypatch.setattr(memcalc.catalog.plan, "Plan", Wider)
     wanted = Wider(model="gpt2", keep="some", cards=4)
