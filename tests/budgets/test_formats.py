@@ -6,7 +6,6 @@ import pathlib
 import re
 
 import jsonschema
-import pytest
 import xmlschema
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -189,15 +188,6 @@ def test_markdown_of_a_thousand_budgets_fits_a_comment():
     assert text.count("<details>") == text.count("</details>")
 
 
-def test_a_table_has_one_line_a_budget_where_there_is_room():
-    lines = terminal(blocks(MIXED), width=80).splitlines()
-    assert len(lines) == 1 + 3 + 2 + 2 + 1
-    assert lines[0].split() == ["run", "budget", "needs", "and", "limit", "over", "by"]
-    assert lines[1].split() == ["over", "fine|tune", "optimizer_state", "300.0", ">", "200.0",
-                                "MiB", "+100.0"]  # fmt: skip
-    assert lines[-1] == "3 budgets: 1 over, 1 could not be told, 1 ok"
-
-
 def test_a_narrow_table_keeps_the_reason_of_a_failure():
     lines = terminal(blocks(report(verdict(reason="because of this"))), width=60).splitlines()
     assert "  fine|tune optimizer_state: because of this" in lines
@@ -231,10 +221,3 @@ def test_json_has_whole_bytes_and_null_for_what_is_not_known():
     assert (second["value"], second["status"]) == (None, "unknown")
     assert data["exit_code"] == 1
     assert data["counts"] == {"over": 1, "unknown": 1, "holds": 1}
-
-
-@pytest.mark.parametrize("name", ["table", "markdown", "github", "json", "junit", "sarif"])
-def test_every_format_holds_every_failure(name):
-    text = terminal(blocks(MIXED)) if name == "table" else writers(MIXED, 1)[name]()
-    assert text.count("optimizer") >= 2
-    assert text.endswith("\n")

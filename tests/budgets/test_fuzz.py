@@ -134,16 +134,17 @@ LIMITS = tables([key for key in (*KEYS, "peek") if key in USUAL or key == "peek"
 
 def dump(table: dict, name: str) -> str:
     plain = {key: value for key, value in table.items() if value != {}}
-    return f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in plain.items())
+    return f"[{name}]\n" + "".join(f"{key} = {any_toml(value)}\n" for key, value in plain.items())
 
 
-def _toml(value) -> str:
+def any_toml(value) -> str:
+    """Write any value as TOML."""
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{toml(k)} = {_toml(v)}" for k, v in value.items()) + " }"
+        return "{ " + ", ".join(f"{toml(k)} = {any_toml(v)}" for k, v in value.items()) + " }"
     if isinstance(value, list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
+        return "[" + ", ".join(any_toml(item) for item in value) + "]"
     return toml(value)
 
 

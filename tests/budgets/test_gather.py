@@ -14,10 +14,8 @@ from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation import answers as side_by_side
-from memcalc.estimation.estimate import answers
 from memcalc.files import artifact
 from memcalc.files.results import Run, save
-from memcalc.records.prediction import Prediction
 from memcalc.report import predictions
 
 
@@ -48,14 +46,6 @@ def test_a_run_that_is_not_in_the_file_is_no_run_that_holds(runs, question, tmp_
     (evidence,) = collect.look_up(runs("grad_accum = 2\n"), [tmp_path / "saved.json"])
     assert evidence.prediction is None
     assert "closest differs in grad_accum" in evidence.error
-
-
-def test_an_answer_of_another_method_is_no_answer(runs, question, tmp_path):
-    (run,) = runs()
-    (known,) = collect.estimate([run], question)
-    save(tmp_path / "saved.json", [Run(plan=run.plan, prediction=known.prediction)])
-    (evidence,) = collect.look_up([replace(run, method="trace")], [tmp_path / "saved.json"])
-    assert evidence.error
 
 
 def test_closed_forms_do_not_stand_in_for_a_trace_that_failed(runs, question, monkeypatch):
@@ -172,14 +162,6 @@ def test_a_container_with_less_room_than_the_machine_counts(monkeypatch, tmp_pat
     assert side_by_side.free_memory() > 0
 
 
-def test_two_workers_answer_in_the_order_of_the_plans():
-    names = ["distilbert-base-cased", "distilbert-base-uncased"]
-    plans = [make({"model": name, "batch": 1, "seq": 16 + n}) for n, name in enumerate(names)]
-    together = list(answers(plans, use_cache=False, workers=2))
-    assert all(isinstance(answer, Prediction) for answer in together)
-    assert [answer.plan for answer in together] == plans
-
-
 def test_each_run_is_told_as_soon_as_it_is_known_and_commands_come_last(
     runs, question, monkeypatch
 ):
@@ -195,9 +177,6 @@ def test_each_run_is_told_as_soon_as_it_is_known_and_commands_come_last(
     assert (found[0].error, found[1].error) == ("after 1", None)
 
 
-EFFORT = collect.Question(use_cache=False, workers=1)
-
-
 def runs_of(tmp_path, lines, limits='peak = { reserved = "100 GiB" }'):
     path = tmp_path / "memcalc.toml"
     path.write_text(f"[runs.a]\n{lines}\n[runs.a.limits]\n{limits}\n")
@@ -205,13 +184,13 @@ def runs_of(tmp_path, lines, limits='peak = { reserved = "100 GiB" }'):
 
 
 @pytest.mark.nightly
-def test_peaks_and_fit_are_those_of_all_batches(tmp_path, small_model):
+def test_peaks_and_fit_are_those_of_all_batches(tmp_path, small_model, question):
     (tmp_path / "lengths.txt").write_text("9\n40\n64\n")
     lines = f'model = "{small_model}"\nbatch = 2\nseq = 64\ngpu = "t4"\n'
     limits = 'peak = { reserved = "1 MiB" }\nfits = "t4"'
     plain = runs_of(tmp_path, lines, limits)
     varying = runs_of(tmp_path, f'{lines}lengths = "lengths.txt"\n', limits)
-    (alone,), (over,) = (collect.estimate(runs, EFFORT) for runs in (plain, varying))
+    (alone,), (over,) = (collect.estimate(runs, question) for runs in (plain, varying))
     drawn = over.prediction.varied.ways[0]
     assert alone.prediction.varied is None
     assert over.prediction.peak.reserved == drawn.reserved >= alone.prediction.peak.reserved
@@ -236,7 +215,7 @@ def test_lengths_that_cannot_be_replayed_are_refused_with_their_line(tmp_path, l
         runs_of(tmp_path, lines)
 
 
-def test_lengths_are_not_measured(tmp_path):
+def test_lengths_are_not_measured(tmp_path, question):
     runs = runs_of(tmp_path, 'model = "gpt2"\nlengths = "uniform:1,2"\n')
     with pytest.raises(UsageError, match="replayed, not measured"):
-        collect.measure(runs, EFFORT)
+        collect.measure(runs, question)

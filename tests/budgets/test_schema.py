@@ -38,9 +38,6 @@ BAD = [
     "limits.bytes_per_parameter = 0",
     'limits.max_growth = "fast"',
     'limits.max_growth.fits = "1%"',
-    'batch = 0\nlimits.peak = "1 B"',
-    'batch = true\nlimits.peak = "1 B"',
-    'precision = "fp8"\nlimits.peak = "1 B"',
     'bacth = 2\nlimits.peak = "1 B"',
     'method = "guess"\nlimits.peak = "1 B"',
 ]

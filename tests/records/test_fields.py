@@ -14,7 +14,6 @@ from msgspec import Meta
 
 import memcalc.catalog.plan
 from memcalc.budgets.read import read
-from memcalc.budgets.starter import toml
 from memcalc.catalog.plan import make
 from memcalc.cli.command import ALL, Command
 from memcalc.cli.options import plans_of, with_plan
@@ -25,6 +24,7 @@ from memcalc.records import fields
 from memcalc.records.fields import FIELDS, options
 from memcalc.records.plan import Plan
 from memcalc.records.values import about, adapter, parse_input
+from tests.budgets.test_fuzz import any_toml
 
 LIMITS = "\n[runs.a.limits]\npeak = '1 GiB'\n"
 
@@ -78,17 +78,6 @@ def in_file(tmp_path_factory):
             return str(error).partition(": ")[2]
 
     return of
-
-
-def written(value) -> str:
-    """Any value as TOML."""
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, list):
-        return f"[{', '.join(map(written, value))}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{toml(k)} = {written(v)}" for k, v in value.items()) + "}"
-    return toml(value)
 
 
 # No surrogates, which no file can hold, and no NUL, which no argument of a program can.
@@ -169,7 +158,7 @@ def words_for(name: str, value) -> list[str] | None:
 def test_a_setting_means_the_same_everywhere_or_is_refused_everywhere(in_file, setting):
     name, value = setting
     found = in_python({"model": "gpt2", name: value})
-    assert in_file(f'model = "gpt2"\n{name} = {written(value)}\n') == found
+    assert in_file(f'model = "gpt2"\n{name} = {any_toml(value)}\n') == found
     words = words_for(name, value)
     if words is not None and not (name == "optim" and ("," in value or value == "all")):
         assert typed(["gpt2", *words]) == found

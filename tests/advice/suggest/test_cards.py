@@ -8,9 +8,6 @@ from memcalc.advice.suggest.gpus import PIECES, _one_of_each_size, cards
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.records.prediction import FitVerdict
-from memcalc.report import suggested
-from memcalc.report.blocks import terminal
-from memcalc.report.suggested import Work
 
 WIDE = {"batch": 384, "seq": 512}
 """Logits of this batch are more than a small card has."""
@@ -56,12 +53,3 @@ def test_cards_are_those_that_pytorch_has_builds_for():
     every = list(_one_of_each_size(gpus.table()))
     assert all(gpu.capability >= (7, 5) for gpu in every)
     assert len({gpu.sold_as for gpu in gpus.table()}) >= len(every)
-
-
-@pytest.mark.nightly
-def test_the_answer_comes_first_and_ends_with_what_to_type(found):
-    text = terminal(list(suggested.blocks(found, Work())), width=80)
-    assert text.startswith("✓ fits ")
-    assert "GB (" in text.splitlines()[0]
-    assert "memcalc suggest" in text
-    assert max(map(len, text.splitlines())) <= 80

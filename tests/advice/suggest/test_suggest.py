@@ -64,13 +64,6 @@ def test_a_speed_that_nobody_published_is_not_made_up(found):
         assert (one.speed is None) == bool(one.no_speed)
 
 
-def test_the_table_names_the_verdict_the_ways_and_the_command(found):
-    text = terminal(list(suggested.blocks(found, suggested.Work())), width=80)
-    assert text.startswith("✓ fits on GTX 1650")
-    assert "memcalc estimate" in text
-    assert max(map(len, text.splitlines())) <= 80
-
-
 def test_without_a_gpu_the_question_is_refused(small_model):
     with pytest.raises(UsageError, match="Name one with --gpu"):
         memcalc.suggest(small_model, gpu=None)
