@@ -26,11 +26,26 @@ class Runs:
         self._config = config
         self._lock = threading.Lock()
         self._known: dict[tuple[Plan, tuple[Device, ...]], Judged] = {}
-        self.count = 0
-        self.assumptions: tuple[str, ...] = ()
-        """Assumptions of the last run that answered."""
-        self.uncounted: tuple[str, ...] = ()
-        """What it did not count."""
+        self.last: Judged | None = None
+        """The last run that answered."""
+
+    @property
+    def count(self) -> int:
+        """The number of runs."""
+        return len(self._known)
+
+    def judge(self, plan: Plan, devices: tuple[Device, ...]) -> Judged:
+        """Tell whether a plan fits each of these devices, all with the kernels of the plan's GPU.
+
+        Raises:
+            MemcalcError: it could not be estimated.
+        """
+        found = self._known.get((plan, devices))
+        if found is None:
+            found = self.answers.judge(plan, devices)
+            with self._lock:
+                self.last = self._known[plan, devices] = found
+        return found
 
     def probe(self, plan: Plan, device: Device) -> Probe:
         """Tell whether a plan fits a device.
@@ -50,27 +65,22 @@ class Runs:
         Raises:
             MemcalcError: one could not be estimated.
         """
-        found: dict[int, Probe] = {}
+        found: dict[Plan, Probe] = {}
         too_large: list[tuple[Plan, Probe]] = []
 
-        def one(index: int) -> None:
-            plan = plans[index]
+        def probe_one(plan: Plan) -> None:
             for other, probe in list(too_large):
                 if plan.batch >= other.batch and (plan.seq or 0) >= (other.seq or 0):
-                    found[index] = Probe(
-                        batch=plan.batch,
-                        seq=plan.seq,
-                        fit=replace(probe.fit, metric="allocated", needed_high=None, retries=0),
-                    )
+                    fit = replace(probe.fit, metric="allocated", needed_high=None, retries=0)
+                    found[plan] = Probe(batch=plan.batch, seq=plan.seq, fit=fit)
                     return
-            found[index] = self.probe(plan, device)
-            if found[index].fit.verdict is FitVerdict.DOES_NOT_FIT:
-                too_large.append((plan, found[index]))
+            found[plan] = self.probe(plan, device)
+            if found[plan].fit.verdict is FitVerdict.DOES_NOT_FIT:
+                too_large.append((plan, found[plan]))
 
-        order = sorted(range(len(plans)), key=lambda n: plans[n].batch * (plans[n].seq or 1))
-        for _ in self.answers.side_by_side(one, order):
-            pass
-        return [found[index] for index in range(len(plans))]
+        by_size = sorted(plans, key=lambda plan: plan.batch * (plan.seq or 1))
+        list(self.answers.side_by_side(probe_one, by_size))
+        return [found[plan] for plan in plans]
 
     def longest(self, plan: Plan) -> int | None:
         """Return the longest sequence the model takes, or None if no limit is known."""
@@ -78,20 +88,3 @@ class Runs:
             return None
         named = positions.lengths(self._config).longest
         return named - (plan.generate or 1) + 1 if named is not None else None
-
-    def judge(self, plan: Plan, devices: tuple[Device, ...]) -> Judged:
-        """Tell whether a plan fits each of these devices, all with the kernels of the plan's GPU.
-
-        Raises:
-            MemcalcError: it could not be estimated.
-        """
-        with self._lock:
-            known = self._known.get((plan, devices))
-        if known is not None:
-            return known
-        answer = self.answers.judge(plan, devices)
-        with self._lock:
-            self.count += 1
-            self.assumptions, self.uncounted = answer.assumptions, answer.uncounted
-            self._known[plan, devices] = answer
-        return answer

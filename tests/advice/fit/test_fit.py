@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 import memcalc
 from memcalc.advice.fit.devices import _try_layouts
-from memcalc.advice.fit.fit import answer, multiple, with_advice
+from memcalc.advice.fit.fit import answer
+from memcalc.advice.fit.limits import multiple, with_advice
 from memcalc.advice.fit.records import Limit, Probe
 from memcalc.catalog import gpus, models
 from memcalc.catalog.gpus import ARCHITECTURES
