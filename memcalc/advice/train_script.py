@@ -4,7 +4,6 @@ The script runs on a GPU as it is, and simulating it takes the plan's memory: so
 checked on a card. A setting that the template cannot express is an error that names it.
 """
 
-from pathlib import Path
 from typing import Any
 
 from memcalc import registry
@@ -15,6 +14,7 @@ from memcalc.catalog.positions import lengths
 from memcalc.catalog.quantised import BITSANDBYTES
 from memcalc.dialects import trainer
 from memcalc.errors import UsageError
+from memcalc.files import templates
 from memcalc.records.plan import Plan
 from memcalc.registry.build_arguments import LEARNING_RATE, arguments_of
 from memcalc.version import installed
@@ -65,20 +65,10 @@ def write(plan: Plan) -> str:
     Raises:
         UsageError: no script expresses a setting of the plan.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     source = models.find(plan.model)
     head = tasks.choose(source, plan.task)
     _check(plan, source, head)
-    found = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    found.filters["literal"] = _literal
-    return found.get_template("train.py.j2").render(_context(plan, source, head))
+    return templates.render("train.py.j2", {"literal": _literal}, **_context(plan, source, head))
 
 
 def _check(plan: Plan, source: ModelSource, head: Head) -> None:

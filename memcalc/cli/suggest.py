@@ -95,10 +95,10 @@ def command(
         )
     best = found.fitting[0].figures if found.fitting else None
     if program is not None and best is not None:
-        from memcalc.advice.suggest.snippets import is_of, snippet
+        from memcalc.advice.suggest.snippets import is_written_for, snippet
 
         own = recipe_of(settings)
-        if own is not None and is_of(program, own):
+        if own is not None and is_written_for(program, own):
             write_recipe(own, best.plan, output)
         else:
             put(snippet(best.plan, program), output)
