@@ -40,7 +40,10 @@ def check(files: Sequence[BudgetFile], question: Question) -> tuple[Report, list
     versions = baseline.find_versions(evidence)
     verdicts: list[Verdict] = []
     warnings = list(dict.fromkeys(each.doubt for each in evidence if each.doubt))
-    notes = [*_decimal_sizes(runs), *_measured_on(evidence)]
+    notes = _decimal_sizes(runs)
+    for device in dict.fromkeys(e.measurement.device for e in evidence if e.measurement):
+        on_cpu = "the CPU: the figures are of PyTorch's CPU allocator"
+        notes.append(f"measured on {on_cpu if device == 'cpu' else device}")
     if not question.saved and question.device is None:
         notes += dict.fromkeys(note for run in runs for note in shell_notes(run.plan))
     at = 0
@@ -123,15 +126,6 @@ def _decimal_sizes(runs: Sequence[BudgetedRun]) -> list[str]:
             if one.bytes is not None and one.is_decimal
         )
     )
-
-
-def _measured_on(evidence: Sequence[Evidence]) -> list[str]:
-    return [
-        "measured on the CPU: the figures are of PyTorch's CPU allocator"
-        if device == "cpu"
-        else f"measured on {device}"
-        for device in {e.measurement.device: None for e in evidence if e.measurement is not None}
-    ]
 
 
 def _warnings(

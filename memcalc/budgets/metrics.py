@@ -92,19 +92,13 @@ def _look_up_measurement(measurement: Measurement, metric: str) -> Figure:
     elif metric == "peak.process_used":
         value = measurement.process_used
     elif metric in _RUNGS:
-        value = _peak(measurement, metric.removeprefix("peak."))
+        on_cpu = measurement.device == "cpu"
+        # PyTorch's CPU allocator gives what is requested, and reserves nothing.
+        rung = "requested" if on_cpu else metric.removeprefix("peak.")
+        if not on_cpu or metric != "peak.reserved":
+            value = steady_peak(measurement, rung)
     if value is None:
         missing = f"the measurement does not include {metric.replace('_', ' ')}"
         reason = measurement.unknown.get(metric.removeprefix("peak."), missing)
         return Figure(bytes=None, source="measured", reason=reason)
     return Figure(bytes=value, source="measured")
-
-
-def _peak(measurement: Measurement, rung: str) -> int | None:
-    """Return the highest level of the steady step."""
-    if measurement.device == "cpu":
-        if rung == "reserved":
-            return None
-        # PyTorch's CPU allocator gives what is requested.
-        rung = "requested"
-    return steady_peak(measurement, rung)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.records import Change, Figures, Goal, Remedy, Search, figures
+from memcalc.advice.remedies.records import Change, Figures, Goal, Search, figures
 from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
 from memcalc.budgets import metrics
@@ -100,7 +100,9 @@ def _clause(found: Search, size_of: Callable[[Figures], int | None], now: int | 
     """Return the changes that keep the budget, or how near the nearest ones come."""
     best = found.best
     if best is not None and best.figures is not None:
-        changes = "; ".join(map(_with_cost, best.remedies))
+        changes = "; ".join(
+            f"{', '.join(map(_written, one.changes))} (cost: {one.cost})" for one in best.remedies
+        )
         size = size_of(best.figures)
         to = f" to {format_mib(size)}" if size is not None else ""
         return f"in the file this brings it{to}: {changes}"
@@ -110,11 +112,6 @@ def _clause(found: Search, size_of: Callable[[Figures], int | None], now: int | 
     if nearest is None or (now is not None and known[nearest] >= now):
         return "none of the known changes helps"
     return f"no change is enough; {', '.join(map(str, nearest))}: {format_mib(known[nearest])}"
-
-
-def _with_cost(remedy: Remedy) -> str:
-    """Write one remedy as lines of a budget file, with its cost."""
-    return f"{', '.join(map(_written, remedy.changes))} (cost: {remedy.cost})"
 
 
 def _written(change: Change) -> str:

@@ -4,8 +4,12 @@ A setting is a value in a file or in Python, and a text on the command line. Eit
 against the declared type, so a refusal has the same words everywhere.
 """
 
+import ast
+import inspect
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -129,13 +133,29 @@ def changed_settings(plan: Plan) -> dict[str, Any]:
 def declare_fields(kind: type[Plan]) -> dict[str, Field]:
     """Return the declarations of a class's own fields, by name and in order."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    words = _field_docs(kind)
     return {
-        name: _field(name, annotation, defaults[name])
+        name: _field(name, words.get(name, ""), annotation, defaults[name])
         for name, annotation in kind.__annotations__.items()
     }
 
 
-def _field(name: str, annotation: Any, default: Any) -> Field:
+def _field_docs(kind: type[Plan]) -> dict[str, str]:
+    """Return the docstring below each field of a class; empty without its source."""
+    try:
+        module = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
+    except OSError:
+        return {}
+    classes = {one.name: one for one in module.body if isinstance(one, ast.ClassDef)}
+    return {
+        field.target.id: inspect.cleandoc(str(doc.value.value)).replace("\n", " ")
+        for field, doc in pairwise(classes[kind.__name__].body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant)
+    }
+
+
+def _field(name: str, words: str, annotation: Any, default: Any) -> Field:
     kind, *metas = get_args(annotation)
     about = next(meta for meta in metas if meta.extra is not None)
     limits = [meta for meta in metas if meta is not about]
@@ -147,7 +167,7 @@ def _field(name: str, annotation: Any, default: Any) -> Field:
         type=_setting_type(Annotated[(kind, *limits)] if limits else kind),
         default=default,
         group=about.extra["group"],
-        words=about.description,
+        words=words,
         otherwise=about.extra["otherwise"] or ("yes" if default is True else str(named)),
         option=name.replace("_", "-") if about.extra["option"] == "" else about.extra["option"],
         typed=" ".join(filter(None, (about.extra["typed"], again))),

@@ -89,13 +89,9 @@ def parse_typed(name: str, kind: Any, text: str) -> Any:
     Raises:
         SettingError: it is not understood.
     """
-    numbers = any(plain(part) in (int, float) for part in _parts(kind))
+    parts = get_args(kind) if get_origin(kind) is Union else (kind,)
+    numbers = any(plain(part) in (int, float) for part in parts)
     return check_value(name, kind, scalar(text) if numbers else text)
-
-
-def _parts(kind: Any) -> tuple[Any, ...]:
-    """Return the types that a value may have."""
-    return get_args(kind) if get_origin(kind) is Union else (kind,)
 
 
 def check_value(name: str, kind: Any, value: Any) -> Any:
@@ -162,12 +158,9 @@ def whole(pattern: str) -> str:
     return rf"^(?:{pattern})$(?!\n)"
 
 
-def about(
-    group: str, words: str, *, otherwise: str = "", option: str | None = "", typed: str = ""
-) -> Meta:
+def about(group: str, *, otherwise: str = "", option: str | None = "", typed: str = "") -> Meta:
     """Return the help of a field; ``option`` is ``None`` where only some verbs take it."""
-    extra = {"group": group, "otherwise": otherwise, "option": option, "typed": typed}
-    return Meta(description=words, extra=extra)
+    return Meta(extra={"group": group, "otherwise": otherwise, "option": option, "typed": typed})
 
 
 Text = Annotated[str, Meta(pattern=r"\S", title="a text that is not empty")]

@@ -81,7 +81,9 @@ def _limit(limit: Limit, answer: FitAnswer) -> list[str]:
     if limit.best is None or best is None:
         tried = limit.value(limit.above) or limit.step
         none = "none, not even" if limit.exact else "not known yet:"
-        return [f"largest {what}{other}: {none} {tried} fits{_tight(limit)}"]
+        tight = limit.value(limit.perhaps)
+        rest = f" for sure; {tight} is tight" if tight is not None else ""
+        return [f"largest {what}{other}: {none} {tried} fits{rest}"]
     spare = format_bytes(limit.best.fit.least_margin)
     least = "" if limit.exact else "at least "
     lines = [f"largest {what}{other}: {least}{best} with {spare} to spare{_next_size(limit)}"]
@@ -96,20 +98,12 @@ def _next_size(limit: Limit) -> str:
         above, perhaps = limit.value(limit.above), limit.value(limit.perhaps)
         if perhaps is not None and perhaps != above:
             return f"; {above} and {perhaps} are tight"
-        return f"; {above} {_verb(limit.above)}"
+        verdict = limit.above.fit.verdict
+        is_tight = verdict is FitVerdict.TIGHT
+        return f"; {above} {'is tight' if is_tight else verdict.value}"
     if limit.reason:
         return f"; the next cannot be run: {limit.reason}"
     return "; that is the model's maximum" if limit.exact else ""
-
-
-def _tight(limit: Limit) -> str:
-    perhaps = limit.value(limit.perhaps)
-    return f" for sure; {perhaps} is tight" if perhaps is not None else ""
-
-
-def _verb(probe: Probe) -> str:
-    verdict = probe.fit.verdict
-    return "is tight" if verdict is FitVerdict.TIGHT else verdict.value
 
 
 def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:

@@ -27,7 +27,8 @@ def blocks(found: OomText) -> Iterator[Block]:
     yield _holders(found)
     yield Line(f"why: {_why(found)}")
     yield Line("next: what needs less", Kind.SECTION)
-    cards = _cards(found)
+    near = _ALIKE * found.total
+    cards = [one.name for one in gpus.table() if abs(one.memory - found.total) <= near]
     name = cards[0] if len(cards) == 1 else "NAME"
     yield from (Line(f"  {command}", Kind.COMMAND) for command in _commands(found, name))
     if len(cards) > 1:
@@ -84,9 +85,3 @@ def _commands(found: OomText, gpu: str) -> Iterator[str]:
     script = shlex.quote(found.script) if found.script is not None else "train.py"
     gpu = shlex.quote(gpu)
     yield f"memcalc simulate --gpu {gpu} -o run.json -- python {script} ; memcalc explain run.json"
-
-
-def _cards(found: OomText) -> list[str]:
-    """Return the names of GPUs that have as much memory as the message says."""
-    near = _ALIKE * found.total
-    return [one.name for one in gpus.table() if abs(one.memory - found.total) <= near]

@@ -146,13 +146,6 @@ def test_3_when_the_models_code_ends_its_process(memcalc, tmp_path, ending, plac
     assert "exit" in done.stdout
 
 
-def test_exit_zero_reports_what_is_over_and_passes(memcalc, repository):
-    repository('weights = "1 MiB"')
-    done = memcalc("check", "--exit-zero")
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[1].startswith(" over")
-
-
 def test_files_are_written_beside_what_is_printed(memcalc, repository):
     folder = repository('weights = "200 MiB"')
     done = memcalc("check", "-o", "a.md", "-o", "b.xml", "-o", "c.sarif", "-o", "d.json")
@@ -171,12 +164,6 @@ def test_github_writes_the_step_summary(memcalc, repository):
     unwritable = memcalc("check", "-f", "github", GITHUB_STEP_SUMMARY=str(folder))
     assert unwritable.returncode == 1
     assert "step summary" in unwritable.stderr
-
-
-def test_quiet_says_nothing_when_all_holds(memcalc, repository):
-    repository()
-    done = memcalc("check", "--quiet")
-    assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.parametrize(("environment", "painted"), [({}, True), ({"NO_COLOR": "1"}, False)])

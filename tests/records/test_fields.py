@@ -239,10 +239,10 @@ def test_an_input_is_a_name_a_type_and_a_shape():
 class Wider(Plan, frozen=True, kw_only=True):
     """A plan with one field more, declared as all are."""
 
-    keep: Annotated[Literal["all", "some"], about("Loop", "Outputs to keep.")] = "all"
-    cards: Annotated[
-        Annotated[int, Meta(ge=1, le=8)] | None, about("GPU", "GPUs.", otherwise="one")
-    ] = None
+    keep: Annotated[Literal["all", "some"], about("Loop")] = "all"
+    """Outputs to keep."""
+    cards: Annotated[Annotated[int, Meta(ge=1, le=8)] | None, about("GPU", otherwise="one")] = None
+    """GPUs."""
 
 
 def test_a_new_field_is_declared_in_one_place_only(monkeypatch, in_file):

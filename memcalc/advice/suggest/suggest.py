@@ -100,8 +100,7 @@ class Growing:
         """Add each suggestion as soon as it is known, and show all."""
         for one in found:
             self.found.append(one)
-            # More GPUs come after the way itself, remedies after the plan without.
-            self.found.sort(key=lambda one: (self._position(one.way), len(one.remedies) > 0))
+            self.found.sort(key=self._sort_key)
             self._seen(self._ordered())
 
     def of_way(self, way: Remedy) -> Suggestion:
@@ -118,8 +117,10 @@ class Growing:
             raise UsageError(self.found[0].error or "Nothing can be tried.")
         return self._ordered()
 
-    def _position(self, way: Remedy) -> tuple[int, str]:
-        return self._order.index(way.key.partition(" x ")[0]), way.key
+    def _sort_key(self, one: Suggestion) -> tuple[int, str, bool]:
+        # More GPUs come after the way itself, remedies after the plan without.
+        key = one.way.key
+        return self._order.index(key.partition(" x ")[0]), key, len(one.remedies) > 0
 
     def _ordered(self) -> Suggestions:
         found = self.found

@@ -13,7 +13,6 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-import memcalc
 from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.explain import chapter, chapter_of_saved
 from memcalc.advice.explain.timeline import save_predicted_snapshot, timeline
@@ -227,10 +226,6 @@ def test_a_notebook_shows_tables_and_a_picture(traced, explained):
 
 def test_a_prediction_draws_itself_and_names_its_parts(traced):
     assert "activations" in traced.prediction.plot().axes[0].get_legend_handles_labels()[1]
-
-
-def test_the_api_can_be_looked_through():
-    assert {"estimate", "explain", "fit", "suggest", "simulate"} <= set(dir(memcalc))
 
 
 def test_a_saved_estimate_gets_its_timeline_back_or_says_why_not(traced, cached, monkeypatch):

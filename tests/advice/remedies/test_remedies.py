@@ -10,11 +10,9 @@ from memcalc.advice.remedies.records import Figures, Remedy, Search, Trial, limi
 from memcalc.advice.remedies.search import candidates, search, stages
 from memcalc.advice.remedies.trials import apply
 from memcalc.catalog.plan import make
-from memcalc.errors import UsageError
 from memcalc.estimation.analytic import least
 from memcalc.estimation.estimate import answers
 from memcalc.files import artifact
-from memcalc.records.fields import options as typed
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak
 from memcalc.records.trace import Phase
@@ -65,29 +63,6 @@ def test_an_explanation_reads_back_from_its_file(explained):
     data = json.loads(saved.as_json(explained))
     assert artifact.decode(Explanation, data) == explained
     assert sum(group["bytes"] for group in data["peak"]["groups"]) == data["peak"]["requested"]
-
-
-def test_the_typed_command_says_the_same_plan(memcalc, explained):
-    from memcalc.cli import explain
-
-    seen = []
-
-    def catch(plan, **wishes):
-        seen.append(plan)
-        raise UsageError("seen")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(explain, "explain_plan", catch)
-        for option in explained.trials:
-            plan = option.figures.plan
-            memcalc("explain", *_words(typed(plan)))
-            assert seen.pop() == plan
-
-
-def _words(text):
-    import shlex
-
-    return shlex.split(text)
 
 
 def offered(**settings):

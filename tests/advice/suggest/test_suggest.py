@@ -267,16 +267,6 @@ def arguments_told(settings):
     return [args.fsdp, args.fsdp_config["version"], args.per_device_train_batch_size]
 
 
-def test_axolotl_is_told_of_four_bits_and_shards():
-    plan = make({"model": MODEL, "preset": "qlora"})
-    known = yaml.safe_load(snippet(plan, "axolotl"))
-    assert (known["adapter"], known["load_in_4bit"], known["lora_r"]) == ("qlora", True, 16)
-    plan = make({"model": MODEL, "devices": 8, "parallel": "fsdp2", "lora": "r=8,target=c_attn"})
-    known = yaml.safe_load(snippet(plan, "axolotl"))
-    assert known["fsdp_version"] == 2
-    assert known["lora_target_modules"] == ["c_attn"]
-
-
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_a_program_has_no_word_for_is_a_comment(program):
     plan = make(
