@@ -89,24 +89,16 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     """The same phase in the first step, where optimizer state may not exist yet."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A named part of a span."""
-
-    name: str
-    low: int
-    likely: int | None
-    high: int
-    source: str
-
-
 class Span(msgspec.Struct, frozen=True, kw_only=True):
     """A figure known only within limits."""
 
+    name: str = ""
+    """The name of a part; empty: it is a whole."""
     low: int
-    likely: int | None
+    likely: int | None = None
     high: int
     source: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple["Span", ...] = ()
     """Its parts; the ends of parts that were read together do not add up."""
 
 
