@@ -78,30 +78,23 @@ def hero(prediction: Prediction) -> Hero:
     )
 
 
-def _components(prediction: Prediction, whole: int) -> Iterator[Part]:
-    for name in STYLES:
-        size = prediction.components.get(name)
-        if size:
-            text = f"{STYLES[name].words} {format_bytes(size)}"
-            yield 100 * size / whole, STYLES[name].color, text
-
-
 def _parts(prediction: Prediction) -> tuple[Part, ...]:
+    """Return the stretches of the card: components, the allocator's cache, the context, free."""
     peak = prediction.peak
     reserved = peak.requested if peak.reserved is None else peak.reserved
     used = reserved if peak.process_used is None else peak.process_used
     top = max(used, prediction.fit.limit) if prediction.fit is not None else used
-    held = (
+    found = [(one.words, prediction.components.get(c, 0), one.color) for c, one in STYLES.items()]
+    found += [
         ("kept by the allocator", reserved - peak.requested, _CACHED),
         ("CUDA context and libraries", used - reserved, _OUTSIDE),
         ("free", top - used, _FREE),
-    )
-    more = (
-        (100 * size / max(top, 1), color, f"{name} {format_bytes(size)}")
-        for name, size, color in held
+    ]
+    return tuple(
+        (100 * size / max(top, 1), color, f"{words} {format_bytes(size)}")
+        for words, size, color in found
         if size
     )
-    return (*_components(prediction, max(top, 1)), *more)
 
 
 _TOP = 25
