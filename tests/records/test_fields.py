@@ -14,6 +14,7 @@ from msgspec import Meta
 
 import memcalc.catalog.plan
 from memcalc.budgets.read import read
+from memcalc.budgets.starter import toml
 from memcalc.catalog.plan import make
 from memcalc.cli.command import ALL, Command
 from memcalc.cli.options import plans_of, with_plan
@@ -24,7 +25,6 @@ from memcalc.records import fields
 from memcalc.records.fields import FIELDS, options
 from memcalc.records.plan import Plan
 from memcalc.records.values import about, adapter, parse_input
-from tests.budgets.test_fuzz import any_toml
 
 LIMITS = "\n[runs.a.limits]\npeak = '1 GiB'\n"
 
@@ -78,6 +78,17 @@ def in_file(tmp_path_factory):
             return str(error).partition(": ")[2]
 
     return of
+
+
+def any_toml(value) -> str:
+    """Write any value as TOML."""
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{toml(k)} = {any_toml(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(any_toml(item) for item in value) + "]"
+    return toml(value)
 
 
 # No surrogates, which no file can hold, and no NUL, which no argument of a program can.

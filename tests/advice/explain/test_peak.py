@@ -73,12 +73,8 @@ def made(draw):
     )  # fmt: skip
 
 
-def naive(trace):
-    """Levels by component after each event, the slow way: everything alive is added up again."""
-    return by_component(trace, trace.events)
-
-
 def by_component(trace, events):
+    """Levels by component after each event, the slow way: everything alive is added up again."""
     for index in range(len(events)):
         alive = set()
         for event in events[: index + 1]:
@@ -92,7 +88,7 @@ def by_component(trace, events):
 
 @given(made(), st.none() | st.integers(1, 3))
 def test_the_groups_sum_to_the_highest_level_of_their_phase(trace, depth):
-    levels = [sum(level.values()) for level in naive(trace)]
+    levels = [sum(level.values()) for level in by_component(trace, trace.events)]
     found = moments(trace, PLAN, depth=depth)
     marks = [*trace.marks, Mark(index=len(trace.events), phase=Phase.EVAL, step=9)]
     for mark, following in pairwise(marks):
