@@ -85,7 +85,7 @@ def snippet(plan: Plan, program: str) -> str:
         command=known.command,
         plan=plan,
         settings=settings,
-        yaml=edit.dump(settings),
+        yaml="" if program == "trainer" else edit.dump(settings),
         lora=lora_config(plan.lora) if plan.lora is not None else "",
         torchao=TORCHAO.get(plan.scheme or ""),
         bitsandbytes=bitsandbytes_arguments(plan) if by_bitsandbytes and not quantized else [],
