@@ -119,8 +119,7 @@ def _over_stub(script: Path) -> tuple[str, dict[str, Any] | None]:
 
 
 def _peaks(saved: dict[str, Any]) -> dict[str, Any]:
-    phases = saved["phases"].values()
-    peaks = {rung: max(phase[f"peak_{rung}"] for phase in phases) for rung in RUNGS}
+    peaks = {rung: max(phase[rung] for phase in saved["phases"]) for rung in RUNGS}
     return {"peaks": peaks, "torch": saved["versions"]["torch"]}
 
 

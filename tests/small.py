@@ -5,7 +5,7 @@ import json
 import pytest
 
 from memcalc.advice.explain.explain import explain
-from memcalc.advice.remedies.records import figures, needed
+from memcalc.advice.remedies.records import figures
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.estimation.answers import Answers
@@ -43,6 +43,6 @@ def traced(small_model, settings, once):
 def explained(small_model, settings, traced, once):
     """With a search for a plan that reserves a third less."""
     before = figures(traced.prediction)
-    limit = needed(before) - before.peak.reserved // 3
+    limit = before.needed - before.peak.reserved // 3
     with once("explained"):
         return explain(small_model, under=limit, **settings)

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 
 from memcalc import untrusted_text
 from memcalc.advice.explain.explain import Chapter, explain
-from memcalc.advice.remedies.records import Option, Remedy, Search, Trial
-from memcalc.budgets.formats import writers
+from memcalc.advice.remedies.records import Remedy, Search, Trial
 from memcalc.budgets.records import Amount, Budget, Report, Rule, Status, Verdict, Where
 from memcalc.files.results import Run
 from memcalc.records.measurement import Measurement
 from memcalc.report import checked, explained, measured, page, plots, predictions, saved
 from memcalc.report.blocks import markdown, terminal
+from memcalc.report.check_formats import writers
 from memcalc.report.page import Document
 
 HOSTILE = (
@@ -138,10 +138,10 @@ def told(small_model, settings, cached, traced):
     """An explanation with a remedy that was tried, and one that failed."""
     base = explain(small_model, remedies=False, **settings)
     remedy = Remedy(key="a", title="a", changes=(), cost="a", source="a", rank=0)
-    tried = Option(remedy=remedy, trial=Trial(remedies=("a",), figures=base.figures))
-    failed = Option(remedy=remedy, trial=Trial(remedies=("a",), figures=None, error="a"))
-    found = Search(limit=1, rung="reserved", trials=(tried.trial,), best=tried.trial)
-    return replace(base, options=(tried, failed), search=found)
+    tried = Trial(remedies=(remedy,), figures=base.figures)
+    failed = Trial(remedies=(remedy,), error="a")
+    found = Search(limit=1, rung="reserved", trials=(tried,), best=tried)
+    return replace(base, trials=(tried, failed), search=found)
 
 
 TAGS = {
@@ -166,11 +166,14 @@ def _explanation(base, text):
         base,
         prediction=_prediction(base.prediction, text),
         peak=replace(base.peak, groups=groups),
-        options=tuple(
+        trials=tuple(
             replace(
-                o, remedy=replace(o.remedy, title=text, cost=text, source=text, key=text or "k")
+                one,
+                remedies=(
+                    replace(one.remedy, title=text, cost=text, source=text, key=text or "k"),
+                ),
             )
-            for o in base.options[:3]
+            for one in base.trials[:3]
         ),
     )
 

@@ -22,40 +22,40 @@ from memcalc.workload import layouts
 class Watcher(Protocol):
     """An observer of the runs."""
 
-    def begins(self, plan: Plan, number: int, count: int) -> None:
-        """A run starts."""
+    def begin(self, plan: Plan, number: int, count: int) -> None:
+        """Notice that a run starts."""
         ...
 
-    def said(self, reading: PhaseReading) -> None:
-        """A phase of the run has ended."""
+    def see_phase(self, reading: PhaseReading) -> None:
+        """Notice that a phase of the run has ended."""
         ...
 
-    def ended(self, run: Run) -> None:
-        """A run has ended."""
+    def end(self, run: Run) -> None:
+        """Notice that a run has ended."""
         ...
 
     def busy(self, what: str) -> None:
-        """Something else takes time now."""
+        """Notice that something else takes time now."""
         ...
 
     def note(self, text: str) -> None:
-        """Something that a person should know."""
+        """Show a text to the user."""
         ...
 
 
 def measure_all(requests: Sequence[Request], watcher: Watcher) -> Generator[Run, None, None]:
-    """Measure runs, each in a child process of its own; one that fails is an error in its run.
+    """Measure runs, each in a new child process; a failure is an error in its run.
 
-    Where the first on a GPU finds none, no other is begun.
+    If the first run on a GPU finds no GPU, no other is begun.
     """
     with Runner() as runner:
         missing = False
         for number, request in enumerate(requests):
             if missing and request.device == "cuda":
                 continue
-            watcher.begins(request.plan, number, len(requests))
+            watcher.begin(request.plan, number, len(requests))
             run = _measure(runner, request, watcher)
-            watcher.ended(run)
+            watcher.end(run)
             missing = missing or run.error == NO_GPU
             yield run
 
@@ -66,8 +66,8 @@ def _measure(runner: Runner, request: Request, watcher: Watcher) -> Run:
         check(plan)
         world = layouts.spread(plan).world
         if world > 1:
-            return group.measure(runner, request, world, watcher.said)
-        return Run(plan=plan, measurement=runner.measure(request, watcher.said))
+            return group.measure(runner, request, world, watcher.see_phase)
+        return Run(plan=plan, measurement=runner.measure(request, watcher.see_phase))
     except MemcalcError as error:
         return Run(plan=plan, error=str(error))
 
@@ -84,7 +84,7 @@ def estimate_all(
     parts, asked = [], []
     for number, whole in enumerate(runs):
         for place, run in enumerate(whole.ranks or (whole,)):
-            plan = _wanted(run, watcher, whole.plan in typed)
+            plan = _plan_to_estimate(run, watcher, whole.plan in typed)
             if plan is not None:
                 parts.append((number, place))
                 asked.append(plan)
@@ -99,8 +99,8 @@ def estimate_all(
             yield number, found[number]
 
 
-def _wanted(run: Run, watcher: Watcher, typed: bool) -> Plan | None:
-    """The plan whose estimate belongs beside a run; ``None``: none does."""
+def _plan_to_estimate(run: Run, watcher: Watcher, typed: bool) -> Plan | None:
+    """Return the plan whose estimate belongs beside a run, or None."""
     if run.measurement is None or run.prediction is not None:
         return None
     measured, plan = run.measurement, run.measurement.plan
@@ -121,7 +121,7 @@ def _wanted(run: Run, watcher: Watcher, typed: bool) -> Plan | None:
 
 
 def _with_estimate(run: Run, place: int, answer: Prediction) -> Run:
-    """The run with the estimate of itself, or of one of its ranks."""
+    """Return the run with the estimate of itself, or of one of its ranks."""
     if not run.ranks:
         return replace(run, prediction=answer)
     ranks = list(run.ranks)

@@ -12,7 +12,7 @@ from memcalc.records.trace import Component, Phase
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure, predicted and measured, in bytes."""
+    """A figure, predicted and measured, in bytes."""
 
     name: str
     predicted: int
@@ -20,19 +20,19 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error(self) -> int:
-        """Predicted less measured."""
+        """The predicted bytes less the measured."""
         return self.predicted - self.measured
 
     @property
     def relative(self) -> float | None:
-        """Of the measured; ``None`` where nothing was measured."""
+        """The error as a share of the measured, or None where nothing was measured."""
         return self.error / self.measured if self.measured else None
 
 
 def compare(prediction: Prediction, measurement: Measurement) -> list[Difference]:
-    """Every figure that both have, the largest error first.
+    """Compare every figure that both have, the largest error first.
 
-    A run that ended out of memory has no steady step; only what it reached is compared.
+    A run that ended out of memory has no steady step; only its earlier figures are compared.
     """
     pairs = [
         *_state(prediction, measurement),
@@ -57,7 +57,7 @@ Pair = tuple[str, int | None, int | None]
 
 
 def _weights(prediction: Prediction) -> int | None:
-    """Of all parameters, where the peak finds them loaded; a quantized one's constants are none."""
+    """Return the bytes of all parameters at the peak, without constants of quantized ones."""
     if prediction.peak.phase in (Phase.LOAD, Phase.PREPARE) and prediction.plan.scheme is not None:
         return None
     held = prediction.components
@@ -90,7 +90,7 @@ def _phases(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
 
 
 def pairs(runs: Sequence[Run], rung: str = "allocated") -> list[tuple[str, Difference]]:
-    """The peaks of runs that have both an estimate and a measurement, by name."""
+    """Return the peaks of runs that have both an estimate and a measurement, by name."""
     found = []
     for run in runs:
         if run.prediction is not None and run.measurement is not None:
@@ -101,7 +101,7 @@ def pairs(runs: Sequence[Run], rung: str = "allocated") -> list[tuple[str, Diffe
 
 
 def peak(prediction: Prediction, measurement: Measurement, rung: str) -> Difference | None:
-    """The peak of a run on one rung."""
+    """Compare the peak of a run on one rung."""
     measured = steady_peak(measurement, rung)
     predicted = [getattr(phase, rung) for phase in prediction.phases]
     if measured is None or any(value is None for value in predicted):

@@ -1,24 +1,28 @@
-"""Writes a plan as the training script that it stands for, as a person would write it.
+"""Writes a plan as a training script, as a person would write it; the text is a template.
 
-The script runs on a GPU as it is, and simulating it takes what the plan takes: that is how an
-estimate is checked on a card. A setting that no script here expresses is an error that names it.
+The script runs on a GPU as it is, and simulating it takes the plan's memory: so an estimate is
+checked on a card. A setting that the template cannot express is an error that names it.
 """
 
-from __future__ import annotations
+from typing import Any
 
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
-
-from memcalc.advice.script_loops import Loops
+from memcalc import registry
 from memcalc.advice.suggest.snippets import bitsandbytes_arguments, lora_config
 from memcalc.catalog import models
 from memcalc.catalog.models import ModelSource
+from memcalc.catalog.positions import lengths
 from memcalc.catalog.quantised import BITSANDBYTES
+from memcalc.dialects import trainer
 from memcalc.errors import UsageError
+from memcalc.files import templates
 from memcalc.records.plan import Plan
-from memcalc.workload import layouts, tasks
+from memcalc.registry.build_arguments import LEARNING_RATE, arguments_of
+from memcalc.version import installed
+from memcalc.workload import layouts, loops, tasks
 from memcalc.workload.tasks import Head
 
+STEPS = 4
+"""Optimizer steps of a script: state is made in the first, and all that follow are alike."""
 _TASKS = (
     *("causal-lm", "image-classification", "masked-lm", "question-answering", "seq2seq-lm"),
     *("sequence-classification", "token-classification"),
@@ -43,6 +47,16 @@ _LEFT_OUT: dict[str, str] = {
     "beams": "--beams",
 }
 """Fields of a plan that no script expresses, with their options."""
+_DTYPES = {
+    "fp32": ("float32", ""),
+    "tf32": ("float32", ""),
+    "amp-fp16": ("float32", "float16"),
+    "amp-bf16": ("float32", "bfloat16"),
+    "bf16+amp": ("bfloat16", "bfloat16"),
+    "bf16": ("bfloat16", ""),
+    "fp16": ("float16", ""),
+}
+"""Types of the weights and of autocast, empty: none."""
 
 
 def write(plan: Plan) -> str:
@@ -54,19 +68,7 @@ def write(plan: Plan) -> str:
     source = models.find(plan.model)
     head = tasks.choose(source, plan.task)
     _check(plan, source, head)
-    script = _Script(plan, source, head)
-    body = [*script.setup(), *script.model(), *script.batches(), *script.run()]
-    imports = sorted(script.imports - {"import torch"}, key=lambda line: (line.split()[1], line))
-    needs_torch = any("torch." in line for line in body)
-    lines = [
-        *script.docstring(),
-        "",
-        *(["import torch"] if needs_torch else []),
-        *imports,
-        "",
-        *body,
-    ]
-    return "\n".join(lines) + "\n"
+    return templates.render("train.py.j2", {"literal": _literal}, **_context(plan, source, head))
 
 
 def _check(plan: Plan, source: ModelSource, head: Head) -> None:
@@ -83,6 +85,10 @@ def _check(plan: Plan, source: ModelSource, head: Head) -> None:
             f"A script of the {plan.loop} loop has no words for --parallel {plan.parallel} yet: "
             "choose ddp, or fsdp2 without adapters in the plain loop."
         )
+    if layout == "fsdp2" and plan.parallel_args:
+        raise UsageError("A script has no words for --parallel-arg with fsdp2 yet.")
+    if layout == "ddp" and plan.loop == "plain" and plan.grad_accum > 1:
+        raise UsageError("A script has no words for --grad-accum with ddp yet.")
     if layout == "fsdp2" and "amp" in plan.precision:
         raise UsageError(
             "A script has no words for mixed precision under fsdp2 yet: choose --precision bf16 or "
@@ -96,142 +102,112 @@ def _check(plan: Plan, source: ModelSource, head: Head) -> None:
         raise UsageError("A script generates with weights as they are: leave --quant out.")
 
 
-class _Script(Loops):
-    """Writes a script: what stands before its loop."""
-
-    def docstring(self) -> Iterator[str]:
-        """Say what is trained, by which versions, and how to start it."""
-        plan = self._plan
-        does = f"Generate {plan.generate} tokens with" if plan.generate else "Train"
-        yield f'"""{does} {plan.model}, as memcalc estimates it; data are random.'
-        yield ""
-        found = [f"{name} {one}" for name in ("torch", "transformers") if (one := _version(name))]
-        yield f"Estimated with {' and '.join(found)}."
-        start = f"torchrun --nproc-per-node {plan.devices}" if plan.devices > 1 else "python"
-        yield f"Start it with: {start} train.py"
-        yield '"""'
-
-    def setup(self) -> Iterator[str]:
-        """Settings of the process."""
-        plan = self._plan
-        if plan.precision == "tf32":
-            yield "torch.backends.cuda.matmul.allow_tf32 = True"
-        if not plan.cudnn_attention:
-            yield "torch.backends.cuda.enable_cudnn_sdp(False)"
-        if plan.cudnn_benchmark:
-            yield "torch.backends.cudnn.benchmark = True"
-        if self._layout != "single" and plan.loop == "plain":
-            self.imports.add("import os")
-            yield 'local_rank = int(os.environ["LOCAL_RANK"])'
-            yield "torch.cuda.set_device(local_rank)"
-            yield 'torch.distributed.init_process_group("nccl")'
-        if plan.loop == "accelerate":
-            self.imports.add("from accelerate import Accelerator")
-            mixed = {"float16": '"fp16"', "bfloat16": '"bf16"'}.get(self._autocast, '"no"')
-            accumulates = f", gradient_accumulation_steps={plan.grad_accum}"
-            more = accumulates if plan.grad_accum > 1 else ""
-            yield f"accelerator = Accelerator(mixed_precision={mixed}{more})"
-
-    # ---- the model
-
-    def model(self) -> Iterator[str]:
-        """Load the model, quantized, with adapters and checkpointing as the plan says."""
-        plan, name = self._plan, self._head.class_name
-        if self._layout == "fsdp2":
-            yield from self._without_memory(name)
-        else:
-            self.imports.add(f"from transformers import {name}")
-            told = [f'"{plan.model}"', f"dtype=torch.{self._weights}", *self._loading()]
-            yield f"model = {name}.from_pretrained("
-            yield from (f"    {one}," for one in told)
-            yield ")"
-        yield from self._moved()
-        yield from self._prepared()
-        yield from self._adapters()
-        prepared = plan.scheme is not None and plan.kbit_prepare
-        if plan.checkpointing and plan.loop != "trainer" and not prepared:
-            told_variant = ", ".join(f"{key}={value}" for key, value in self._variant().items())
-            yield f"model.gradient_checkpointing_enable({told_variant})"
-            if plan.adapters is not None and plan.use_reentrant is not False:
-                yield "model.enable_input_require_grads()"
-        yield f"model.{'eval' if plan.infers else 'train'}()"
-        if plan.loop == "plain":
-            yield from self._spread()
-
-    def _without_memory(self, name: str) -> Iterator[str]:
-        """Make the model without memory: its shards get theirs, and a checkpoint fills them."""
-        self.imports.add(f"from transformers import AutoConfig, {name}")
-        told = [f'"{self._plan.model}"', *self._loading()]
-        yield f"config = AutoConfig.from_pretrained({', '.join(told)})"
-        yield 'with torch.device("meta"):'
-        yield f"    model = {name}(config)"
-
-    def _moved(self) -> Iterator[str]:
-        plan = self._plan
-        # Buffers are cast as well.
-        cast = "" if self._weights == "float32" else f"torch.{self._weights}"
-        places = plan.scheme is None and plan.loop != "trainer" and self._layout != "fsdp2"
-        told = ", ".join(filter(None, ('"cuda"' if places else "", cast)))
-        if told and plan.scheme is None:
-            yield f"model.to({told})"
-
-    def _prepared(self) -> Iterator[str]:
-        plan = self._plan
-        if plan.scheme is None or not plan.kbit_prepare:
-            return
-        self.imports.add("from peft import prepare_model_for_kbit_training")
-        told = [f"use_gradient_checkpointing={plan.checkpointing}"]
-        told += [f"{key}={value}" for key, value in self._variant().items()]
-        yield f"model = prepare_model_for_kbit_training(model, {', '.join(told)})"
-
-    def _variant(self) -> dict[str, str]:
-        """Return the variant of checkpointing that the plan names, as an argument."""
-        if self._plan.use_reentrant is None:
-            return {}
-        return {"gradient_checkpointing_kwargs": f'{{"use_reentrant": {self._plan.use_reentrant}}}'}
-
-    def _loading(self) -> Iterator[str]:
-        plan, task = self._plan, self._head.task
-        if task.num_labels is not None:
-            yield f"num_labels={task.num_labels}"
-        if task.by_last_token and self._config.get("pad_token_id") is None:
-            yield "pad_token_id=0"
-        if plan.attention == "eager":
-            yield 'attn_implementation="eager"'
-        if plan.scheme is not None:
-            self.imports.add("from transformers import BitsAndBytesConfig")
-            settings = ", ".join(bitsandbytes_arguments(plan))
-            yield f"quantization_config=BitsAndBytesConfig({settings})"
-            yield 'device_map={"": 0}'
-
-    def _adapters(self) -> Iterator[str]:
-        if self._plan.adapters is None:
-            return
-        self.imports.add("from peft import LoraConfig, get_peft_model")
-        config = lora_config(self._plan.adapters).replace("'", '"')
-        yield f"adapters = {config}"
-        yield "model = get_peft_model(model, adapters)"
-
-    def _spread(self) -> Iterator[str]:
-        options = ", ".join(f"{name}={value!r}" for name, value in self._plan.parallel_args)
-        if self._layout == "ddp":
-            self.imports.add("from torch.nn.parallel import DistributedDataParallel")
-            more = f", {options}" if options else ""
-            yield f"model = DistributedDataParallel(model, device_ids=[local_rank]{more})"
-        if self._layout == "fsdp2":
-            if self._plan.parallel_args:
-                raise UsageError("A script has no words for --parallel-arg with fsdp2 yet.")
-            self.imports.add("from torch.distributed.fsdp import fully_shard")
-            yield "for module in model.modules():"
-            yield "    if type(module).__name__ in model._no_split_modules:"
-            yield "        fully_shard(module)"
-            yield "fully_shard(model)"
-            yield 'model.to_empty(device="cuda")'
-            yield "model.tie_weights()"
+def _context(plan: Plan, source: ModelSource, head: Head) -> dict[str, Any]:
+    """Return the variables of the template."""
+    config, layout, name = source.config or {}, layouts.of(plan).name, head.class_name
+    weights, autocast = _DTYPES[plan.precision]
+    cast = [] if weights == "float32" else [f"torch.{weights}"]
+    placed = ['"cuda"'] if plan.loop != "trainer" and layout != "fsdp2" else []
+    loader = "AutoConfig, " if layout == "fsdp2" else ""
+    loop = loops.of(plan)
+    optimizer, more = ("", {}) if plan.infers or plan.loop == "trainer" else _optimizer(plan)
+    return {
+        "plan": plan,
+        "layout": layout,
+        "starts_group": layout != "single" and plan.loop == "plain",
+        "steps": STEPS,
+        "versions": [f"{one} {installed(one)}" for one in ("torch", "transformers")],
+        "class_name": name,
+        "weights": weights,
+        "autocast": autocast,
+        "scaled": plan.precision == "amp-fp16" and plan.loop == "plain",
+        "loading": _loading(plan, head, config),
+        "moved": [] if plan.scheme else [*placed, *cast],
+        "prepared": plan.scheme is not None and plan.kbit_prepare,
+        "adapters": lora_config(plan.adapters).replace("'", '"') if plan.adapters else "",
+        "options": [f"{key}={value!r}" for key, value in plan.parallel_args],
+        "tensors": _tensors(plan, head, config),
+        "has_padding_token": config.get("pad_token_id") is not None,
+        "optimizer": optimizer,
+        "norm": loop.clip_to(plan),
+        "keeps_outputs": loop.keep_outputs(plan),
+        "trainer": {
+            "output_dir": "out",
+            "max_steps": STEPS,
+            **(trainer.write(plan) if plan.loop == "trainer" else {}),
+            "save_strategy": "no",
+            "report_to": "none",
+        },
+        "imports": {
+            "os.environ": "import os",
+            "Accelerator(": "from accelerate import Accelerator",
+            **more,
+            "LoraConfig(": "from peft import LoraConfig, get_peft_model",
+            "prepare_model_for_kbit": "from peft import prepare_model_for_kbit_training",
+            "fully_shard(": "from torch.distributed.fsdp import fully_shard",
+            "DistributedDataParallel(": "from torch.nn.parallel import DistributedDataParallel",
+            f"{name}{'(' if loader else '.'}": f"from transformers import {loader}{name}",
+            "BitsAndBytesConfig(": "from transformers import BitsAndBytesConfig",
+            "TrainingArguments(": "from transformers import Trainer, TrainingArguments",
+        },
+    }
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+def _loading(plan: Plan, head: Head, config: dict[str, Any]) -> list[str]:
+    """Return the arguments of ``from_pretrained`` beside name and dtype."""
+    found = []
+    if head.task.num_labels is not None:
+        found.append(f"num_labels={head.task.num_labels}")
+    if head.task.by_last_token and config.get("pad_token_id") is None:
+        found.append("pad_token_id=0")
+    if plan.attention == "eager":
+        found.append('attn_implementation="eager"')
+    if plan.scheme is not None:
+        settings = ", ".join(bitsandbytes_arguments(plan))
+        found += [f"quantization_config=BitsAndBytesConfig({settings})", 'device_map={"": 0}']
+    return found
+
+
+def _tensors(plan: Plan, head: Head, config: dict[str, Any]) -> dict[str, str]:
+    """Return what makes each tensor of a batch, by name."""
+    task, place = head.task, "" if plan.loop == "trainer" else ', device="cuda"'
+    known = lengths(config)
+    seq = int(known.exact or plan.seq or known.default)
+    text = config.get("text_config")
+    size = (text if isinstance(text, dict) else config).get("vocab_size")
+    vocabulary = size if isinstance(size, int) else 1000
+    found = {}
+    if task.name == "image-classification":
+        size = config.get("image_size") or 224
+        height, width = size if isinstance(size, list) else (size, size)
+        shape = f"{plan.batch}, {config.get('num_channels') or 3}, {height}, {width}"
+        found["pixel_values"] = f"torch.randn({shape}{place})"
+    else:
+        found["input_ids"] = f"torch.randint(1, {vocabulary}, ({plan.batch}, {seq}){place})"
+        if plan.generate or (not task.packed if plan.padding is None else plan.padding):
+            found["attention_mask"] = "torch.ones_like(input_ids)"
+    for name in () if plan.infers else task.labels:
+        count = seq if task.labelled is None else task.labelled
+        shape = f"({plan.batch}, {count})" if count else f"({plan.batch},)"
+        many = (task.vocabulary or count) and task.name != "token-classification"
+        found[name] = f"torch.randint({vocabulary if many else 2}, {shape}{place})"
+    return found
+
+
+def _optimizer(plan: Plan) -> tuple[str, dict[str, str]]:
+    """Return the call that makes the optimizer, and its import by the text that needs it."""
+    choice = registry.of(plan)
+    module, _, name = choice.row.implementation.rpartition(".")
+    own = module == "torch.optim"
+    settings = {"lr": LEARNING_RATE, **arguments_of(choice)}.items()
+    shown = (
+        f"{key}=torch.{value}" if key.endswith("_dtype") else f"{key}={_literal(value)}"
+        for key, value in settings
+    )
+    call = f"{'torch.optim.' if own else ''}{name}(trained, {', '.join(shown)})"
+    return call, {} if own else {f"{name}(": f"from {module} import {name}"}
+
+
+def _literal(value: Any) -> str:
+    """Return a setting as Python, with double quotes."""
+    return repr(value).replace("'", '"')

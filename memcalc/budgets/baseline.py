@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from memcalc import untrusted_text
@@ -25,17 +24,6 @@ from memcalc.records.plan import Plan
 from memcalc.version import PACKAGES, __version__, installed
 
 SCHEMA = 1
-
-
-class _File(msgspec.Struct, frozen=True):
-    """What is looked at of a file."""
-
-    versions: dict[str, str]
-    runs: dict[str, Known]
-
-    def __post_init__(self) -> None:
-        if not all(run.figures for run in self.runs.values()):
-            raise ValueError("a run has no figures")
 
 
 def read(path: Path) -> Baseline | None:
@@ -54,14 +42,13 @@ def read(path: Path) -> Baseline | None:
     if data.get("kind") != "baseline" or data["schema"] != SCHEMA:
         hint = "memcalc check --update-baseline writes one."
         raise UsageError(f"{path} is not a baseline: {hint}")
-    kept = artifact.part(_File, data, path, "baseline")
-    return Baseline(path=str(path), versions=kept.versions, runs=kept.runs)
+    return replace(artifact.part(Baseline, data, path, "baseline"), path=str(path))
 
 
 def make(
     path: Path, runs: Sequence[BudgetedRun], found: Sequence[Evidence], versions: dict[str, str]
 ) -> Baseline:
-    """A baseline of what was found now; runs that are not known are left out."""
+    """Return a baseline of what was found now, without runs that are unknown."""
     known = {}
     for run, evidence in zip(runs, found, strict=True):
         count = parameters(evidence)
@@ -92,21 +79,21 @@ def write(baseline: Baseline) -> None:
 
 
 def source(evidence: Evidence) -> str:
-    """How the peak was found: ``trace``, ``analytic``, or on which device it was measured."""
+    """Return how the peak was found: ``trace``, ``analytic``, or the device that measured it."""
     if evidence.measurement is not None:
         return f"measured on {evidence.measurement.device}"
     return evidence.prediction.method if evidence.prediction is not None else "unknown"
 
 
 def brief(plan: Plan, folder: Path) -> dict[str, object]:
-    """What a plan sets, with files named from this folder."""
+    """Return the settings of a plan, with files named from this folder."""
     moved = replace(plan, model=rebase(plan.model, Path(), folder))
     settings: dict[str, object] = artifact.encode(changed_settings(moved))
     return settings
 
 
-def versions_of(found: Sequence[Evidence]) -> dict[str, str]:
-    """The libraries that the figures depend on: as the runs say, else as installed.
+def find_versions(found: Sequence[Evidence]) -> dict[str, str]:
+    """Return the libraries that the figures depend on: as the runs say, else as installed.
 
     Builds of one version for different devices (``+cpu``, ``+cu130``) count as that version.
     """
@@ -115,7 +102,7 @@ def versions_of(found: Sequence[Evidence]) -> dict[str, str]:
         if (version := installed(package)) is not None:
             versions[package] = version
     for evidence in found:
-        said = evidence.measurement or evidence.prediction
-        if said is not None:
-            versions |= {k: v for k, v in said.versions.items() if k in (*PACKAGES, "memcalc")}
+        found_by = evidence.measurement or evidence.prediction
+        if found_by is not None:
+            versions |= {k: v for k, v in found_by.versions.items() if k in (*PACKAGES, "memcalc")}
     return {name: known.split("+")[0] for name, known in sorted(versions.items())}

@@ -1,13 +1,13 @@
-"""One check from files to a report, and the exit code that a report has."""
+"""Runs a check from files to a report, and returns the exit code of a report."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from memcalc.budgets import baseline, collect
-from memcalc.budgets.judge import Remedy, judge, no_remedy, worst_first
+from memcalc.budgets.collect import Question
+from memcalc.budgets.judge import judge, worst_first
 from memcalc.budgets.records import (
     Baseline,
     BudgetedRun,
@@ -26,19 +26,6 @@ from memcalc.records.fields import plan_changes, version_changes
 from memcalc.units import format_mib
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """How to check."""
-
-    effort: collect.Effort = msgspec.field(default_factory=collect.Effort)
-    saved: tuple[Path, ...] = ()
-    """Results to judge instead of finding out."""
-    baseline: Path | None = None
-    """Instead of the one the file names."""
-    update: bool = False
-    """Write the baseline anew from what is found."""
-    remedy: Remedy = no_remedy
-
-
 def check(files: Sequence[BudgetFile], question: Question) -> tuple[Report, list[Run]]:
     """Find out what every run costs and judge its budgets; returns what was found as well.
 
@@ -47,25 +34,26 @@ def check(files: Sequence[BudgetFile], question: Question) -> tuple[Report, list
     """
     for file in files:
         collect.validate(file.runs)
-    known = [_known(file, question) for file in files]
+    known = [_read_baseline(file, question) for file in files]
     runs = tuple(run for file in files for run in file.runs)
-    find_out = collect.estimate if question.effort.device is None else collect.measure
-    saved = collect.saved(runs, question.saved) if question.saved else None
-    evidence = tuple(find_out(runs, question.effort) if saved is None else saved)
-    versions = baseline.versions_of(evidence)
+    evidence = tuple(collect.find_out(runs, question))
+    versions = baseline.find_versions(evidence)
     verdicts: list[Verdict] = []
     warnings = list(dict.fromkeys(each.doubt for each in evidence if each.doubt))
-    notes = [*_understood(runs), *_measured(evidence)]
-    if saved is None and question.effort.device is None:
+    notes = _decimal_sizes(runs)
+    for device in dict.fromkeys(e.measurement.device for e in evidence if e.measurement):
+        on_cpu = "the CPU: the figures are of PyTorch's CPU allocator"
+        notes.append(f"measured on {on_cpu if device == 'cpu' else device}")
+    if not question.saved and question.device is None:
         notes += dict.fromkeys(note for run in runs for note in shell_notes(run.plan))
     at = 0
     for file, before in zip(files, known, strict=True):
         found = evidence[at : at + len(file.runs)]
         at += len(file.runs)
         if question.update:
-            before = _updated(file, question, found, versions)
+            before = _update(file, question, found, versions)
             notes.append(f"wrote {shown_path(_path(file, question))}")
-        verdicts += _judged(file, found, before, question)
+        verdicts += _judge_file(file, found, before, question)
         warnings += _warnings(file, before, versions, _path(file, question))
     report = Report(
         verdicts=worst_first(verdicts),
@@ -73,14 +61,14 @@ def check(files: Sequence[BudgetFile], question: Question) -> tuple[Report, list
         notes=tuple(notes),
         versions=versions,
     )
-    return report, collect.keep(runs, evidence)
+    return report, collect.as_runs(runs, evidence)
 
 
 def exit_code(report: Report, *, exit_zero: bool = False) -> int:
-    """0: all hold; 1: at least one does not; 3: none was seen over, but some could not be told.
+    """Return 0 if all budgets hold, 1 if one is over, 3 if one could not be told.
 
-    Over wins: who lets a 3 pass must not let an exceeded budget pass with it. ``exit_zero``
-    forgives only what is over.
+    Over wins: a CI job that lets a 3 pass must not let an exceeded budget pass with it.
+    ``exit_zero`` forgives only what is over.
     """
     if report.count(Status.OVER) and not exit_zero:
         return OverBudgetError.exit_code
@@ -91,14 +79,14 @@ def _path(file: BudgetFile, question: Question) -> Path:
     return question.baseline or Path(file.baseline)
 
 
-def _known(file: BudgetFile, question: Question) -> Baseline | None:
+def _read_baseline(file: BudgetFile, question: Question) -> Baseline | None:
     found = None if question.update else baseline.read(_path(file, question))
     if question.baseline is not None and found is None and not question.update:
         raise UsageError(f"There is no {question.baseline}: --update-baseline writes it.")
     return found
 
 
-def _updated(
+def _update(
     file: BudgetFile, question: Question, found: Sequence[Evidence], versions: dict[str, str]
 ) -> Baseline:
     failed = {run.name: e.error for run, e in zip(file.runs, found, strict=True) if e.error}
@@ -110,7 +98,7 @@ def _updated(
     return made
 
 
-def _judged(
+def _judge_file(
     file: BudgetFile, found: Sequence[Evidence], before: Baseline | None, question: Question
 ) -> list[Verdict]:
     verdicts = []
@@ -127,24 +115,17 @@ def _judged(
     return verdicts
 
 
-def _understood(runs: Sequence[BudgetedRun]) -> list[str]:
-    said: dict[str, None] = {}
-    for run in runs:
-        for budget in run.budgets:
-            for amount in (budget.amount, budget.margin):
-                if amount is not None and amount.bytes is not None and amount.is_decimal:
-                    size = f"{format_mib(amount.bytes)} ({amount.bytes:,} bytes)"
-                    said[f"{amount.text} is understood as {size}"] = None
-    return list(said)
-
-
-def _measured(evidence: Sequence[Evidence]) -> list[str]:
-    return [
-        "measured on the CPU: the figures are of PyTorch's CPU allocator"
-        if device == "cpu"
-        else f"measured on {device}"
-        for device in {e.measurement.device: None for e in evidence if e.measurement is not None}
-    ]
+def _decimal_sizes(runs: Sequence[BudgetedRun]) -> list[str]:
+    """Return a note on each size in kB, MB, GB or TB."""
+    budgets = [budget for run in runs for budget in run.budgets]
+    amounts = [amount for one in budgets for amount in (one.amount, one.margin) if amount]
+    return list(
+        dict.fromkeys(
+            f"{one.text} is understood as {format_mib(one.bytes)} ({one.bytes:,} bytes)"
+            for one in amounts
+            if one.bytes is not None and one.is_decimal
+        )
+    )
 
 
 def _warnings(

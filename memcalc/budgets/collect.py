@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from memcalc.budgets.judge import Remedy, no_remedy
 from memcalc.budgets.records import BudgetedRun, Evidence
 from memcalc.catalog import models
 from memcalc.catalog.plan import STEPS
@@ -22,8 +23,8 @@ from memcalc.records.prediction import Prediction
 from memcalc.script.simulate import simulate
 
 
-class Effort(msgspec.Struct, frozen=True, kw_only=True):
-    """How to find out."""
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """How to check."""
 
     use_cache: bool = True
     workers: int | None = None
@@ -32,12 +33,19 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 4
     timeout: float = 600.0
     """Seconds after which a run is ended, estimated, simulated or measured."""
+    saved: tuple[Path, ...] = ()
+    """Results to judge in place of new ones."""
+    baseline: Path | None = None
+    """A baseline in place of the one that the file names."""
+    update: bool = False
+    """Write the baseline from what is found."""
+    remedy: Remedy = no_remedy
     seen: Callable[[str, Evidence], None] = lambda name, found: None
-    """Told of each run's estimate, by its name, as soon as it is known."""
+    """Called with the name and estimate of each run, as soon as it is known."""
 
 
 def validate(runs: Sequence[BudgetedRun]) -> None:
-    """Find what the runs of a file name, all but their models: those fail one by one.
+    """Check all names in the runs of a file but their models: those fail one by one.
 
     Raises:
         UsageError: something is unknown, with its line.
@@ -50,63 +58,72 @@ def validate(runs: Sequence[BudgetedRun]) -> None:
 
 
 def _with_line(error: MemcalcError, run: BudgetedRun) -> str:
-    """What went wrong, behind the line of the setting that is to blame."""
+    """Return an error's text behind the line of the setting that caused it."""
     if not isinstance(error, SettingError):
         return str(error)
     return f"{run.where.file}:{run.lines.get(error.setting, run.where.line)}: {error}"
 
 
-def estimate(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
+def find_out(runs: Sequence[BudgetedRun], question: Question) -> list[Evidence]:
+    """Look every run up in saved results, measure it or estimate it.
+
+    Raises:
+        UsageError: a saved result cannot be read, or a run cannot be measured.
+    """
+    if question.saved:
+        return look_up(runs, question.saved)
+    return estimate(runs, question) if question.device is None else measure(runs, question)
+
+
+def estimate(runs: Sequence[BudgetedRun], question: Question) -> list[Evidence]:
     """Estimate every run; runs with the same plan are estimated once.
 
-    A command is simulated in the folder of its budget file; what it prints goes to standard error,
-    and nothing is kept, for a script may have changed.
+    A command is simulated in the folder of its budget file; its output goes to standard error, and
+    nothing is kept, for a script may have changed.
     """
-    estimated = _estimated([run for run in runs if not run.plan.command], effort)
+    estimates = _estimates([run for run in runs if not run.plan.command], question)
     found: dict[int, Evidence] = {}
     # Estimates are made side by side, before the machine belongs to one command after the other.
     for at, run in sorted(enumerate(runs), key=lambda one: one[1].plan.command is not None):
         folder = Path(run.where.file).resolve().parent
         if run.plan.command:
-            found[at] = of_command(run.plan, folder, run.name, effort.timeout)
+            found[at] = simulate_command(run.plan, folder, run.name, question.timeout)
         else:
-            found[at] = next(estimated)
-        effort.seen(run.name, found[at])
+            found[at] = next(estimates)
+        question.seen(run.name, found[at])
     return [found[at] for at in range(len(runs))]
 
 
-def _estimated(runs: Sequence[BudgetedRun], effort: Effort) -> Iterator[Evidence]:
+def _estimates(runs: Sequence[BudgetedRun], question: Question) -> Iterator[Evidence]:
     found: dict[tuple[str, Plan], Prediction | MemcalcError] = {}
-    said = {}
+    pending = {}
     for method in dict.fromkeys(run.method for run in runs):
         plans = {_key(run.plan): run.plan for run in runs if run.method == method}
-        asked = list(plans.values())
-        told = answers(
-            asked,
+        answered = answers(
+            list(plans.values()),
             method=method,
-            use_cache=effort.use_cache,
-            workers=effort.workers,
-            timeout=effort.timeout,
+            use_cache=question.use_cache,
+            workers=question.workers,
+            timeout=question.timeout,
         )
-        said[method] = zip(plans, told, strict=True)
+        pending[method] = zip(plans, answered, strict=True)
     for run in runs:
         key = _key(run.plan)
         while (run.method, key) not in found:
-            known, answer = next(said[run.method])
+            known, answer = next(pending[run.method])
             found[run.method, known] = answer
-        yield _evidence(_varied(found[run.method, key], run, effort.timeout), run)
+        answer = found[run.method, key]
+        if run.lengths is not None and not isinstance(answer, MemcalcError):
+            answer = _over_lengths(answer, run.lengths, question.timeout)
+        yield _evidence(answer, run)
 
 
-def _varied(
-    answer: Prediction | MemcalcError, run: BudgetedRun, timeout: float
-) -> Prediction | MemcalcError:
-    """The answer over the batches that a run names."""
-    if run.lengths is None or isinstance(answer, MemcalcError):
-        return answer
+def _over_lengths(answer: Prediction, lengths: str, timeout: float) -> Prediction | MemcalcError:
+    """Return the answer over batches of varying length."""
     from memcalc.estimation.lengths import over_batches, varied
 
     try:
-        return over_batches(answer, varied(answer.plan, run.lengths, timeout))
+        return over_batches(answer, varied(answer.plan, lengths, timeout))
     except MemcalcError as error:
         return error
 
@@ -115,7 +132,7 @@ def _evidence(answer: Prediction | MemcalcError, run: BudgetedRun) -> Evidence:
     if isinstance(answer, MemcalcError):
         return Evidence(error=_with_line(answer, run))
     known = answer.varied.lengths if answer.varied is not None else None
-    # A figure of another kind is none.
+    # A figure of another kind cannot be compared.
     if answer.method != run.method:
         return Evidence(error=f"the saved answer used method {answer.method}, not {run.method}")
     if known != run.lengths:
@@ -123,7 +140,7 @@ def _evidence(answer: Prediction | MemcalcError, run: BudgetedRun) -> Evidence:
     return Evidence(prediction=answer)
 
 
-def measure(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
+def measure(runs: Sequence[BudgetedRun], question: Question) -> list[Evidence]:
     """Train every run for real, one after the other, and put its estimate beside it."""
     from memcalc.measure.runs.runner import Request, Runner
 
@@ -137,7 +154,7 @@ def measure(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
             "--measure or lengths out."
         )
     found: dict[Plan, Evidence] = {}
-    estimates = estimate(runs, effort)
+    estimates = estimate(runs, question)
     with Runner() as runner:
         for run, estimated in zip(runs, estimates, strict=True):
             key = _key(run.plan)
@@ -145,20 +162,20 @@ def measure(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
                 continue
             request = Request(
                 plan=run.plan,
-                device=effort.device or "cuda",
-                steps=effort.steps,
-                timeout=effort.timeout,
+                device=question.device or "cuda",
+                steps=question.steps,
+                timeout=question.timeout,
             )
             try:
                 measured = runner.measure(request, lambda reading: None)
                 found[key] = Evidence(prediction=estimated.prediction, measurement=measured)
             except MemcalcError as error:
-                # An estimate must not stand in for the measurement that was asked for.
+                # An estimate must not take the place of the measurement that was asked for.
                 found[key] = Evidence(error=str(error))
     return [found[_key(run.plan)] for run in runs]
 
 
-def saved(runs: Sequence[BudgetedRun], files: Sequence[Path]) -> list[Evidence]:
+def look_up(runs: Sequence[BudgetedRun], files: Sequence[Path]) -> list[Evidence]:
     """Look every run up in results that memcalc wrote.
 
     Raises:
@@ -173,29 +190,36 @@ def saved(runs: Sequence[BudgetedRun], files: Sequence[Path]) -> list[Evidence]:
             results += (Run(plan=one.plan, prediction=one) for one in predictions(data, file))
     known = {_key(result.plan): result for result in results}
     names = " and ".join(str(file) for file in files)
-    return [_saved(run, known.get(_key(run.plan)), list(known.values()), names) for run in runs]
+    return [
+        _judge_result(run, result, names)
+        if (result := known.get(_key(run.plan))) is not None
+        else Evidence(error=f"There is no result of this run in {names}{_closest(run, known)}")
+        for run in runs
+    ]
 
 
-def _saved(run: BudgetedRun, result: Run | None, others: Sequence[Run], names: str) -> Evidence:
-    if result is None:
-        plans = [other.plan for other in others]
-        unlike = [[f for f in FIELDS if getattr(o, f) != getattr(run.plan, f)] for o in plans]
-        closest = min(unlike, key=len, default=[])
-        beside = f"; the closest differs in {', '.join(closest)}" if 0 < len(closest) < 5 else ""
-        return Evidence(error=f"There is no result of this run in {names}{beside}")
+def _closest(run: BudgetedRun, known: dict[Plan, Run]) -> str:
+    """Return the settings in which the most similar result differs."""
+    plans = [other.plan for other in known.values()]
+    unlike = [[f for f in FIELDS if getattr(o, f) != getattr(run.plan, f)] for o in plans]
+    closest = min(unlike, key=len, default=[])
+    return f"; the closest differs in {', '.join(closest)}" if 0 < len(closest) < 5 else ""
+
+
+def _judge_result(run: BudgetedRun, result: Run, names: str) -> Evidence:
     answer = result.measurement or result.prediction
     if answer is None:
         return Evidence(error=result.error or f"{names} says nothing about this run")
-    stale, doubt = _compared(run, answer.config, names)
-    if stale:
-        return Evidence(error=stale)
+    error, doubt = _compare_config(run, answer.config, names)
+    if error:
+        return Evidence(error=error)
     if result.measurement is None and result.prediction is not None:
         return replace(_evidence(result.prediction, run), doubt=doubt)
     return Evidence(prediction=result.prediction, measurement=result.measurement, doubt=doubt)
 
 
-def _compared(run: BudgetedRun, then: str | None, names: str) -> tuple[str, str]:
-    """Whether a result is of the model as it is now: why it is not, and what could not be seen."""
+def _compare_config(run: BudgetedRun, then: str | None, names: str) -> tuple[str, str]:
+    """Return why a result belongs to another model than today's, and what could not be compared."""
     name = run.plan.name
     code = f"{names}: {name} is Python code; memcalc does not check whether it has changed"
     if run.plan.command is not None:
@@ -216,24 +240,21 @@ def _compared(run: BudgetedRun, then: str | None, names: str) -> tuple[str, str]
 
 
 def _key(plan: Plan) -> Plan:
-    """One plan for a question, however its names are spelled and its arguments are ordered."""
+    """Return one plan for all spellings of a question and orders of its arguments."""
     arguments = sorted(plan.optim_args, key=lambda one: one[0])
     return canonical(replace(plan, optim_args=tuple(arguments)))
 
 
-def keep(runs: Sequence[BudgetedRun], found: Sequence[Evidence]) -> list[Run]:
-    """The evidence in the form in which results are saved."""
+def as_runs(runs: Sequence[BudgetedRun], found: Sequence[Evidence]) -> list[Run]:
+    """Return the evidence in the form in which results are saved."""
     return [
         Run(plan=run.plan, prediction=e.prediction, measurement=e.measurement, error=e.error)
         for run, e in zip(runs, found, strict=True)
     ]
 
 
-def of_command(plan: Plan, folder: Path, name: str, timeout: float = math.inf) -> Evidence:
-    """What is known of a command that runs in a folder, by the name of its run.
-
-    ``timeout``: seconds after which it is ended.
-    """
+def simulate_command(plan: Plan, folder: Path, name: str, timeout: float = math.inf) -> Evidence:
+    """Simulate a command in a folder; ``name``: of its run, ``timeout``: in seconds."""
     try:
         counted = replace(plan, steps=STEPS if plan.steps is None else plan.steps)
         found = simulate(counted, folder, timeout=timeout)

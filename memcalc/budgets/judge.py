@@ -12,7 +12,6 @@ from memcalc.budgets.records import (
     Budget,
     BudgetedRun,
     Evidence,
-    Figure,
     Known,
     Rule,
     Status,
@@ -36,26 +35,31 @@ _FITTING = {
 
 
 Remedy = Callable[[Budget, Evidence, Known | None], str]
-"""Given a budget, what is known of its run and of its baseline: what would bring it under, in one
-clause such as ``checkpointing brings it to 1.2 GiB``; empty where nothing is known."""
+"""Returns the changes that would bring a run under its budget, in a clause such as ``checkpointing
+brings it to 1.2 GiB``; empty: unknown."""
 
 
 def no_remedy(budget: Budget, evidence: Evidence, before: Known | None) -> str:
-    """Know nothing that would bring a run under its budget."""
+    """Return no remedy."""
     return ""
 
 
 def why(budget: Budget, evidence: Evidence, before: Known | None) -> str:
-    """What dominates the figure of a budget."""
+    """Return what dominates the figure of a budget, or its growth."""
     prediction = evidence.prediction
-    if budget.rule is Rule.GROWTH and before is not None:
-        return growth(evidence, before)
     if prediction is None:
         return ""
+    held, phase = prediction.components, prediction.peak.phase.value
+    if budget.rule is Rule.GROWTH and before is not None:
+        figures = {name: size for name, size in before.figures.items() if name in COMPONENTS}
+        steps = {name: held.get(Component(name), 0) - size for name, size in figures.items()}
+        largest = max(steps, key=lambda name: abs(steps[name]), default=None)
+        if largest is None or not steps[largest]:
+            return "no component changed"
+        return f"{largest.replace('_', ' ')} {signed_bytes(steps[largest])}"
     if budget.metric == Component.OPTIMIZER_STATE:
         notes = prediction.optimizer_state.notes
         return notes[0] if notes else f"state of {prediction.optimizer_state.implementation}"
-    held, phase = prediction.components, prediction.peak.phase.value
     total = sum(held.values())
     component = budget.metric.removeprefix(f"{PER_PARAMETER}.")
     if component in COMPONENTS:
@@ -67,29 +71,13 @@ def why(budget: Budget, evidence: Evidence, before: Known | None) -> str:
     return f"{name.value.replace('_', ' ')} {size / total:.0%}, in {phase}"
 
 
-def growth(evidence: Evidence, before: Known) -> str:
-    """Which component changed most since the baseline."""
-    prediction = evidence.prediction
-    if prediction is None:
-        return ""
-    steps = {
-        name: prediction.components.get(Component(name), 0) - before.figures[name]
-        for name in COMPONENTS
-        if name in before.figures
-    }
-    largest = max(steps, key=lambda name: abs(steps[name]), default=None)
-    if largest is None or not steps[largest]:
-        return "no component changed"
-    return f"{largest.replace('_', ' ')} {signed_bytes(steps[largest])}"
-
-
 def judge(
     run: BudgetedRun, evidence: Evidence, before: Known | None, remedy: Remedy = no_remedy
 ) -> list[Verdict]:
     """Judge all budgets of one run."""
     found = []
     for budget in run.budgets:
-        verdict = judged(budget, evidence, before)
+        verdict = judge_one(budget, evidence, before)
         if verdict.status is Status.OVER and verdict.difference is not None:
             verdict = replace(verdict, remedy=remedy(budget, evidence, before))
         found.append(verdict)
@@ -97,7 +85,7 @@ def judge(
 
 
 def worst_first(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """Over first, the furthest over its limit leading; then unknown; then the closest to over."""
+    """Sort over first, by excess; then unknown; then those that hold, the closest to over first."""
 
     def rank(verdict: Verdict) -> tuple[int, Fraction]:
         if verdict.value is None or verdict.limit is None:
@@ -107,85 +95,66 @@ def worst_first(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
     return tuple(sorted(verdicts, key=rank))
 
 
-def judged(budget: Budget, evidence: Evidence, before: Known | None) -> Verdict:
-    """Judge one budget of a run, without a word on what would help."""
+def judge_one(budget: Budget, evidence: Evidence, before: Known | None) -> Verdict:
+    """Judge one budget of a run, without remedies."""
     if evidence.error is not None:
         return _unknown(budget, evidence.error)
     if budget.rule is Rule.FITS:
-        return _fits(budget, evidence)
+        return _judge_fit(budget, evidence)
     figure = metrics.figure(evidence, budget.metric)
     if figure.bytes is None:
         return _unknown(budget, figure.reason, figure.source)
+    limit = _limit(budget, evidence, before)
+    if isinstance(limit, str):
+        return _unknown(budget, limit, figure.source)
+    known = before.figures if before is not None else {}
+    name = budget.metric.removeprefix(f"{PER_PARAMETER}.")
+    assert budget.amount is not None
+    per_parameter = budget.amount.per_parameter is not None
+    return Verdict(
+        budget=budget,
+        status=Status.OVER if figure.bytes > limit else Status.HOLDS,
+        value=figure.bytes,
+        limit=limit,
+        before=known.get("peak.requested" if name == PER_PARAMETER else name),
+        parameters=metrics.parameters(evidence) if per_parameter else None,
+        source=figure.source,
+        reason=why(budget, evidence, before),
+    )
+
+
+def _limit(budget: Budget, evidence: Evidence, before: Known | None) -> int | str:
+    """Return the bytes that a figure may reach, or why they are unknown."""
+    amount = budget.amount
+    assert amount is not None
     if budget.rule is Rule.GROWTH:
-        return _growth(budget, evidence, figure, before)
-    return _max(budget, evidence, figure, before)
+        if before is None or budget.metric not in before.figures:
+            return "not in the baseline: memcalc check --update-baseline writes it"
+        now = source(evidence)
+        if before.source != now:
+            return f"the baseline is by {before.source}, this by {now}: --baseline names another"
+        known = before.figures[budget.metric]
+        return known + amount.resolve(known)
+    limit = amount.bytes or 0
+    if amount.per_parameter is not None:
+        count = metrics.parameters(evidence)
+        if not count:
+            return "the number of parameters is not known"
+        limit = int(amount.per_parameter * count)
+    return max(0, limit - _spare(budget, limit))
 
 
 def _unknown(budget: Budget, reason: str, source: str = "") -> Verdict:
     return Verdict(budget=budget, status=Status.UNKNOWN, source=source, reason=reason)
 
 
-def _max(budget: Budget, evidence: Evidence, figure: Figure, before: Known | None) -> Verdict:
-    assert budget.amount is not None
-    assert figure.bytes is not None
-    count = None
-    limit = budget.amount.bytes or 0
-    if budget.amount.per_parameter is not None:
-        count = metrics.parameters(evidence)
-        if not count:
-            return _unknown(budget, "the number of parameters is not known")
-        limit = int(budget.amount.per_parameter * count)
-    limit = _less_margin(budget, limit)
-    name = budget.metric.removeprefix(f"{PER_PARAMETER}.")
-    counted = "peak.requested" if name == PER_PARAMETER else name
-    return Verdict(
-        budget=budget,
-        status=Status.OVER if figure.bytes > limit else Status.HOLDS,
-        value=figure.bytes,
-        limit=limit,
-        before=before.figures.get(counted) if before is not None else None,
-        parameters=count,
-        source=figure.source,
-        reason=why(budget, evidence, None),
-    )
-
-
-def _less_margin(budget: Budget, limit: int) -> int:
-    return max(0, limit - _spare(budget, limit))
-
-
 def _spare(budget: Budget, limit: int) -> int:
-    return budget.margin.of(limit) if budget.margin is not None else 0
+    return budget.margin.resolve(limit) if budget.margin is not None else 0
 
 
-def _growth(budget: Budget, evidence: Evidence, figure: Figure, before: Known | None) -> Verdict:
-    assert budget.amount is not None
-    assert figure.bytes is not None
-    if before is None or budget.metric not in before.figures:
-        reason = "not in the baseline: memcalc check --update-baseline writes it"
-        return _unknown(budget, reason, figure.source)
-    if before.source != source(evidence):
-        reason = (
-            f"the baseline is by {before.source}, this by {source(evidence)}: "
-            "--baseline names another"
-        )
-        return _unknown(budget, reason, figure.source)
-    known = before.figures[budget.metric]
-    limit = known + budget.amount.of(known)
-    return Verdict(
-        budget=budget,
-        status=Status.OVER if figure.bytes > limit else Status.HOLDS,
-        value=figure.bytes,
-        limit=limit,
-        before=known,
-        source=figure.source,
-        reason=why(budget, evidence, before),
-    )
-
-
-def _fits(budget: Budget, evidence: Evidence) -> Verdict:
+def _judge_fit(budget: Budget, evidence: Evidence) -> Verdict:
     if evidence.measurement is not None:
-        measured = _ran(budget, evidence.measurement)
+        measured = _judge_measurement(budget, evidence.measurement)
         if measured is not None:
             return measured
     prediction = evidence.prediction
@@ -210,25 +179,25 @@ def _fits(budget: Budget, evidence: Evidence) -> Verdict:
     )
 
 
-def _ran(budget: Budget, measurement: Measurement) -> Verdict | None:
-    """A run on the GPU itself settles it; ``None`` where it was another, or was not read."""
+def _judge_measurement(budget: Budget, measurement: Measurement) -> Verdict | None:
+    """Judge by a run on the GPU itself; return None if it ran on another or was not read."""
     try:
         gpu = gpus.find(measurement.device, measurement.device_total)
     except UsageError:
         return None
     if gpu.name != budget.gpu:
         return None
-    failure = measurement.out_of_memory
+    failure, used = measurement.out_of_memory, measurement.process_used
     if failure is not None:
         reason = f"out of memory in {failure.phase.value} of step {failure.step}"
         return Verdict(budget=budget, status=Status.OVER, source="measured", reason=reason)
-    if measurement.process_used is None:
+    if used is None:
         return None
-    capacity = _less_margin(budget, gpu.memory)
+    capacity = max(0, gpu.memory - _spare(budget, gpu.memory))
     return Verdict(
         budget=budget,
-        status=Status.OVER if measurement.process_used > capacity else Status.HOLDS,
-        value=measurement.process_used,
+        status=Status.OVER if used > capacity else Status.HOLDS,
+        value=used,
         limit=capacity,
         source="measured",
         reason=f"as NVML read the process on {measurement.device}",

@@ -15,7 +15,7 @@ METRICS = (*_RUNGS, *COMPONENTS)
 
 
 def default_peak(target: str, method: str) -> str:
-    """What ``peak`` alone means: allocated, which repeats to the byte.
+    """Return the metric that ``peak`` alone means: allocated, which repeats to the byte.
 
     A CPU run and the closed forms know no allocator: there it is requested.
     """
@@ -25,7 +25,7 @@ def default_peak(target: str, method: str) -> str:
 def figure(evidence: Evidence, metric: str) -> Figure:
     """Look a figure up: measured where there is a measurement, else estimated.
 
-    The one thing an estimate adds to a measurement are the components that none can tell.
+    An estimate adds to a measurement only the components, which no measurement has.
     ``metric``: one of ``METRICS``, ``bytes_per_parameter`` or ``bytes_per_parameter.<component>``;
     the last two give bytes, to be divided by ``parameters``.
     """
@@ -35,33 +35,33 @@ def figure(evidence: Evidence, metric: str) -> Figure:
     name = metric.removeprefix(f"{PER_PARAMETER}.")
     name = "peak.requested" if name == PER_PARAMETER else name
     if evidence.measurement is not None:
-        found = _measured(evidence.measurement, name)
+        found = _look_up_measurement(evidence.measurement, name)
         ran = evidence.measurement.out_of_memory is None
         if found.bytes is not None or evidence.prediction is None or name in _RUNGS or not ran:
             return found
     if evidence.prediction is None:
         return Figure(bytes=None, reason="there are no figures for this run")
-    return _estimated(evidence.prediction, name)
+    return _look_up_estimate(evidence.prediction, name)
 
 
-def rung_of(metric: str) -> str | None:
-    """The rung of the ladder whose peak a metric is; ``None``: it is another figure."""
+def find_rung(metric: str) -> str | None:
+    """Return the rung of the ladder whose peak a metric is, or None for another figure."""
     return metric.removeprefix("peak.") if metric in _RUNGS else None
 
 
 def figures(evidence: Evidence) -> dict[str, int]:
-    """Every figure that is known, by metric."""
+    """Return every known figure by metric."""
     found = {metric: figure(evidence, metric).bytes for metric in METRICS}
     return {metric: size for metric, size in found.items() if size is not None}
 
 
 def parameters(evidence: Evidence) -> int | None:
-    """Number of parameters of the model."""
+    """Return the number of parameters of the model."""
     known = evidence.prediction or evidence.measurement
     return known.parameters if known is not None else None
 
 
-def _estimated(prediction: Prediction, metric: str) -> Figure:
+def _look_up_estimate(prediction: Prediction, metric: str) -> Figure:
     if metric == Component.OPTIMIZER_STATE:
         # As the registry counts it: the same before, at and after the peak.
         return Figure(bytes=prediction.optimizer_state.total(Place.DEVICE))
@@ -78,7 +78,7 @@ def _estimated(prediction: Prediction, metric: str) -> Figure:
     return Figure(bytes=prediction.components.get(Component(metric), 0))
 
 
-def _measured(measurement: Measurement, metric: str) -> Figure:
+def _look_up_measurement(measurement: Measurement, metric: str) -> Figure:
     failure = measurement.out_of_memory
     if failure is not None:
         where = f"{failure.phase.value} of step {failure.step}"
@@ -92,19 +92,13 @@ def _measured(measurement: Measurement, metric: str) -> Figure:
     elif metric == "peak.process_used":
         value = measurement.process_used
     elif metric in _RUNGS:
-        value = _peak(measurement, metric.removeprefix("peak."))
+        on_cpu = measurement.device == "cpu"
+        # PyTorch's CPU allocator gives what is requested, and reserves nothing.
+        rung = "requested" if on_cpu else metric.removeprefix("peak.")
+        if not on_cpu or metric != "peak.reserved":
+            value = steady_peak(measurement, rung)
     if value is None:
         missing = f"the measurement does not include {metric.replace('_', ' ')}"
         reason = measurement.unknown.get(metric.removeprefix("peak."), missing)
         return Figure(bytes=None, source="measured", reason=reason)
     return Figure(bytes=value, source="measured")
-
-
-def _peak(measurement: Measurement, rung: str) -> int | None:
-    """The highest level of the steady step."""
-    if measurement.device == "cpu":
-        if rung == "reserved":
-            return None
-        # PyTorch's CPU allocator gives what is requested.
-        rung = "requested"
-    return steady_peak(measurement, rung)

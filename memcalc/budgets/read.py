@@ -7,9 +7,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.budgets import records
 from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER, default_peak
-from memcalc.budgets.records import Amount, Budget, BudgetedRun, BudgetFile, Rule
+from memcalc.budgets.records import (
+    Amount,
+    Budget,
+    BudgetedRun,
+    BudgetFile,
+    Rule,
+    Where,
+    per_parameter,
+    share_or_size,
+    size,
+)
 from memcalc.budgets.source import Key, Source, load
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
@@ -18,13 +27,13 @@ from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Method, Plan
 from memcalc.records.prediction import RUNGS
-from memcalc.records.values import checked
+from memcalc.records.values import check_value
 
 TOP = ("defaults", "runs", "baseline")
 OWN_KEYS = ("method", "lengths", "limits")
 DEFAULT_BASELINE = "memcalc-baseline.json"
 _LONGEST_NAME = 100
-OF_COMMANDS = (*("command", "steps", "gpu", "rank", "torch", "alloc_conf", "python", "weights"),)
+OF_COMMANDS = ("command", "steps", "gpu", "rank", "torch", "alloc_conf", "python", "weights")
 
 
 def read(path: Path) -> BudgetFile:
@@ -78,22 +87,10 @@ def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
     here: Key = ("runs", name)
     with source.at(here):
         check_name(name)
-    settings: dict[str, Any] = {}
-    places: dict[str, Key] = {}
-    for table in (("defaults",), here):
-        for key, value in source.table(table).items():
-            plain = _known(source, (*table, key))
-            if places.get(plain, here)[:-1] == table:
-                raise source.error((*table, key), f"{plain} is given twice: give it once.")
-            if plain in FILES and isinstance(value, str):
-                value = os.path.join(folder, os.path.expanduser(value))
-            if plain == "model" and isinstance(value, str):
-                value = _from_here(source, (*table, key), value, folder)
-            if plain != "limits":
-                settings[plain], places[plain] = value, (*table, key)
+    settings, places = _settings(source, here, folder)
     method = settings.pop("method", "trace")
     with source.at(places.get("method", here)):
-        checked("method", Method, method)
+        check_value("method", Method, method)
         if method != "trace" and "command" in settings:
             raise UsageError("a command is simulated: leave method out.")
     lengths = _lengths(source, settings, places, folder)
@@ -111,22 +108,46 @@ def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
         method=method,
         lengths=lengths,
         budgets=found,
-        lines={key: source.where(place).line for key, place in places.items()},
-        where=source.where(here),
+        lines={key: source.place(place).line for key, place in places.items()},
+        where=source.place(here),
     )
 
 
-def _from_here(source: Source, key: Key, model: str, folder: Path) -> str:
-    """Return where a recipe lies that is named in place of a model; a model's name is left."""
-    with source.at(key):
-        path = os.path.join(folder, os.path.expanduser(model))
-        return path if find(path) is not None else model
+def _settings(source: Source, here: Key, folder: Path) -> tuple[dict[str, Any], dict[str, Key]]:
+    """Return the settings of a run over the defaults, and the place of each."""
+    settings: dict[str, Any] = {}
+    places: dict[str, Key] = {}
+    for table in (("defaults",), here):
+        for key, value in source.table(table).items():
+            place = (*table, key)
+            name = _known_key(source, place)
+            if places.get(name, here)[:-1] == table:
+                raise source.error(place, f"{name} is given twice: give it once.")
+            if name in (*FILES, "model") and isinstance(value, str):
+                path = os.path.join(folder, os.path.expanduser(value))
+                with source.at(place):
+                    # A recipe may be named in place of a model.
+                    value = path if name in FILES or find(path) is not None else value
+            if name != "limits":
+                settings[name], places[name] = value, place
+    return settings, places
+
+
+def _known_key(source: Source, key: Key) -> str:
+    name = key[-1].replace("-", "_")
+    known = (*FIELDS, *OWN_KEYS)
+    if name not in known:
+        hint = "a run has the keys of memcalc estimate's options, method, lengths and limits."
+        if name in ("peak", "fits", "max_growth", "margin", "bytes_per_parameter"):
+            hint = f"write it below [{'.'.join(key[:-1])}.limits]."
+        raise source.error(key, str(unknown("key", key[-1], known, hint=hint)))
+    return name
 
 
 def _lengths(
     source: Source, settings: dict[str, Any], places: Mapping[str, Key], folder: Path
 ) -> str | None:
-    """The batches that a run is judged over; the name of a file is that from where we are."""
+    """Return the batches that a run is judged over; a file is named from the current folder."""
     text = settings.pop("lengths", None)
     if text is None:
         return None
@@ -139,22 +160,19 @@ def _lengths(
     return text if DRAWN.fullmatch(text) else os.path.join(folder, os.path.expanduser(text))
 
 
-def _known(source: Source, key: Key) -> str:
-    name = key[-1].replace("-", "_")
-    known = (*FIELDS, *OWN_KEYS)
-    if name not in known:
-        hint = "a run has the keys of memcalc estimate's options, method, lengths and limits."
-        if name in ("peak", "fits", "max_growth", "margin", "bytes_per_parameter"):
-            hint = f"write it below [{'.'.join(key[:-1])}.limits]."
-        raise source.error(key, str(unknown("key", key[-1], known, hint=hint)))
-    return name
-
-
 def _plan(
     source: Source, here: Key, settings: Mapping[str, Any], places: Mapping[str, Key]
 ) -> Plan:
     if "command" in settings:
-        settings = _of_command(source, settings, places)
+        # All else a command sets itself, and the defaults are for runs of models.
+        other = [key for key in settings if key not in OF_COMMANDS and places[key][0] != "defaults"]
+        if other:
+            raise source.error(
+                places[other[0]],
+                f"{other[0]} is for runs of a model; beside command there are "
+                f"{', '.join(key for key in OF_COMMANDS if key != 'command')}.",
+            )
+        settings = {key: value for key, value in settings.items() if key in OF_COMMANDS}
     elif "model" not in settings and "recipe" not in settings:
         raise source.error(
             here,
@@ -169,32 +187,18 @@ def _plan(
         raise source.error(here, str(error)) from None
 
 
-def _of_command(
-    source: Source, settings: Mapping[str, Any], places: Mapping[str, Key]
-) -> dict[str, Any]:
-    """What a command is told; all else it says itself, and defaults are for runs of models."""
-    other = [key for key in settings if key not in OF_COMMANDS and places[key][0] != "defaults"]
-    if other:
-        raise source.error(
-            places[other[0]],
-            f"{other[0]} is for runs of a model; beside command there are "
-            f"{', '.join(key for key in OF_COMMANDS if key != 'command')}.",
-        )
-    return {key: value for key, value in settings.items() if key in OF_COMMANDS}
-
-
 def _on_gpu(source: Source, plan: Plan, found: tuple[Budget, ...]) -> Plan:
-    """A run that must fit a GPU is a run on that GPU."""
-    for budget in found:
-        if budget.rule is Rule.FITS and budget.gpu is not None:
-            if plan.gpu is not None:
-                with source.at(("runs", budget.run, "gpu")):
-                    own = gpus.find(plan.gpu).name
-                if own != budget.gpu:
-                    message = f"the run is on {own} but must fit {budget.gpu}: name one of them."
-                    raise UsageError(f"{budget.where}: {message}")
-            return replace(plan, gpu=budget.gpu)
-    return plan
+    """Put a run that must fit a GPU on that GPU."""
+    budget = next((one for one in found if one.gpu is not None), None)
+    if budget is None:
+        return plan
+    if plan.gpu is not None:
+        with source.at(("runs", budget.run, "gpu")):
+            own = gpus.find(plan.gpu).name
+        if own != budget.gpu:
+            message = f"the run is on {own} but must fit {budget.gpu}: name one of them."
+            raise UsageError(f"{budget.where}: {message}")
+    return replace(plan, gpu=budget.gpu)
 
 
 KEYS = ("peak", *COMPONENTS, PER_PARAMETER, "fits", "margin", "max_growth")
@@ -209,37 +213,29 @@ def budgets(
         UsageError: an unknown limit, or one whose value is not understood.
     """
     margin: Amount | None = None
-    found: dict[tuple[Rule, str], Budget] = {}
+    found: dict[tuple[str, str], Budget] = {}
     for table in tables:
-        here: set[Any] = set()
+        seen = set()
         for written, value in _leaves(source.table(table)):
-            path = tuple(part.replace("-", "_") for part in written)
-            with source.at((*table, *written)):
+            path, place = tuple(part.replace("-", "_") for part in written), (*table, *written)
+            with source.at(place):
                 if path == ("margin",):
-                    _once(here, path, path)
-                    margin = records.share_or_size(value)
-                    continue
-                if path == ("fits",):
-                    budget = _fits(run, plan, value)
+                    limit, margin = ("margin", ""), share_or_size(value)
                 else:
-                    budget = _budget(run, path, value, default)
-                _once(here, (budget.rule, budget.metric), path)
-                place = source.where((*table, *written))
-                found[budget.rule, budget.metric] = replace(budget, where=place)
+                    budget = _budget(run, plan, path, value, default, source.place(place))
+                    limit = budget.rule, budget.metric
+                    found[limit] = budget
+                if limit in seen:
+                    name = ".".join(path)
+                    raise UsageError(f"{name} limits what is limited above already: leave one out.")
+                seen.add(limit)
     # A margin is room to spare on the GPU: below a limit of the peak, and below ``fits``.
     return tuple(
-        replace(budget, margin=margin)
-        if budget.rule is Rule.FITS or (rule is Rule.MAX and metric.startswith("peak."))
-        else budget
-        for (rule, metric), budget in found.items()
+        replace(one, margin=margin)
+        if one.rule is Rule.FITS or (one.rule is Rule.MAX and one.metric.startswith("peak."))
+        else one
+        for one in found.values()
     )
-
-
-def _once(here: set[Any], limit: Any, path: Key) -> None:
-    """Of two limits on one figure in one table, nobody could say which is meant."""
-    if limit in here:
-        raise UsageError(f"{'.'.join(path)} limits what is limited above already: leave one out.")
-    here.add(limit)
 
 
 def _leaves(table: Mapping[str, Any], path: Key = ()) -> Iterator[tuple[Key, Any]]:
@@ -250,42 +246,30 @@ def _leaves(table: Mapping[str, Any], path: Key = ()) -> Iterator[tuple[Key, Any
             yield (*path, key), value
 
 
-def _fits(run: str, plan: Plan, value: Any) -> Budget:
-    """The GPU that a run must fit, by its name; ``true``: the one it is on."""
-    named = plan.gpu if value is True else value
-    if not isinstance(named, str):
-        raise UsageError('fits names no GPU: write one, as fits = "t4".')
-    gpu = gpus.find(named).name
-    return Budget(run=run, rule=Rule.FITS, metric="fits", gpu=gpu, where=_NOWHERE)
-
-
-_NOWHERE = Source(path="", data={}).where(())
-"""A budget's place until its reader knows it."""
-
-
-def _budget(run: str, path: Key, value: Any, default: str) -> Budget:
-    """Read one other limit."""
-    if path[0] == "max_growth":
-        metric = _metric(path[1:] or ("peak",), default)
-        amount, rule = records.share_or_size(value), Rule.GROWTH
-    else:
-        metric, rule = _metric(path, default), Rule.MAX
-        amount = records.per_parameter(value) if path[0] == PER_PARAMETER else records.size(value)
-    return Budget(run=run, rule=rule, metric=metric, amount=amount, where=_NOWHERE)
+def _budget(run: str, plan: Plan, path: Key, value: Any, default: str, where: Where) -> Budget:
+    if path == ("fits",):
+        # true: the GPU that the run is on.
+        named = plan.gpu if value is True else value
+        if not isinstance(named, str):
+            raise UsageError('fits names no GPU: write one, as fits = "t4".')
+        gpu = gpus.find(named).name
+        return Budget(run=run, rule=Rule.FITS, metric="fits", gpu=gpu, where=where)
+    grows = path[0] == "max_growth"
+    metric = _metric((path[1:] or ("peak",)) if grows else path, default)
+    read_amount = share_or_size if grows else per_parameter if path[0] == PER_PARAMETER else size
+    rule = Rule.GROWTH if grows else Rule.MAX
+    return Budget(run=run, rule=rule, metric=metric, amount=read_amount(value), where=where)
 
 
 def _metric(path: Key, default: str) -> str:
     head, *rest = path
-    if head == "peak":
-        return default if not rest else f"peak.{_one(rest, RUNGS, 'rung')}"
-    if head == PER_PARAMETER:
-        return head if not rest else f"{head}.{_one(rest, COMPONENTS, 'component')}"
-    if head not in COMPONENTS or rest:
+    if head == "peak" and not rest:
+        return default
+    below = {"peak": ("rung", RUNGS), PER_PARAMETER: ("component", COMPONENTS)}.get(head)
+    if (head not in KEYS or head in ("fits", "margin", "max_growth")) or (rest and below is None):
         raise unknown("limit", ".".join(path), KEYS, hint=f"limits are {', '.join(KEYS)}.")
-    return head
-
-
-def _one(rest: list[str], known: tuple[str, ...], kind: str) -> str:
-    if len(rest) > 1 or rest[0] not in known:
-        raise unknown(kind, ".".join(rest), known, hint=f"choose one of {', '.join(known)}.")
-    return rest[0]
+    if rest and below is not None:
+        kind, known = below
+        if len(rest) > 1 or rest[0] not in known:
+            raise unknown(kind, ".".join(rest), known, hint=f"choose one of {', '.join(known)}.")
+    return ".".join(path)

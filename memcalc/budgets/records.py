@@ -1,6 +1,6 @@
 """The records of a budget check.
 
-BudgetFile (what a repository promises) -> Evidence (what its runs cost) -> Verdict (one for each
+BudgetFile (the limits of a repository) -> Evidence (the cost of its runs) -> Verdict (one for each
 budget) -> Report. All sizes are unrounded bytes.
 """
 
@@ -31,11 +31,11 @@ class Rule(StrEnum):
 
 
 class Status(StrEnum):
-    """What was found, worst first."""
+    """The outcome for a budget, worst first."""
 
     OVER = "over"
     UNKNOWN = "unknown"
-    """Could not tell: growth with no baseline to compare to is one case."""
+    """It could not be told, such as growth without a baseline."""
     HOLDS = "holds"
 
 
@@ -50,7 +50,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit as it was written; exactly one of the other fields is known."""
+    """A limit in a budget file; exactly one of the fields beside ``text`` is known."""
 
     text: str
     bytes: int | None = None
@@ -60,16 +60,16 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_decimal(self) -> bool:
-        """Written in kB, MB, GB or TB, of which many think as of the binary units."""
+        """True if written in kB, MB, GB or TB, which many confuse with the binary units."""
         return self.bytes is not None and _DECIMAL.search(self.text) is not None
 
-    def of(self, whole: int) -> int:
-        """Bytes, where a percentage is of this whole; rounded down."""
+    def resolve(self, whole: int) -> int:
+        """Return the bytes, rounded down; a percentage refers to ``whole``."""
         return int(whole * self.percent / 100) if self.percent is not None else self.bytes or 0
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """One promise about one run."""
+    """A limit on one figure of one run."""
 
     run: str
     rule: Rule
@@ -84,14 +84,14 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What is promised, without the run."""
+        """The name of the limit, without the run."""
         if self.rule is Rule.FITS:
             return f"fits {self.gpu}"
         return f"{self.metric} growth" if self.rule is Rule.GROWTH else self.metric
 
 
 class BudgetedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A training run and what it may cost."""
+    """A training run and its budgets."""
 
     name: str
     plan: Plan
@@ -114,17 +114,17 @@ class BudgetFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one run. At least one field is set."""
+    """The facts about one run; at least one field is set."""
 
     prediction: Prediction | None = None
     measurement: Measurement | None = None
     error: str | None = None
     doubt: str = ""
-    """What could not be seen of it; it is judged all the same."""
+    """A fact that could not be checked; the run is judged all the same."""
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of one run, in bytes; ``None`` with the reason."""
+    """A figure of one run in bytes, or None with the reason."""
 
     bytes: int | None
     source: str = "estimated"
@@ -133,31 +133,31 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run cost when its baseline was written."""
+    """The figures of a run when its baseline was written."""
 
     plan: dict[str, object]
     source: str
     """``trace``, ``analytic``, or the device that was measured."""
-    figures: dict[str, Bytes]
+    figures: Annotated[dict[str, Bytes], msgspec.Meta(min_length=1)]
     parameters: Bytes
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """The committed figures that growth is judged against."""
 
-    path: str
+    path: str = ""
     versions: dict[str, str]
     runs: dict[str, Known]
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One budget, judged."""
+    """A budget and its outcome."""
 
     budget: Budget
     status: Status
     value: int | None = None
     limit: int | None = None
-    """What may be reached, margin taken off; for growth, the baseline and what may be added."""
+    """Bytes allowed, less the margin; for growth, the baseline and the allowed growth."""
     before: int | None = None
     """The same figure in the baseline."""
     parameters: int | None = None
@@ -166,12 +166,17 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """``estimated`` or ``measured``."""
     reason: str = ""
     remedy: str = ""
-    """What would bring it under; empty where that is not known."""
+    """The changes that would bring it under; empty: unknown."""
 
     @property
     def difference(self) -> int | None:
         """Bytes over the limit; negative when it holds."""
         return None if self.value is None or self.limit is None else self.value - self.limit
+
+    @property
+    def change(self) -> int | None:
+        """Bytes more than in the baseline."""
+        return None if self.value is None or self.before is None else self.value - self.before
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,16 +185,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...]
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was understood and done, such as sizes that were written in GB."""
+    """How sizes were read, and files that were written."""
     versions: dict[str, str] = msgspec.field(default_factory=dict)
 
     def count(self, status: Status) -> int:
-        """How many verdicts are of this kind."""
+        """Return the number of verdicts with this status."""
         return sum(verdict.status is status for verdict in self.verdicts)
 
     @property
     def failures(self) -> tuple[Verdict, ...]:
-        """Everything that is not green."""
+        """The verdicts that do not hold."""
         return tuple(v for v in self.verdicts if v.status in (Status.OVER, Status.UNKNOWN))
 
 
@@ -206,9 +211,9 @@ def size(value: Any) -> Amount:
         UsageError: it is not a text with a number and a unit.
     """
     if not isinstance(value, str):
-        raise UsageError(f'{_shown(value)} is not a size: write a number and a unit, as "4 GiB".')
+        raise UsageError(f'{_quote(value)} is not a size: write a number and a unit, as "4 GiB".')
     if len(value) > LONGEST:
-        raise UsageError(f"{_shown(value)} is no size that fits a machine.")
+        raise UsageError(f"{_quote(value)} is no size that fits a machine.")
     return Amount(text=value.strip(), bytes=parse_bytes(value))
 
 
@@ -225,7 +230,7 @@ def share_or_size(value: Any) -> Amount:
         return size(value)
     except UsageError:
         advice = 'write a percentage or a size, as "2%" or "50 MiB".'
-        raise UsageError(f"{_shown(value)} is neither: {advice}") from None
+        raise UsageError(f"{_quote(value)} is neither: {advice}") from None
 
 
 def per_parameter(value: Any) -> Amount:
@@ -236,10 +241,10 @@ def per_parameter(value: Any) -> Amount:
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not 0 < value < 1e9:
-        raise UsageError(f"{_shown(value)} is not a number of bytes: write one, as 10 or 2.5.")
+        raise UsageError(f"{_quote(value)} is not a number of bytes: write one, as 10 or 2.5.")
     return Amount(text=f"{value:g} B/parameter", per_parameter=Fraction(str(value)))
 
 
-def _shown(value: Any) -> str:
+def _quote(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

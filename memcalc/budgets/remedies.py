@@ -1,16 +1,17 @@
 """Finds the cheapest changes that bring a run under its budget."""
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.records import Change, Figures, Goal, Remedy, Search, figures
+from memcalc.advice.remedies.records import Change, Figures, Goal, Search, figures
 from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
 from memcalc.budgets import metrics
-from memcalc.budgets.collect import of_command
-from memcalc.budgets.judge import judged
+from memcalc.budgets.collect import simulate_command
+from memcalc.budgets.judge import judge_one
 from memcalc.budgets.records import Budget, Evidence, Known, Rule, Status, Verdict
 from memcalc.budgets.starter import toml
 from memcalc.errors import MemcalcError
@@ -36,18 +37,18 @@ class Adviser:
         self._simulated: dict[Plan, Evidence] = {}
 
     def __call__(self, budget: Budget, evidence: Evidence, before: Known | None) -> str:
-        """One clause; empty where the run was measured, or closed forms answered for it."""
+        """Return a clause; empty if the run was measured, or closed forms answered for it."""
         prediction = evidence.prediction
         if evidence.measurement is not None or prediction is None or prediction.method != "trace":
             return ""
         if prediction.plan.command:
             return self._of_command(budget, prediction, before)
-        trials = self._of(prediction.plan)
+        trials = self._find_trials(prediction.plan)
         if trials is None:
             return ""
 
         def verdict(figures: Figures) -> Verdict:
-            return judged(budget, Evidence(prediction=trials.prediction(figures.plan)), before)
+            return judge_one(budget, Evidence(prediction=trials.prediction(figures.plan)), before)
 
         now = verdict(trials.before)
         goal = Goal(
@@ -56,24 +57,21 @@ class Adviser:
             holds=lambda figures: verdict(figures).status is Status.HOLDS,
             outside=_outside(budget, trials.before),
         )
-        _, found = advise(trials, goal, by_itself=False)
+        _, found = advise(trials, goal, alone=False)
         assert found is not None
-        sizes = {
-            trial.remedies: verdict(trial.figures).value
-            for trial in found.trials
-            if trial.figures is not None
-        }
-        return _clause(found, sizes, now.value)
+        return _clause(found, lambda figures: verdict(figures).value, now.value)
 
     def _of_command(self, budget: Budget, prediction: Prediction, before: Known | None) -> str:
-        """What a command can be told from outside; all else is the script's own to change."""
+        """Try the one setting of a command from outside; all else is for the script to change."""
         plan = prediction.plan
         if not plan.alloc_conf and _outside(budget, figures(prediction)) is not None:
             changed = replace(plan, alloc_conf=_EXPANDABLE)
             if changed not in self._simulated:
                 folder = Path(budget.where.file).resolve().parent
-                self._simulated[changed] = of_command(changed, folder, budget.run, self._timeout)
-            verdict = judged(budget, self._simulated[changed], before)
+                self._simulated[changed] = simulate_command(
+                    changed, folder, budget.run, self._timeout
+                )
+            verdict = judge_one(budget, self._simulated[changed], before)
             if verdict.status is Status.HOLDS and verdict.value is not None:
                 to = format_mib(verdict.value)
                 return f"{_written(('alloc_conf', _EXPANDABLE))} in the file brings it to {to}"
@@ -82,7 +80,7 @@ class Adviser:
                 return f"the script itself must need less: {tried}"
         return "the script itself must need less"
 
-    def _of(self, plan: Plan) -> Trials | None:
+    def _find_trials(self, plan: Plan) -> Trials | None:
         if plan not in self._trials:
             self._trials[plan] = None
             with contextlib.suppress(MemcalcError):
@@ -91,32 +89,32 @@ class Adviser:
 
 
 def _outside(budget: Budget, before: Figures) -> int | None:
-    """What counts beside the allocator's bytes; ``None``: the figure is no rung of the ladder."""
-    rung = metrics.rung_of(budget.metric)
+    """Return the bytes outside the allocator that count; None: the figure is no rung."""
+    rung = metrics.find_rung(budget.metric)
     if budget.rule is Rule.FITS or rung == "process_used":
         return before.context.low if before.context is not None else 0
     return 0 if rung in RUNGS else None
 
 
-def _clause(found: Search, sizes: dict[tuple[str, ...], int | None], now: int | None) -> str:
-    if found.best is not None:
-        changes = "; ".join(map(_with_cost, found.remedies))
-        size = sizes.get(found.best.remedies)
+def _clause(found: Search, size_of: Callable[[Figures], int | None], now: int | None) -> str:
+    """Return the changes that keep the budget, or how near the nearest ones come."""
+    best = found.best
+    if best is not None and best.figures is not None:
+        changes = "; ".join(
+            f"{', '.join(map(_written, one.changes))} (cost: {one.cost})" for one in best.remedies
+        )
+        size = size_of(best.figures)
         to = f" to {format_mib(size)}" if size is not None else ""
         return f"in the file this brings it{to}: {changes}"
-    lower = {keys: size for keys, size in sizes.items() if size is not None}
-    nearest = min(lower, key=lower.__getitem__, default=None)
-    if nearest is None or (now is not None and lower[nearest] >= now):
+    sizes = {trial.remedies: size_of(trial.figures) for trial in found.trials if trial.figures}
+    known = {remedies: size for remedies, size in sizes.items() if size is not None}
+    nearest = min(known, key=known.__getitem__, default=None)
+    if nearest is None or (now is not None and known[nearest] >= now):
         return "none of the known changes helps"
-    return f"no change is enough; {', '.join(nearest)}: {format_mib(lower[nearest])}"
-
-
-def _with_cost(remedy: Remedy) -> str:
-    """Write one change as a budget file says it, and what it costs."""
-    return f"{', '.join(map(_written, remedy.changes))} (cost: {remedy.cost})"
+    return f"no change is enough; {', '.join(map(str, nearest))}: {format_mib(known[nearest])}"
 
 
 def _written(change: Change) -> str:
-    """A change as a budget file says it."""
+    """Write a change as a line of a budget file."""
     name, value = change
     return f"{name} = {toml(dict(value) if isinstance(value, tuple) else value)}"

@@ -1,4 +1,4 @@
-"""One budget file as it was found: its values, its lines, and errors that name both."""
+"""A budget file: its values, the lines of its keys, and errors that name both."""
 
 import os
 import re
@@ -28,19 +28,19 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Where it begins: ``tool.memcalc`` in a pyproject.toml."""
     lines: dict[Key, int] = msgspec.field(default_factory=dict)
 
-    def where(self, key: Key) -> Where:
-        """The line of a key, or of what is around it."""
+    def place(self, key: Key) -> Where:
+        """Return the line of a key, or of the table around it."""
         path = (*self.prefix, *key)
         around = (path[:length] for length in range(len(path), 0, -1))
         line = next((self.lines[one] for one in around if one in self.lines), 1)
         return Where(file=self.path, line=line)
 
     def error(self, key: Key, message: str) -> UsageError:
-        """An error that names the file and the line."""
-        return UsageError(f"{self.where(key)}: {message}")
+        """Return an error that names the file and the line."""
+        return UsageError(f"{self.place(key)}: {message}")
 
     def table(self, key: Key) -> dict[str, Any]:
-        """The table at a key; empty where there is none.
+        """Return the table at a key; empty where it is missing.
 
         Raises:
             UsageError: something else stands there.
@@ -91,10 +91,10 @@ def load(path: Path) -> Source:
 
 
 def discover(start: Path) -> Path:
-    """The budget file of this folder, or of the nearest one above it in the same repository.
+    """Return the budget file of this folder, or of the nearest one above it in the repository.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no folder has a budget file.
     """
     for folder in (start, *start.parents):
         if os.path.isfile(folder / "memcalc.toml"):
@@ -111,7 +111,7 @@ def discover(start: Path) -> Path:
 
 
 def shown_path(path: Path) -> str:
-    """Relative to the current folder where it is below it, in the form of the web."""
+    """Return a path relative to the current folder where it is below it, with slashes."""
     try:
         shown = path.absolute().relative_to(Path.cwd())
     except (OSError, ValueError):
@@ -121,7 +121,7 @@ def shown_path(path: Path) -> str:
 
 
 def has_section(path: Path) -> bool:
-    """Does this pyproject.toml hold budgets, as far as can be told?"""
+    """Tell whether this pyproject.toml holds budgets, also where it cannot be parsed."""
     try:
         data = untrusted_values.content(path, _LARGEST)
     except UsageError:
@@ -139,7 +139,7 @@ _LONGEST = 1000
 
 
 def locate(text: str) -> dict[Key, int]:
-    """Find the line of every key; what stands in a value of several lines has that of its key.
+    """Find the line of every key; a key inside a value of several lines has the value's line.
 
     Returns:
         Line, counted from 1, by path; of an array of tables the first that has the key.
@@ -158,7 +158,7 @@ def locate(text: str) -> dict[Key, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Headers and pairs, each the fewest lines that are TOML alone, and where they begin."""
+    """Yield headers and pairs, each the fewest lines that are TOML alone, and their first line."""
     begun, written = 1, ""
     for line, more in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
         if not written:
@@ -175,7 +175,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _paths(value: Any, path: Key = ()) -> Iterator[Key]:
-    """Every key of a statement, and of the tables in it."""
+    """Yield every key of a statement, and of the tables in it."""
     for part in value if isinstance(value, list) else [value]:
         for key, below in part.items() if isinstance(part, dict) else ():
             yield (*path, key)

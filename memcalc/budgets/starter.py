@@ -30,7 +30,7 @@ def text(
     *,
     schema: bool = False,
 ) -> str:
-    """The file, as TOML; limits lie so many percent above today's estimate."""
+    """Return the file as TOML; limits lie ``margin`` percent above today's estimate."""
     head = _head(schema=schema)
     if configured is not None:
         head.append(f"# Settings are those of {untrusted_text.line(configured.file)}.")
@@ -48,7 +48,7 @@ def text(
 
 
 def of_scripts(scripts: Sequence[Path], gpu: str | None, *, schema: bool) -> str:
-    """A file for scripts that were found and not run: they are judged by their growth."""
+    """Return a file for scripts that were found and not run: they are judged by their growth."""
     lines = _head(schema=schema)
     lines += ["# Scripts that were found; none was run. Add the arguments that they need."]
     for script in scripts:
@@ -61,7 +61,7 @@ def of_scripts(scripts: Sequence[Path], gpu: str | None, *, schema: bool) -> str
 
 
 def command_name(command: str) -> str:
-    """A name for the run of a command: that of its script or module."""
+    """Return a name for the run of a command, after its script or module."""
     words = [word for word in command.split() if not word.startswith("-") and "=" not in word]
     named = next((word for word in words[1:] if word.endswith(".py")), (words[1:] or words)[0])
     return run_name(named.removesuffix(".py").rpartition(".")[2])
@@ -79,13 +79,13 @@ def _head(*, schema: bool) -> list[str]:
 
 
 def run_name(model: str) -> str:
-    """A name for the run of a model: the last part of its name, in plain letters."""
+    """Return a name for the run of a model: the last part of its name, in plain letters."""
     last = model.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
     return re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-") or "train"
 
 
 def toml(value: Any) -> str:
-    """A value as TOML."""
+    """Write a value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
@@ -123,7 +123,7 @@ def _limits(prediction: Prediction, margin: Fraction) -> list[str]:
 
 
 def round_up(size: int) -> str:
-    """A limit that is not below this size: in KiB below 64 MiB, from 10 GiB on in GiB."""
+    """Round a limit up: to KiB below 64 MiB, from 10 GiB on to tenths of a GiB, else to MiB."""
     if size < 64 * MIB:
         return f"{-(-size // KIB)} KiB"
     if size >= 10 * GIB:

@@ -14,7 +14,7 @@ from memcalc.files import shipped, untrusted_values
 from memcalc.records.fields import FIELDS
 from memcalc.records.names import FLASH_ATTN, TRAINER_OPTIM, ZERO_STAGES
 from memcalc.records.plan import Plan
-from memcalc.records.values import NO_LORA, input_of
+from memcalc.records.values import NO_LORA, parse_input
 
 _GENERATED = 256
 """Tokens that an engine generates where nobody says how many."""
@@ -83,7 +83,7 @@ def taken_as(settings: Mapping[str, Any]) -> str:
 
 def _samples(checked: Mapping[str, Any]) -> int:
     """Samples in a described batch: the first size of its first input."""
-    described = [input_of(text) for text in checked["inputs"]]
+    described = [parse_input(text) for text in checked["inputs"]]
     names = [name for name, _, _ in described]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

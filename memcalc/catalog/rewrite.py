@@ -10,7 +10,7 @@ from memcalc.dialects import edit, recipe
 from memcalc.errors import UsageError
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan
-from memcalc.records.values import text_of
+from memcalc.records.values import format_scalar
 
 _NOT_OF_A_RECIPE = ("gpu", "devices", "rank", "torch", "transformers", "assumed", "unread",
                     "target", "module_loading")  # fmt: skip
@@ -67,4 +67,4 @@ def _planned(found: dialects.Recipe, plan: Plan) -> Plan:
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(f"{key}={one}" for key, one in value) or "none"
-    return text_of(value)
+    return format_scalar(value)

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
-from memcalc.budgets.check import Question, check, exit_code
-from memcalc.budgets.collect import Effort
-from memcalc.budgets.formats import forges, writers
+from memcalc.budgets.check import check, exit_code
+from memcalc.budgets.collect import Question
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Evidence, Report
 from memcalc.budgets.source import discover
@@ -31,6 +30,7 @@ from memcalc.errors import UsageError, sentence
 from memcalc.files.results import save as save_runs
 from memcalc.report import checked
 from memcalc.report.answer import headline
+from memcalc.report.check_formats import annotate_refusal, as_markdown, writers
 
 _Files = Annotated[
     list[Path] | None,
@@ -111,9 +111,12 @@ def command(
             raise UsageError(f"{flag} is for measuring: add --measure, or leave {flag} out.")
     name = chosen("check", format)
     written = {path: chosen("check", None, path) for path in output or ()}
-    effort = Effort(workers=jobs, steps=steps or 4, timeout=timeout, use_cache=not no_cache)
     question = Question(
-        effort=replace(effort, device=(device or "cuda") if measure else None),
+        use_cache=not no_cache,
+        workers=jobs,
+        device=(device or "cuda") if measure else None,
+        steps=steps or 4,
+        timeout=timeout,
         saved=tuple(saved or ()),
         baseline=baseline,
         update=update_baseline,
@@ -128,7 +131,7 @@ def command(
         deliver(name, None, checked.blocks(report, only_failures=quiet), **others)
     except Exception as error:
         if name == "github":
-            put(forges.refusal(sentence(error)))
+            put(annotate_refusal(sentence(error)))
         raise
     if name == "github":
         _append_summary(report)
@@ -140,8 +143,7 @@ def _checked(files: list[Path], question: Question, suggest: bool, save: Path | 
         if suggest:
             from memcalc.budgets.remedies import Adviser
 
-            effort = question.effort
-            adviser = Adviser(use_cache=effort.use_cache, timeout=effort.timeout)
+            adviser = Adviser(use_cache=question.use_cache, timeout=question.timeout)
             question = replace(question, remedy=adviser)
         read_files = [read(file) for file in files]
         steps = stack.enter_context(progress("checking memory budgets"))
@@ -153,8 +155,7 @@ def _checked(files: list[Path], question: Question, suggest: bool, save: Path | 
             steps.row(f"{name}: {headline(answer).text if answer else found.error}")
 
         steps.at(0, count)
-        question = replace(question, effort=replace(question.effort, seen=seen))
-        report, found = check(read_files, question)
+        report, found = check(read_files, replace(question, seen=seen))
     if save is not None:
         save_runs(save, found)
     return report
@@ -167,7 +168,7 @@ def _append_summary(report: Report) -> None:
         return
     try:
         with open(summary, "a", encoding="utf-8") as file:
-            file.write(forges.as_markdown(report) + "\n")
+            file.write(as_markdown(report) + "\n")
     except OSError as error:
         # The verdict stands; only its copy on GitHub's page is missing.
         say(f"warning: cannot write the step summary {summary}: {error.strerror}")

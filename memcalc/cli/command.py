@@ -20,7 +20,7 @@ from memcalc.errors import UsageError
 from memcalc.files.offline import stay_offline
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Method
-from memcalc.records.values import plain, typed
+from memcalc.records.values import parse_typed, plain
 from memcalc.units import parse_bytes
 
 
@@ -35,7 +35,7 @@ class Value(NamedTuple):
 def of(kind: Any) -> Value:
     """A value of a declared type, such as ``Annotated[int, Meta(ge=1, le=8)]``."""
     metavar = {int: "N", float: "X"}.get(plain(kind), "NAME")
-    return Value(metavar, lambda name, text: typed(name, kind, text))
+    return Value(metavar, lambda name, text: parse_typed(name, kind, text))
 
 
 def counted(least: int) -> Value:
@@ -57,7 +57,7 @@ def _tokens(name: str, text: str) -> float:
     found = re.fullmatch(r"([0-9.]+) ?([KMBT])", text.upper())
     if found is not None:
         text = f"{found[1]}e{3 * ('KMBT'.index(found[2]) + 1)}"
-    return float(typed(name, Annotated[float, Meta(gt=0, le=1e18)], text))
+    return float(parse_typed(name, Annotated[float, Meta(gt=0, le=1e18)], text))
 
 
 TEXT = Value("TEXT", lambda _, text: text)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from memcalc.advice.explain.difference import difference
-from memcalc.advice.explain.explain import Chapter, again, chapter
+from memcalc.advice.explain.explain import Chapter, chapter, chapter_of_saved
 from memcalc.cli.command import Top, argument, verb
 from memcalc.cli.options import plans_of, understood
 from memcalc.cli.output import NoCache, Output, chosen, deliver_answer, format_option
@@ -57,7 +57,11 @@ def command(
 
 
 def _chapter(asked: Prediction | Plan, answers: Answers) -> Chapter:
-    return again(asked, answers) if isinstance(asked, Prediction) else chapter(answers.trace(asked))
+    return (
+        chapter_of_saved(asked, answers)
+        if isinstance(asked, Prediction)
+        else chapter(answers.trace(asked))
+    )
 
 
 def _plan(text: str) -> Plan:

@@ -23,7 +23,7 @@ from memcalc.estimation.estimate import advised, answers
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import EMULATED
-from memcalc.report.rows import compared_as
+from memcalc.report.rows import name_apart
 from memcalc.units import format_bytes
 
 
@@ -111,7 +111,7 @@ def command(
             else:
                 failed.append(advised(answer, plan, method))
                 if len(plans) > 1:
-                    say(f"{compared_as(plan, plans)}: {failed[-1]}")
+                    say(f"{name_apart(plan, plans)}: {failed[-1]}")
     if not found:
         raise failed[0]
     if lengths is not None:

@@ -1,24 +1,22 @@
 """``memcalc explain``."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from memcalc.advice.explain.explain import explain_plan
-from memcalc.advice.explain.records import Explanation
 from memcalc.cli import output as out
 from memcalc.cli.command import SIZE, Depth, Remedies, Top, option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.progress import Steps, progress
+from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_output, write_recipe
 from memcalc.cli.saved import check_alone, path_of, plans_in, saved, traced_in
 from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.kept import Traced
 from memcalc.records.plan import Plan
-from memcalc.report.explained import HELPFUL
+from memcalc.report.explained import HELPFUL, row_words
 
 
 @with_plan(
@@ -69,7 +67,7 @@ def command(
                 seen=seen,
                 saved=kept,
             ),
-            _teller(steps),
+            row_words,
         )
     out.deliver_answer(found, name, None if recipe else output, top=top, verbose=verbose)
     if stopped:
@@ -114,19 +112,3 @@ def _saved(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
         return [], []
     path = path_of(settings["model"])
     return plans_in(data, path, "explain"), traced_in(data, path)
-
-
-def _teller(steps: Steps) -> Callable[[Explanation], None]:
-    """Return what shows the verdict, the plan that fits and each saving as soon as it is known."""
-    told: set[str] = set()
-
-    def tell(so_far: Explanation) -> None:
-        from memcalc.report.explained import row_words
-
-        for row in row_words(so_far):
-            if row not in told:
-                told.add(row)
-                steps.row(row)
-        steps.at(len(told))
-
-    return tell

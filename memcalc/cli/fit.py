@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from msgspec.structs import replace
 
@@ -12,9 +12,6 @@ from memcalc.cli.output import NoCache, Output, Verbose, chosen, deliver_answer,
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_output, write_recipe
 from memcalc.errors import UsageError
-
-if TYPE_CHECKING:
-    from memcalc.advice.fit.records import FitAnswer
 
 _AXES = ("batch", "seq")
 
@@ -75,19 +72,11 @@ def command(
     wanted += _axes(find, otherwise=not wanted)
     among = table() if verbose else None
     with progress(f"fitting {plan.model}") as steps:
-        told: set[str] = set()
-
-        def tell(so_far: FitAnswer) -> None:
-            for row in fitted.row_words(so_far):
-                if row not in told:
-                    told.add(row)
-                    steps.row(row)
-
         found, stopped = steps.answer_until_stopped(
             lambda seen: answer(
                 plan, wanted, memory=memory, among=among, use_cache=not no_cache, seen=seen
             ),
-            tell,
+            fitted.row_words,
         )
     deliver_answer(found, name, None if recipe else output, verbose=verbose)
     if stopped:

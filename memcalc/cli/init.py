@@ -102,7 +102,7 @@ def _scripts() -> list[Path]:
 
 def _simulated(words: list[str], settings: dict[str, Any]) -> Prediction:
     """What a command needs, which was typed to be run."""
-    from memcalc.budgets.collect import of_command
+    from memcalc.budgets.collect import simulate_command
 
     other = [key for key in settings if key not in OF_COMMANDS]
     if other:
@@ -112,7 +112,7 @@ def _simulated(words: list[str], settings: dict[str, Any]) -> Prediction:
         )
     plan = plans.make({**settings, "command": shlex.join(words)})
     with progress(f"simulating {plan.command}"):
-        found = of_command(plan, Path.cwd(), starter.command_name(plan.name))
+        found = simulate_command(plan, Path.cwd(), starter.command_name(plan.name))
     if found.prediction is None:
         raise EstimateError(f"{plan.command}: {found.error}.")
     return found.prediction

@@ -164,20 +164,20 @@ class _Followed:
         self.busy = steps.now
         self.note = steps.note
 
-    def begins(self, plan: Plan, number: int, count: int) -> None:
+    def begin(self, plan: Plan, number: int, count: int) -> None:
         """A run starts."""
         self._what = f"{plan.model} {plan.optim} {plan.precision}"
         self._steps.at(number, count)
         self.busy(f"{self._what}: starting")
 
-    def said(self, reading: PhaseReading) -> None:
+    def see_phase(self, reading: PhaseReading) -> None:
         """A phase of the run has ended."""
         level = reading.allocated if reading.allocated is not None else reading.requested
         where = f"step {reading.step} {reading.phase.value}"
         known = "" if level is None else f", {format_mib(level)}"
         self.busy(f"{self._what}: {where}{known}")
 
-    def ended(self, run: Run) -> None:
+    def end(self, run: Run) -> None:
         """A run has ended."""
         from memcalc.report.measured import line
 

@@ -25,7 +25,7 @@ from memcalc.dialects import FILES
 from memcalc.errors import UsageError
 from memcalc.estimation.question import shell_notes
 from memcalc.files import untrusted_values
-from memcalc.records.fields import COMPARED, FIELDS, Field, compared
+from memcalc.records.fields import COMPARED, FIELDS, Field, varied_settings
 from memcalc.records.plan import Plan
 
 SEVERAL = ("gpu", *(name for name in COMPARED if name != "gpu"))
@@ -180,6 +180,6 @@ def plan_of(settings: dict[str, Any], what: str) -> Plan:
     """
     plans = plans_of(settings)
     if len(plans) > 1:
-        named = " and ".join(f"--{name}" for name in SEVERAL if name in compared(plans))
+        named = " and ".join(f"--{name}" for name in SEVERAL if name in varied_settings(plans))
         raise UsageError(f"{what} one plan at a time: give {named} one value.")
     return plans[0]

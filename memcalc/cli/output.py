@@ -30,8 +30,7 @@ class Format(NamedTuple):
 
 
 _ANSWERS = (
-    "predictions simulation explanation out-of-memory snapshot fit suggestions cards difference "
-    "check"
+    "predictions simulation explanation out-of-memory snapshot fit suggestions difference check"
 )
 
 FORMATS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -51,20 +51,29 @@ class Steps:
         say(text)
 
     def answer_until_stopped(
-        self, find: Callable[[Callable[[T], None]], T], tell: Callable[[T], None]
+        self,
+        find: Callable[[Callable[[T], None]], T],
+        rows: Callable[[T], Iterable[str]],
+        total: int | None = None,
     ) -> tuple[T, bool]:
         """Return an answer, and whether Ctrl-C cut it short: then it is the last one seen.
 
-        ``find`` passes what is known so far to the function it is given, and so does ``tell``.
+        ``find`` passes each answer so far to the function it is given; every new row of it, of
+        ``total`` at most, is shown.
 
         Raises:
             KeyboardInterrupt: nothing was known yet.
         """
         known: list[T] = []
+        shown: set[str] = set()
 
         def see(so_far: T) -> None:
             known[:] = [so_far]
-            tell(so_far)
+            for row in rows(so_far):
+                if row not in shown:
+                    shown.add(row)
+                    self.row(row)
+            self.at(len(shown), total)
 
         try:
             return find(see), False

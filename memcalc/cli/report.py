@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from memcalc.advice.explain.difference import difference
-from memcalc.advice.explain.explain import Chapter, again, chapter, explain_plan
+from memcalc.advice.explain.explain import Chapter, chapter, chapter_of_saved, explain_plan
 from memcalc.cli.command import Depth, Remedies, argument, file_option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import NoCache, chosen, put, wrote
@@ -91,16 +91,16 @@ def _one_of(file: str, answers: Answers, depth: int | None) -> Chapter:
     data = saved(file)
     if data is None or data.get("kind") == "measurements":
         raise UsageError(f"{file} is no answer that memcalc wrote: compare two .json files of it.")
-    return again(only_prediction(data, Path(file)), answers, depth=depth)
+    return chapter_of_saved(only_prediction(data, Path(file)), answers, depth=depth)
 
 
 def draw(traced: Traced, name: str, output: Path) -> None:
     """Write the page, a picture or a snapshot of what was just traced."""
     if name == "pickle":
-        from memcalc.advice.explain.timeline import predicted
+        from memcalc.advice.explain.timeline import save_predicted_snapshot
         from memcalc.estimation.engine import engine
 
-        predicted(traced, output, engine.player(traced.prediction.plan))
+        save_predicted_snapshot(traced, output, engine.player(traced.prediction.plan))
         wrote(output)
         return
     _write(Document(chapters=(chapter(traced),)), name, output)
@@ -128,9 +128,9 @@ def _document(data: dict[str, Any], path: Path, answers: Answers, depth: int | N
         return Document(runs=tuple(load(path)))
     if data.get("kind") == "explanation":
         explanation = read(data, path)
-        first = again(explanation.prediction, answers, depth=depth)
+        first = chapter_of_saved(explanation.prediction, answers, depth=depth)
         return Document(chapters=(first,), explanation=explanation)
-    chapters = tuple(again(one, answers, depth=depth) for one in predictions(data, path))
+    chapters = tuple(chapter_of_saved(one, answers, depth=depth) for one in predictions(data, path))
     return Document(chapters=chapters)
 
 
@@ -152,6 +152,6 @@ def _write(document: Document, name: str, output: Path) -> None:
             raise UsageError(f"There is no timeline to draw: {'; '.join(one.notes)}.")
         from memcalc.report.rows import heading
 
-        figure = plots.timeline(one.line, heading(one.prediction))
+        figure = plots.timeline(one.line, heading(one.prediction), one.prediction.fit)
     artifact.write_bytes(output, plots.save(figure, name))
     wrote(output)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,11 +13,6 @@ from memcalc.cli.output import NoCache, Output, Verbose, chosen, deliver_answer,
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_of, recipe_output, write_recipe
 from memcalc.errors import UsageError
-from memcalc.records.plan import Plan
-
-if TYPE_CHECKING:
-    from memcalc.advice.suggest.records import Cards, Suggestions
-    from memcalc.report.suggested import Work
 
 _PROGRAM = of(Literal["trainer", "accelerate", "axolotl", "llamafactory", "trl", "swift"])
 
@@ -69,6 +63,7 @@ def command(
     number.
     """
     from memcalc.advice.suggest import speed_and_price
+    from memcalc.advice.suggest.gpus import cards
     from memcalc.advice.suggest.strategies import ways
     from memcalc.advice.suggest.suggest import suggest_plan
     from memcalc.report import suggested
@@ -77,78 +72,42 @@ def command(
     if price is not None and tokens is None:
         raise UsageError("A price needs a number of tokens: add --tokens 1e9.")
     recipe = recipe_output(settings, output)
+    if plan.gpu is None and (program is not None or recipe is not None):
+        word = "--as writes settings" if program else "A recipe is written"
+        raise UsageError(f"{word} for one GPU: name it with --gpu.")
     name = chosen("suggestions", format, None if recipe else output)
     known = speed_and_price.read(price) if price is not None else None
-    work = suggested.Work(tokens=tokens, prices=known)
-    if plan.gpu is None:
-        if program is not None or recipe is not None:
-            word = "--as writes settings" if program else "A recipe is written"
-            raise UsageError(f"{word} for one GPU: name it with --gpu.")
-        _cards(plan, work, name, output, verbose=verbose, use_cache=not no_cache)
-        return
-    if known is not None:
-        known.of(gpus.find(plan.gpu).name)
-    with progress(f"finding ways to train {plan.model}") as steps:
-        told: set[str] = set()
-
-        def tell(so_far: Suggestions) -> None:
-            for row in map(suggested.words, so_far.found):
-                if row not in told:
-                    told.add(row)
-                    steps.row(row)
-            steps.at(len(told), len(list(ways(plan))))
-
+    if plan.gpu is not None and known is not None:
+        known.price(gpus.find(plan.gpu).name)
+    among = gpus.table() if verbose else None
+    if known is not None and known.by_gpu:
+        among = tuple(gpus.find(gpu) for gpu in known.by_gpu)
+    what = "cards that" if plan.gpu is None else "ways to"
+    with progress(f"finding {what} train {plan.model}") as steps:
         found, stopped = steps.answer_until_stopped(
-            lambda seen: suggest_plan(plan, use_cache=not no_cache, seen=seen), tell
+            lambda seen: (
+                cards(plan, among=among, use_cache=not no_cache, seen=seen)
+                if plan.gpu is None
+                else suggest_plan(plan, use_cache=not no_cache, seen=seen)
+            ),
+            suggested.row_words,
+            len(list(ways(plan))) * (2 if plan.gpu is None else 1),
         )
-    if program is not None and found.fitting:
-        from memcalc.advice.suggest.snippets import is_of, snippet
+    best = found.fitting[0].figures if found.fitting else None
+    if program is not None and best is not None:
+        from memcalc.advice.suggest.snippets import is_written_for, snippet
 
-        best = found.fitting[0].figures
-        assert best is not None
         own = recipe_of(settings)
-        if own is not None and is_of(program, own):
+        if own is not None and is_written_for(program, own):
             write_recipe(own, best.plan, output)
         else:
             put(snippet(best.plan, program), output)
         return
+    work = suggested.Work(tokens=tokens, prices=known)
     deliver_answer(found, name, None if recipe else output, verbose=verbose, work=work)
     if stopped:
         raise KeyboardInterrupt
-    if recipe is not None and found.fitting:
-        best = found.fitting[0].figures
-        assert best is not None
+    if best is None:
+        raise typer.Exit(1)
+    if recipe is not None:
         write_recipe(recipe, best.plan, output)
-    if not found.fitting:
-        raise typer.Exit(1)
-
-
-def _cards(
-    plan: Plan, work: Work, name: str, output: Path | None, *, verbose: bool, use_cache: bool
-) -> None:
-    """Which card the model needs."""
-    from memcalc.advice.suggest.gpus import cards
-    from memcalc.advice.suggest.strategies import ways
-    from memcalc.report import suggested
-
-    with progress(f"finding cards that train {plan.model}") as steps:
-        told: set[str] = set()
-
-        def tell(so_far: Cards) -> None:
-            for row in map(suggested.card_words, so_far.found):
-                if row not in told:
-                    told.add(row)
-                    steps.row(row)
-            steps.at(len(told), 2 * len(list(ways(plan))))
-
-        among = gpus.table() if verbose else None
-        if work.prices is not None and work.prices.by_gpu:
-            among = tuple(gpus.find(gpu) for gpu in work.prices.by_gpu)
-        found, stopped = steps.answer_until_stopped(
-            lambda seen: cards(plan, among=among, use_cache=use_cache, seen=seen), tell
-        )
-    deliver_answer(found, name, output, verbose=verbose, work=work)
-    if stopped:
-        raise KeyboardInterrupt
-    if not found.fitting:
-        raise typer.Exit(1)

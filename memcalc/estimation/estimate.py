@@ -20,7 +20,7 @@ from memcalc.estimation.validate import Checked, check
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Method, Plan
 from memcalc.records.prediction import Prediction
-from memcalc.records.values import checked
+from memcalc.records.values import check_value
 from memcalc.workload import layouts
 
 
@@ -120,7 +120,7 @@ def answers(
     ``workers`` is the most processes that trace at once; ``None``: what the machine has room for.
     ``timeout``: seconds after which a run is ended, which is an error.
     """
-    checked("method", Method, method)
+    check_value("method", Method, method)
     if method == "analytic":
         yield from analytic_answers(plans)
         return

@@ -18,7 +18,7 @@ from memcalc.engine.alloc_conf import AllocatorSettings
 from memcalc.estimation.question import version_of
 from memcalc.records.levels import Levels
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, FitVerdict, Growth, Part, Span
+from memcalc.records.prediction import Fit, FitVerdict, Growth, Span
 from memcalc.records.replay import Card, Replay
 from memcalc.units import format_bytes
 from memcalc.workload import layouts
@@ -55,9 +55,7 @@ def outside_span(
         named[NCCL] = nccl_span(gpu, groups)
         total = together(total, named[NCCL])
     parts = tuple(
-        Part(name=name, low=span.low, likely=span.likely, high=span.high, source=span.source)
-        for name, span in named.items()
-        if name is not None
+        replace(span, name=name, parts=()) for name, span in named.items() if name is not None
     )
     return replace(total, parts=parts)
 

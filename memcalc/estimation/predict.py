@@ -18,7 +18,7 @@ from memcalc.estimation.replays import (
 )
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Part, PhasePeak, Prediction, Span
+from memcalc.records.prediction import PhasePeak, Prediction, Span
 from memcalc.records.replay import Play
 from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace, components, most_of
 from memcalc.records.trace import highest as highest_events
@@ -126,7 +126,7 @@ def given_back(reserved: int, unlimited: int) -> Span:
     """The range from bytes reserved on this GPU, cache given back, to those on a larger one."""
     low, high = min(reserved, unlimited), max(reserved, unlimited)
     source = "replayed at the GPU's size and without a limit; the larger is that of a larger GPU"
-    part = Part(name=GIVEN_BACK, low=low, likely=reserved, high=high, source=source)
+    part = Span(name=GIVEN_BACK, low=low, likely=reserved, high=high, source=source)
     return Span(low=low, likely=reserved, high=high, source=GIVEN_BACK, parts=(part,))
 
 

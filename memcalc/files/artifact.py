@@ -15,7 +15,7 @@ from memcalc.errors import UsageError
 from memcalc.files import untrusted_values
 from memcalc.version import __version__
 
-SCHEMA = 1
+SCHEMA = 2
 T = TypeVar("T")
 _IN_THE_WAY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)
 """A file can be written, but none can be put in its place, or not with its owner."""

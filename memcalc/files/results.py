@@ -75,14 +75,6 @@ _OTHERS = {
 """What other files of memcalc hold, by kind."""
 
 
-class _Document(msgspec.Struct, frozen=True):
-    """What a reporter wrote of one prediction; its other keys are for people."""
-
-    record: Prediction
-    trace: bytes = b""
-    """Of a command, which is not run again: what its allocator did, packed."""
-
-
 def predictions(data: dict[str, Any], path: Path) -> list[Prediction]:
     """The predictions in a result file that was read.
 
@@ -94,14 +86,24 @@ def predictions(data: dict[str, Any], path: Path) -> list[Prediction]:
         raise UsageError(
             f"{path} holds {_OTHERS[kind]}, and no prediction: give what memcalc estimate wrote."
         )
-    return [one.record for one in _documents(data, path)]
+    return [prediction for prediction, _ in _documents(data, path)]
 
 
-def _documents(data: dict[str, Any], path: Path) -> list[_Document]:
-    found = artifact.part(list[_Document], data.get("predictions", [data]), path, "prediction")
-    if not found:
+def _documents(data: dict[str, Any], path: Path) -> list[tuple[Prediction, bytes]]:
+    """Return each prediction with the packed trace of a command, which is not run again."""
+    bodies = artifact.part(
+        list[dict[str, Any]], data.get("predictions", [data]), path, "prediction"
+    )
+    if not bodies:
         raise UsageError(f"{path} holds no prediction that can be read: it has none.")
-    return found
+    return [
+        (
+            # Until schema 1 the prediction was one of the keys.
+            artifact.part(Prediction, body.get("record", body), path, "prediction"),
+            artifact.part(bytes, body.get("trace", ""), path, "trace"),
+        )
+        for body in bodies
+    ]
 
 
 def with_traces(data: dict[str, Any], path: Path) -> list[tuple[Prediction, Trace]]:
@@ -111,7 +113,7 @@ def with_traces(data: dict[str, Any], path: Path) -> list[tuple[Prediction, Trac
         UsageError: one is damaged.
     """
     try:
-        return [(one.record, unpack(one.trace)) for one in _documents(data, path) if one.trace]
+        return [(one, unpack(trace)) for one, trace in _documents(data, path) if trace]
     except DamagedTraceError as error:
         raise UsageError(f"{path} holds no trace that can be read: {error}.") from None
 

@@ -1,6 +1,6 @@
-"""How an answer shows itself: as text, as HTML in a notebook, as a figure.
+"""Records that show themselves: as text, as HTML in a notebook, as a figure.
 
-What renders lies above the records, so the package's ``__init__`` installs it here.
+The renderers lie above the records, so the package's ``__init__`` installs them here.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _installed: dict[str, Callable[[Any], Any]] = {}
 
 
 def install(**renderers: Callable[[Any], Any]) -> None:
-    """Use these functions of a record from now on: ``text``, ``html`` and ``figure``."""
+    """Install the functions that render a record: ``text``, ``html`` and ``figure``."""
     _installed.update(renderers)
 
 
@@ -31,7 +31,7 @@ class Answer:
 
 
 def figure(record: object) -> Any:
-    """The record as a figure of matplotlib.
+    """Return the record as a figure of matplotlib.
 
     Raises:
         RuntimeError: nothing is installed that draws.

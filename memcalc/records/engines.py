@@ -1,10 +1,10 @@
-"""What a serving engine says of its own memory, as its processes write it."""
+"""The figures of its memory that a serving engine writes."""
 
 import msgspec
 
 
 class WorkerFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU of an engine, in bytes; ``None``: this release of the engine does not say it."""
+    """A GPU of an engine, in bytes; ``None`` where this release of the engine does not say it."""
 
     rank: int = 0
     weights: int | None = None
@@ -12,13 +12,13 @@ class WorkerFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Elements of the model's tensors on this GPU; packed ones count as they are stored."""
     tensors: int | None = None
     consumed: int | None = None
-    """Taken for good before the KV cache: weights, and what the engine keeps beside them."""
+    """Taken for good before the KV cache: weights, and the engine's own memory."""
     activations: int | None = None
-    """The most that the profiled pass holds beside; without CUDA graphs."""
+    """The most that the profiled pass adds, without CUDA graphs."""
     graphs: int | None = None
     """The engine's estimate of CUDA graphs, where it takes that off."""
     captured: int | None = None
-    """What its CUDA graphs took in the end."""
+    """Bytes that its CUDA graphs took in the end."""
     requested: int | None = None
     """The engine's share of the GPU."""
     available: int | None = None
@@ -26,7 +26,7 @@ class WorkerFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine settled on for all its GPUs; ``None`` as in ``WorkerFigures``."""
+    """The settings that an engine chose for all its GPUs; ``None`` as in ``WorkerFigures``."""
 
     version: str
     model: str = ""
@@ -58,7 +58,7 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
-    """Why an engine did not start, in its own words."""
+    """The reason why an engine did not start."""
 
     kind: str
     """Class of the exception."""
@@ -66,9 +66,9 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
-    """All that an engine's processes wrote."""
+    """The figures that an engine's processes wrote."""
 
     engine: EngineFigures | None = None
-    """``None``: it did not come so far."""
+    """``None``: it ended before."""
     workers: tuple[WorkerFigures, ...] = ()
     refused: Refused | None = None

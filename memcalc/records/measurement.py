@@ -1,7 +1,7 @@
 """The records of a measured run.
 
-Sizes are unrounded bytes. What could not be read is ``None``, and ``Measurement.unknown`` says
-why, under the field's name.
+Sizes are unrounded bytes. A figure that could not be read is ``None``, and ``Measurement.unknown``
+says why, under the field's name.
 """
 
 from collections.abc import Iterable
@@ -74,7 +74,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process on a GPU; ``nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv``.
 
-    In a container the number is that of the host.
+    In a container it is the number on the host.
     """
 
     pid: int
@@ -83,7 +83,7 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What NVML said of the GPU, read by the parent while the child trained."""
+    """The readings of NVML, by the parent while the child trained."""
 
     uuid: str
     name: str
@@ -128,7 +128,7 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement(Answer, msgspec.Struct, frozen=True, kw_only=True):
-    """What a real run of one plan showed."""
+    """The figures of a real run of one plan."""
 
     plan: Plan
     device: str
@@ -208,7 +208,7 @@ def steady_peak(measurement: Measurement, rung: str) -> int | None:
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing about this machine."""
+    """A fact about this machine."""
 
     name: str
     value: str

@@ -24,7 +24,7 @@ DTYPE_BYTES = {
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
-    """One parameter or buffer of the model; tied ones are listed once, under the first name."""
+    """A parameter or buffer of the model; tied ones are listed once, under the first name."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        """Unrounded bytes of the storage."""
+        """The bytes of the storage, unrounded."""
         return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
@@ -62,7 +62,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Without the buffers, and the constants of quantized weights."""
+        """All tensors but buffers and the constants of quantized weights."""
         return tuple(one for one in self.tensors if not one.buffer and not one.constant)
 
     @property
@@ -88,7 +88,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(StrEnum):
-    """Where a piece of optimizer state lives."""
+    """The place of a piece of optimizer state."""
 
     DEVICE = "device"
     HOST = "host"
@@ -97,7 +97,7 @@ class Place(StrEnum):
 
 
 class StateTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor an optimizer keeps, for one parameter or (``parameter`` empty) shared by all."""
+    """A tensor of an optimizer, for one parameter or (``parameter`` empty) shared by all."""
 
     parameter: str
     name: str
@@ -111,7 +111,7 @@ class StateTensor(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        """Unrounded bytes of the storage."""
+        """The bytes of the storage, unrounded."""
         return self.numel * DTYPE_BYTES[self.dtype]
 
 
@@ -126,5 +126,5 @@ class OptimizerState(msgspec.Struct, frozen=True, kw_only=True):
     """What the user should know, such as which tensors stay in 32 bit and why."""
 
     def total(self, place: Place) -> int:
-        """Bytes that live in one place."""
+        """Return the bytes in one place."""
         return sum(tensor.bytes for tensor in self.tensors if tensor.place is place)

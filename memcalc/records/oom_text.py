@@ -1,4 +1,4 @@
-"""What PyTorch says when GPU memory runs out."""
+"""The message of PyTorch when GPU memory runs out."""
 
 from typing import Literal
 
@@ -10,9 +10,9 @@ Gap = Literal["fragmentation", "limit", "other processes", "too large"]
 
 
 class OomText(Answer, msgspec.Struct, frozen=True, kw_only=True):
-    """One message of ``torch.OutOfMemoryError``; sizes in bytes, as exactly as the text says.
+    """A message of ``torch.OutOfMemoryError``; sizes in bytes, as exactly as the text says.
 
-    ``None`` where a release of PyTorch does not say it.
+    A figure is ``None`` where a release of PyTorch does not say it.
     """
 
     asked: int
@@ -29,8 +29,8 @@ class OomText(Answer, msgspec.Struct, frozen=True, kw_only=True):
     allowed: int | None
     """What ``set_per_process_memory_fraction`` leaves; ``None``: no limit was set."""
     outside: int
-    """Held on the GPU by nobody who is named above: other processes, and this one's context
-    where ``process`` is unknown."""
+    """Other memory of the GPU: other processes, and this one's context where ``process`` is
+    unknown."""
     gap: Gap
     """Why the request failed."""
     line: str | None
@@ -38,4 +38,4 @@ class OomText(Answer, msgspec.Struct, frozen=True, kw_only=True):
     script: str | None
     """The first file of that traceback."""
     times: int
-    """How often the text says so; the last one is told here."""
+    """The number of such messages in the text; this is the last."""

@@ -38,7 +38,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_own_limit(self) -> bool:
-        """The GPU had room: the script itself allows PyTorch only a part of it."""
+        """True if the GPU had room, but the script allows PyTorch only a part of it."""
         return self.free >= self.asked + _ROUNDED_BY
 
 
@@ -62,12 +62,12 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def runs_full(self) -> bool:
-        """The GPU is full before a training of usual length has ended."""
+        """True if the GPU is full before a training of usual length has ended."""
         return self.steps is not None and self.steps < _LONG
 
     @property
     def matters(self) -> bool:
-        """A training of usual length gathers much, or fills the GPU."""
+        """True if a training of usual length gathers much, or fills the GPU."""
         return self.runs_full or self.bytes * _LONG >= _MUCH
 
 
@@ -89,25 +89,17 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     """The same phase in the first step, where optimizer state may not exist yet."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What a span is made of, by name."""
-
-    name: str
-    low: int
-    likely: int | None
-    high: int
-    source: str
-
-
 class Span(msgspec.Struct, frozen=True, kw_only=True):
     """A figure known only within limits."""
 
+    name: str = ""
+    """The name of a part; empty: it is a whole."""
     low: int
-    likely: int | None
+    likely: int | None = None
     high: int
     source: str
-    parts: tuple[Part, ...] = ()
-    """What it is made of; parts that were read together have ends that do not add up to its."""
+    parts: tuple["Span", ...] = ()
+    """Its parts; the ends of parts that were read together do not add up."""
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,17 +159,17 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool:
-        """For sure, with a margin to spare."""
+        """True if it fits for sure, with a margin to spare."""
         return self.verdict is FitVerdict.FITS
 
     @property
     def most(self) -> int:
-        """``needed`` with the largest context."""
+        """The bytes needed with the largest context."""
         return self.needed if self.needed_high is None else self.needed_high
 
     @property
     def limit(self) -> int:
-        """What the process may use at most."""
+        """The most that the process may use."""
         return self.capacity if self.allowed is None else min(self.allowed, self.capacity)
 
     @property
@@ -193,7 +185,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OnGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program takes of one of several GPUs, on which it puts work by itself."""
+    """The memory of one of several GPUs that a program uses."""
 
     index: int
     """As in ``cuda:1``."""
@@ -202,7 +194,7 @@ class OnGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OnRank(msgspec.Struct, frozen=True, kw_only=True):
-    """What one of the processes takes that train together."""
+    """The memory of one of the processes that train together."""
 
     rank: int
     alike: tuple[int, ...] = ()
@@ -219,7 +211,7 @@ class OnRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to train on the same samples."""
+    """A way to train on the same samples."""
 
     name: str
     requested: int
@@ -233,7 +225,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Varied(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hundred batches of varying length take."""
+    """The memory of a hundred batches of varying length."""
 
     lengths: str
     batches: int
@@ -311,7 +303,7 @@ class Prediction(Answer, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool:
-        """For sure, on the GPU that was named."""
+        """True if it fits the named GPU for sure."""
         return self.fit is not None and self.fit.fits
 
     @property

@@ -1,4 +1,4 @@
-"""How far something that takes minutes is, such as fetching a PyTorch, and who is told of it."""
+"""The progress of long work, such as fetching a PyTorch, and the listeners for it."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ import msgspec
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far it is."""
+    """The progress of one piece of work."""
 
     text: str
     fraction: float | None = None
@@ -20,7 +20,7 @@ _listeners: list[Report] = []
 
 @contextlib.contextmanager
 def listening(report: Report) -> Iterator[None]:
-    """Be told by whatever this process does meanwhile, in any of its threads."""
+    """Listen to the progress of this process meanwhile, in all its threads."""
     _listeners.append(report)
     try:
         yield
@@ -29,6 +29,6 @@ def listening(report: Report) -> Iterator[None]:
 
 
 def tell(progress: Progress) -> None:
-    """Tell whoever began to listen last."""
+    """Tell the newest listener."""
     if _listeners:
         _listeners[-1](progress)

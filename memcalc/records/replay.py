@@ -47,7 +47,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """What the allocator made of the calls: all of them, or those before one that failed."""
+    """The outcome of the calls: of all, or of those before one that failed."""
 
     peaks: Levels
     end: Levels
@@ -64,7 +64,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay records beside its peaks."""
+    """The extra records of a replay, beside its peaks."""
 
     levels: int | None = None
     """Number of the birth or death from which on levels are kept; ``None``: none are."""

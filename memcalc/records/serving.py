@@ -1,4 +1,4 @@
-"""What a serving engine reserves, and how much its cache holds."""
+"""The memory that a serving engine reserves, and the capacity of its cache."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 
 
 class Layers(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers that keep the same of a token."""
+    """Layers that keep equally many bytes of a token."""
 
     layers: int
     bytes: int
@@ -17,7 +17,7 @@ class Layers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cache of a size holds."""
+    """The capacity of a cache."""
 
     bytes: int
     blocks: int
@@ -32,7 +32,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def running(self) -> int:
-        """Sequences at once."""
+        """The sequences that run at once."""
         return min(self.sequences, self.limit)
 
 
@@ -46,9 +46,9 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine reserves, and what fits its cache. Sizes in bytes.
+    """The memory that an engine reserves, and the capacity of its cache, in bytes.
 
-    A block (a page, in SGLang's words) holds so many tokens of every layer of a group.
+    A block (SGLang: a page) holds a fixed number of tokens of every layer of a group.
     """
 
     engine: str

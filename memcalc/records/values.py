@@ -26,13 +26,13 @@ _LONGEST = 60
 
 
 def plain(kind: Any) -> type:
-    """Python's type of one value of a declared type: bool, int, float or str."""
+    """Return the Python type of one value of a declared type: bool, int, float or str."""
     bare = kind.__origin__ if get_origin(kind) is Annotated else kind
     return bare if bare in (bool, int, float) else str
 
 
 def scalar(text: str) -> Scalar:
-    """A number, true, false or none, as it looks; else a text, which may stand in quotes."""
+    """Parse a number, true, false or none; all else is a text, which may have quotes."""
     text = text.strip()
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
@@ -44,8 +44,8 @@ def scalar(text: str) -> Scalar:
     return text[1:-1] if quoted else text
 
 
-def text_of(value: Scalar) -> str:
-    """What ``scalar`` takes for this value."""
+def format_scalar(value: Scalar) -> str:
+    """Write a value as the text that ``scalar`` parses to it."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -80,32 +80,28 @@ _NOT_RUN = {
     ("quant", "fp8"): _OF_CHECKPOINTS.format("fp8", "DeepSeek-V3", "torchao-float8"),
     **{("precision", name): _FP8 for name in ("fp8", "amp-fp8")},
 }
-"""Values that other tools take, by setting and value, and why they are none here."""
+"""Values of other tools that memcalc refuses, and why, by setting and value."""
 
 
-def typed(name: str, kind: Any, text: str) -> Any:
-    """A value of this type from its text on the command line.
+def parse_typed(name: str, kind: Any, text: str) -> Any:
+    """Parse a value of this type from its text on the command line.
 
     Raises:
         SettingError: it is not understood.
     """
-    numbers = any(plain(part) in (int, float) for part in _parts(kind))
-    return checked(name, kind, scalar(text) if numbers else text)
+    parts = get_args(kind) if get_origin(kind) is Union else (kind,)
+    numbers = any(plain(part) in (int, float) for part in parts)
+    return check_value(name, kind, scalar(text) if numbers else text)
 
 
-def _parts(kind: Any) -> tuple[Any, ...]:
-    """The types that a value may have."""
-    return get_args(kind) if get_origin(kind) is Union else (kind,)
-
-
-def checked(name: str, kind: Any, value: Any) -> Any:
-    """A value of this type, as msgspec converts it.
+def check_value(name: str, kind: Any, value: Any) -> Any:
+    """Convert a value to this type by msgspec.
 
     ``kind`` is a type, or one with limits as ``Annotated[int, Meta(ge=1, le=8)]``, but no union of
     a text that has a pattern with a list or table: msgspec 0.22 frees the pattern too often.
 
     Raises:
-        SettingError: it is of another type, out of range, or none of the choices.
+        SettingError: it has another type, is out of range, or is none of the choices.
     """
     if isinstance(value, float) and value.is_integer() and plain(kind) is int:
         # To JSON Schema, 8.0 is a whole number.
@@ -113,35 +109,36 @@ def checked(name: str, kind: Any, value: Any) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        raise refused(name, kind, value) from None
+        raise refusal(name, kind, value) from None
 
 
-def refused(name: str, kind: Any, value: Any) -> SettingError:
-    """The error for a value that is not of this type."""
+def refusal(name: str, kind: Any, value: Any) -> SettingError:
+    """Return the error for a value that does not have this type."""
     if get_origin(kind) is Literal:
         reason = _NOT_RUN.get((name.lstrip("-"), str(value)))
         if reason is not None:
             return SettingError(name, reason)
         hint = f"choose one of {', '.join(get_args(kind))}."
-        told = unknown(name, str(value)[:_LONGEST], get_args(kind), hint=hint)
-        return SettingError(name, str(told))
+        return SettingError(
+            name, str(unknown(name, str(value)[:_LONGEST], get_args(kind), hint=hint))
+        )
     shown = " ".join(repr(list(value) if isinstance(value, tuple) else value).split())
     shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
     thousands = re.fullmatch(r"([0-9]{1,4})[kK]", str(value))
     type_ = f": type {1024 * int(thousands[1])}" if thousands and plain(kind) is int else ""
-    return SettingError(name, f"{name} = {shown} is not {_wanted(kind)}{type_}.")
+    return SettingError(name, f"{name} = {shown} is not {_describe_type(kind)}{type_}.")
 
 
-def _wanted(kind: Any) -> str:
-    """What is wanted, in words that follow ``is not``."""
+def _describe_type(kind: Any) -> str:
+    """Return a type in words that follow ``is not``."""
     if get_origin(kind) is Union:
-        return ", or ".join(map(_wanted, get_args(kind)))
+        return ", or ".join(map(_describe_type, get_args(kind)))
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
     if get_origin(kind) is dict:
         return "a table of names, each with a number, a text, true or false"
     if get_origin(kind) is tuple:
-        return f"{_wanted(get_args(kind)[0])}, or a list of such"
+        return f"{_describe_type(get_args(kind)[0])}, or a list of such"
     if kind in (bool, str):
         return "true or false" if kind is bool else "a text"
     limits: dict[str, Any] = {}
@@ -157,16 +154,13 @@ def _wanted(kind: Any) -> str:
 
 
 def whole(pattern: str) -> str:
-    """A pattern that the whole text must match; Python's ``$`` alone allows a line break."""
+    """Return a pattern for the whole text; Python's ``$`` alone allows a line break."""
     return rf"^(?:{pattern})$(?!\n)"
 
 
-def about(
-    group: str, words: str, *, otherwise: str = "", option: str | None = "", typed: str = ""
-) -> Meta:
-    """What a person is told of a field; ``option`` is ``None`` where a verb of its own takes it."""
-    extra = {"group": group, "otherwise": otherwise, "option": option, "typed": typed}
-    return Meta(description=words, extra=extra)
+def about(group: str, *, otherwise: str = "", option: str | None = "", typed: str = "") -> Meta:
+    """Return the help of a field; ``option`` is ``None`` where only some verbs take it."""
+    return Meta(extra={"group": group, "otherwise": otherwise, "option": option, "typed": typed})
 
 
 Text = Annotated[str, Meta(pattern=r"\S", title="a text that is not empty")]
@@ -207,7 +201,7 @@ _PART = rf" *(?:{'|'.join(f'{key}={form}' for key, form in _LORA.items())}) *"
 _RANK = rf" *{_LORA['r']} *"
 _TWICE = rf"(?!.*(?:^|[, ])({'|'.join(_LORA)})=.*[, ]\1=|{_RANK},.*r=)"
 NO_LORA = "none"
-"""No adapters where there would be some."""
+"""The value for no adapters where the default has some."""
 USUAL_LORA = "r=16,target=all-linear"
 Lora = Annotated[
     str,
@@ -241,12 +235,12 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def adapter(text: str) -> Adapter:
-    """What a text of ``Plan.lora`` says; alpha is twice the rank unless it is given.
+    """Parse a text of ``Plan.lora``; alpha is twice the rank unless it is given.
 
     Raises:
         UsageError: the text has another form.
     """
-    written = re.sub(r"^ *(?=[0-9])", "r=", checked("lora", Lora, text))
+    written = re.sub(r"^ *(?=[0-9])", "r=", check_value("lora", Lora, text))
     parts = dict(part.strip().split("=") for part in written.split(","))
     rank, target = int(parts.get("r", 16)), parts.get("target", "all-linear")
     return Adapter(
@@ -257,12 +251,12 @@ def adapter(text: str) -> Adapter:
     )
 
 
-def input_of(text: str) -> tuple[str, str, tuple[int, ...]]:
-    """Name, dtype and shape of a text of ``Plan.inputs``.
+def parse_input(text: str) -> tuple[str, str, tuple[int, ...]]:
+    """Parse the name, dtype and shape of a text of ``Plan.inputs``.
 
     Raises:
         UsageError: the text has another form.
     """
-    written: str = checked("input", Input, text)
+    written: str = check_value("input", Input, text)
     name, dtype, sizes, _ = re.split(r"[=\[\]]", written.replace(" ", ""))
     return name, dtype, tuple(int(size) for size in sizes.split(",") if size)

@@ -13,7 +13,7 @@ _EXACT = ("weights", "gradients", "optimizer state", "optimizer state (device)")
 
 
 def blocks(runs: Sequence[Run]) -> list[Block]:
-    """Errors of the peaks by rung, model, optimizer and precision; the largest run by run."""
+    """Return errors of the peaks by rung, model, optimizer and precision, and the largest runs."""
     judged = [
         run
         for run in runs

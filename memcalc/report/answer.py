@@ -1,11 +1,11 @@
-"""One prediction for a person at a terminal: the answer, why, and what to type next."""
+"""A prediction on one screen: the answer, why, and the next command."""
 
 from collections.abc import Iterator, Sequence
 
 from memcalc.catalog.models import TAKEN
 from memcalc.records.fields import options
 from memcalc.records.model import Place
-from memcalc.records.prediction import LONGER, RUNGS, OnGpu, OnRank, Prediction
+from memcalc.records.prediction import LONGER, RUNGS, OnGpu, Prediction
 from memcalc.records.trace import DECIDES, EMULATED, NO_GRADIENT, Component
 from memcalc.report import lengths, rows, serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
@@ -20,7 +20,7 @@ _LARGE = 1_000_000_000
 
 
 def blocks(prediction: Prediction) -> list[Block]:
-    """The verdict, the figures that lead to it, and the next command: ``LINES`` of a terminal."""
+    """Return the verdict, the figures that lead to it, and the next command, in ``LINES`` lines."""
     if prediction.serving is not None:
         first, *rest = serving.blocks(prediction, prediction.serving)
         return [first, *_unusual(prediction), *rest, *notes(prediction, brief=True)]
@@ -73,7 +73,7 @@ def _unusual(prediction: Prediction) -> Iterator[Line]:
 
 
 def _unusual_layout(prediction: Prediction) -> Iterator[Line]:
-    """Shards over one GPU, and autocast over units that are gathered in fp32."""
+    """Yield lines on shards over one GPU, and on autocast over units gathered in fp32."""
     plan = prediction.plan
     if plan.parallel is not None and plan.devices == 1 and layouts.spread(plan).world == 1:
         yield Line(f"  {plan.parallel} is over 1 GPU: add --devices 8, or as many as you have")
@@ -86,7 +86,7 @@ def _unusual_layout(prediction: Prediction) -> Iterator[Line]:
 
 
 def _height(block: Block) -> int:
-    """Lines of a terminal that a block takes."""
+    """Return the lines of a terminal that a block takes."""
     if isinstance(block, Table):
         return len(block.rows) + bool(block.title) + bool(block.head)
     # A line is broken between words, so not all columns of it are filled.
@@ -95,30 +95,29 @@ def _height(block: Block) -> int:
 
 
 def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
-    """What was assumed and what was not counted; brief: two lines of what changes most."""
+    """Yield the assumptions and what was not counted; brief: two lines of what changes most."""
     assumed, left = list(prediction.assumptions), 0
     if brief:
         # The verdict says why it is unknown.
-        told = prediction.unknown.get("fit")
-        assumed = [one for one in assumed if one != told and not one.startswith(EMULATED)]
+        reason = prediction.unknown.get("fit")
+        assumed = [one for one in assumed if one != reason and not one.startswith(EMULATED)]
         assumed, left = weightiest(assumed)
         left += len(prediction.uncounted)
         if longer := next((one for one in prediction.uncounted if one.startswith(LONGER)), ""):
             yield Line(f"not counted: {longer}", Kind.NOTE)
             left -= 1
-    more = f"{left} more (-v)"
     if assumed:
-        yield Line("assumed: " + "; ".join([*assumed, *([more] if left else [])]), Kind.NOTE)
+        yield Line(rows.assumed_words(assumed, left), Kind.NOTE)
     if prediction.uncounted and not brief:
         yield Line("not counted: " + "; ".join(prediction.uncounted), Kind.NOTE)
 
 
 def weightiest(assumed: list[str]) -> tuple[list[str], int]:
-    """Those that an option changes, then the others, on two lines; and how many are left out."""
+    """Return the assumptions that fit two lines, options first, and how many are left out."""
     room = 2 * (_COLUMNS - 6) - len("assumed: ; 9 more (-v)")
 
     def weight(text: str) -> int:
-        """Lowest first: another model than the one typed, what an option changes, all else."""
+        """Return 0 for another model than the one typed, 1 for options that change it, else 2."""
         if TAKEN in text or NO_GRADIENT in text or text.startswith(DECIDES):
             return 0
         return 1 if "--" in text or ENDED in text else 2
@@ -135,7 +134,7 @@ ENDED = "the script ended"
 
 
 def headline(prediction: Prediction) -> Line:
-    """Fits or not, of how much, and what is left; without a GPU, how much it is."""
+    """Return whether it fits and what is left; without a GPU, the size."""
     words = rows.verdict(prediction)
     if words is not None:
         return Line(words, Kind.VERDICT if prediction.fit is not None else Kind.HEADING)
@@ -154,7 +153,7 @@ _RUNG_WORDS = {
 
 
 def _table(prediction: Prediction, lines: int) -> Table:
-    """Components down to what tensors ask for; then rung by rung to what the process holds."""
+    """Return the components of the requested bytes, then the rungs up to the process."""
     peak = prediction.peak
     unit = unit_for(max(peak.requested, peak.reserved or 0, peak.process_used or 0))
     rungs = list(_rungs(prediction, unit))
@@ -195,7 +194,7 @@ def _table(prediction: Prediction, lines: int) -> Table:
 
 
 def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
-    """Each rung, and what it has more than the one before."""
+    """Yield each rung, and its bytes more than the one before."""
     peak = prediction.peak
 
     def more(what: str, *sizes: int) -> str:
@@ -222,7 +221,7 @@ def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
 
 
 def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
-    """The ladder of each, where a program uses several; the answer is of the fullest."""
+    """Yield the ladder of each GPU, where a program uses several."""
     if not prediction.gpus:
         return
     known = [r for r in RUNGS if any(_rung(one, r) is not None for one in prediction.gpus)]
@@ -249,7 +248,7 @@ def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
 
 
 def of_each_rank(prediction: Prediction) -> Iterator[Block]:
-    """What each process takes that was run; the answer is of the one that needs most."""
+    """Yield the peak of each process that was run."""
     if not prediction.ranks:
         return
     rungs = [one.peak.allocated or one.peak.requested for one in prediction.ranks]
@@ -272,7 +271,11 @@ def of_each_rank(prediction: Prediction) -> Iterator[Block]:
                 Size(size, unit),
                 one.peak.phase.value,
                 f"{STYLES[one.dominant].words} {unit.number(one.bytes)}",
-                *([_ended(one) or rows.fit_word(one.fit)] if judged else []),
+                *(
+                    [f"exit code {one.code}" if one.code else rows.fit_word(one.fit)]
+                    if judged
+                    else []
+                ),
             )
             for one, size in zip(prediction.ranks, rungs, strict=True)
         ],
@@ -286,18 +289,14 @@ _NAMED_RANKS = 4
 
 
 def _numbers(ranks: Sequence[int]) -> str:
-    """The ranks of a row, the one that was run first."""
+    """Return the ranks of a row, the one that was run first."""
     if len(ranks) > _NAMED_RANKS:
         return f"{ranks[0]} (as {len(ranks) - 1} others)"
     return ", ".join(map(str, ranks))
 
 
-def _ended(one: OnRank) -> str:
-    return f"exit code {one.code}" if one.code else ""
-
-
 def _rung(one: OnGpu, rung: str) -> int | None:
-    """A figure of one GPU; what the process uses is also known by its verdict."""
+    """Return a figure of one GPU; its verdict knows the process too."""
     size: int | None = getattr(one.peak, rung)
     if size is None and rung == "process_used" and one.fit is not None:
         return one.fit.needed if one.fit.metric == rung else None
@@ -315,7 +314,7 @@ def _note(prediction: Prediction, component: Component, size: int) -> str:
 
 
 def _rule(prediction: Prediction) -> str:
-    """The rule of thumb for the optimizer's state, beside the exact figure."""
+    """Return the rule of thumb for the optimizer's state, beside the exact figure."""
     name = f"{prediction.plan.optim} state"
     found = [r.bytes_per_parameter for r in prediction.rules_of_thumb if r.name == name]
     if not found:
@@ -341,29 +340,18 @@ def _sentences(prediction: Prediction) -> Iterator[Line]:
             f"of {len(known)} GPUs cuda:{prediction.device} is shown, the fullest; "
             f"they use {least} to {most}"
         )
-    for name, reason in _unknown(prediction):
-        yield Line(f"{name}: n/a ({reason})")
+    for names, value in rows.ladder(prediction):
+        if value.startswith("n/a ("):
+            yield Line(f"{names}: {value}")
     if prediction.sent:
         yield Line(f"sent a step: {format_bytes(prediction.traffic)} to other GPUs")
 
 
-def _unknown(prediction: Prediction) -> Iterator[tuple[str, str]]:
-    """Rungs that have no figure, those of one reason together."""
-    reasons: dict[str, list[str]] = {}
-    spanned = prediction.context is not None and prediction.peak.reserved is not None
-    for rung in ("allocated", "reserved", *(() if spanned else ("process_used",))):
-        reason = prediction.unknown.get(rung)
-        if reason is not None:
-            reasons.setdefault(reason, []).append(rung.replace("_", " "))
-    for reason, names in reasons.items():
-        yield ", ".join(names), reason
-
-
 def _next(prediction: Prediction) -> Iterator[Line]:
-    """What to type next."""
+    """Yield the next command."""
     plan, fit = prediction.plan, prediction.fit
     if plan.command:
-        # Whoever ran it knows where the run is kept.
+        # The verb that ran it says where the run is kept.
         return
     if fit is None and plan.target != "cpu":
         yield Line(f"next: which GPUs are large enough {_MORE}")

@@ -1,7 +1,7 @@
 """The blocks of a report, and their rendering as terminal text and Markdown.
 
-A report is a list of blocks. Text in them is plain: how it is shown is said by a block's kind, and
-what it would do to a medium is taken care of here and in ``memcalc.untrusted_text``.
+A report is a list of blocks. Their text is plain: a block's kind decides how it is shown, and text
+is made harmless for each medium here and in ``memcalc.untrusted_text``.
 """
 
 import io
@@ -29,7 +29,7 @@ class Size(msgspec.Struct, frozen=True):
 
     bytes: int
     unit: Unit | None = None
-    """That of its column, which names it; ``None``: the largest that fits, named."""
+    """The unit of its column, which names it; ``None``: the largest that fits, named."""
     text: str = ""
     """The figure where it is rounded so that a column adds up."""
 
@@ -42,7 +42,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 Cell = str | Size | Share | tuple[str, str]
-"""A pair is a text and, below it, what is said of it."""
+"""A pair is a text and the explanation below it."""
 
 
 class Kind(Enum):
@@ -54,7 +54,7 @@ class Kind(Enum):
     SUMMARY = "summary"
     SECTION = "section"
     ITEM = "item"
-    """One of a list, each of which stays on its line."""
+    """An item of a list, on a line alone."""
     COMMAND = "command"
     """To be typed."""
     NOTE = "note"
@@ -103,7 +103,7 @@ Block = Line | Table | Picture
 def terminal(
     blocks: Iterable[Block], *, width: int = WIDTH, color: bool = False, plain: bool = False
 ) -> str:
-    """For a person at a terminal, or a log; ``plain``: with signs of ASCII alone."""
+    """Write blocks for a terminal or a log; ``plain``: with signs of ASCII alone."""
     out = io.StringIO()
     console = Console(
         file=out,
@@ -142,7 +142,7 @@ def _line(line: Line, width: int) -> Text:
 
 
 def command(text: str, width: int) -> str:
-    """A command over as many lines as it needs; a shell reads them as one."""
+    """Break a command into lines that a shell reads as one."""
     indent = len(text) - len(text.lstrip())
     rows = [""]
     for word in _WORD.findall(text):
@@ -175,7 +175,7 @@ def _grid(table: Table) -> Grid:
 
 def _cell(cell: Cell) -> Text:
     if isinstance(cell, Size):
-        return Text(_sized(cell))
+        return Text(_format_size(cell))
     if isinstance(cell, Share):
         return Text(bar(cell.part))
     if isinstance(cell, str):
@@ -183,28 +183,28 @@ def _cell(cell: Cell) -> Text:
     return _text(cell[0]).append("\n  ").append(_text(cell[1], "dim"))
 
 
-def _sized(size: Size) -> str:
+def _format_size(size: Size) -> str:
     return size.text or (size.unit.number(size.bytes) if size.unit else format_bytes(size.bytes))
 
 
-def sized(size: int | None, unit: Unit, unknown: str = "n/a") -> Cell:
-    """A figure of a column in one unit, which may be unknown."""
+def size_or(size: int | None, unit: Unit, unknown: str = "n/a") -> Cell:
+    """Return a size in the unit of its column, or the text for an unknown one."""
     return Size(size, unit) if size is not None else unknown
 
 
 def sizes(parts: Sequence[int], unit: Unit) -> list[Size]:
-    """The column of a sum's parts."""
+    """Return the column of a sum's parts."""
     return [Size(*one) for one in zip(parts, repeat(unit), unit.numbers(parts), strict=False)]
 
 
 def bar(part: float) -> str:
-    """A share of ``BAR`` columns; what is there at all is seen."""
+    """Draw a share as ``BAR`` columns; any share above 0 is seen."""
     halves = round(part * 2 * BAR)
     return "█" * (halves // 2) + "▌" * (halves % 2) or ("▌" if part > 0 else "")
 
 
 def markdown(blocks: Iterable[Block]) -> str:
-    """For an issue, a pull request or a notebook; sizes are in the unit that their column names."""
+    """Write blocks as Markdown; sizes are in the unit that their column names."""
     parts: list[str] = []
     listed = False
     for block in blocks:
@@ -242,7 +242,7 @@ def _markdown_table(table: Table) -> str:
 
 def _plain_cell(cell: Cell) -> str:
     if isinstance(cell, Size):
-        return _sized(cell)
+        return _format_size(cell)
     if isinstance(cell, Share):
         return f"{cell.part:.1%}"
     if isinstance(cell, str):

@@ -1,34 +1,154 @@
-"""A check of memory budgets as blocks: a row for each budget, worst first."""
+"""A check of memory budgets as rows, sentences and blocks; every format is made of them."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
-from memcalc.budgets.formats import text
-from memcalc.budgets.records import Report, Status, Verdict
+from memcalc import untrusted_text
+from memcalc.budgets.records import Report, Rule, Status, Verdict
 from memcalc.report.blocks import Block, Kind, Line, Table
+from memcalc.units import GIB, KIB, MIB
+
+_STATUS = {Status.OVER: "over", Status.UNKNOWN: "unknown", Status.HOLDS: "ok"}
+_UNITS = (("GiB", GIB, 2), ("MiB", MIB, 1), ("KiB", KIB, 1), ("B", 1, 0))
+_LARGE = 100 * GIB
+
+
+class Figures(NamedTuple):
+    """The unit and the decimals of all figures of one verdict."""
+
+    unit: str
+    factor: int
+    decimals: int
+
+    def write(self, size: int | None, *, signed: bool = False) -> str:
+        """Write a size; empty where it is unknown."""
+        if size is None:
+            return ""
+        sign = "+" if signed and size >= 0 else ""
+        return f"{sign}{size / self.factor:,.{self.decimals}f} {self.unit}"
+
+
+def choose_figures(verdict: Verdict) -> Figures:
+    """Return MiB, GiB from 100 GiB on, or a smaller unit where rounding would hide a difference.
+
+    Bytes per parameter where the limit is one.
+    """
+    apart = [abs(d) for d in (verdict.difference, verdict.change) if d]
+    count = verdict.parameters
+    if count:
+        places = next(n for n in range(2, 20) if all(d * 10**n * 2 >= count for d in apart))
+        return Figures("B/param", count, places)
+    known = [abs(size) for size in (verdict.value, verdict.limit, verdict.before) if size]
+    largest = max(known, default=0)
+    for unit, factor, decimals in _UNITS:
+        seen = all(d * 10**decimals * 2 >= factor for d in apart)
+        if seen and largest >= (_LARGE if unit == "GiB" else factor):
+            return Figures(unit, factor, decimals)
+    return Figures("B", 1, 0)
+
+
+class Row(NamedTuple):
+    """The texts of one verdict, all sizes in one unit; empty where they are unknown."""
+
+    before: str
+    """The baseline's figure."""
+    change: str
+    """The bytes more than in the baseline, and their share."""
+    value: str
+    sign: str
+    """How value and limit compare: ``>`` or ``<=``."""
+    limit: str
+    difference: str
+    """The bytes over the limit."""
+    written: str
+    """The limit, and how it was written where that says more."""
+
+
+def row(verdict: Verdict) -> Row:
+    """Return the texts of one verdict."""
+    figures, budget, change = choose_figures(verdict), verdict.budget, verdict.change
+    limit = figures.write(verdict.limit)
+    written = limit or (budget.amount.text if budget.amount is not None else str(budget.gpu))
+    if budget.rule is Rule.GROWTH and budget.amount is not None:
+        growth = f"+{budget.amount.text}"
+        written = f"{limit} ({growth})" if limit else growth
+    share = f" ({change / verdict.before:+.1%})" if verdict.before and change else ""
+    known = verdict.difference is not None
+    return Row(
+        before=figures.write(verdict.before) if change is not None else "",
+        change=(figures.write(change, signed=True) if change != 0 else "0") + share,
+        value=figures.write(verdict.value),
+        sign=(">" if (verdict.difference or 0) > 0 else "<=") if known else "",
+        limit=limit if known else "",
+        difference=figures.write(verdict.difference, signed=True),
+        written=written,
+    )
+
+
+def why(verdict: Verdict) -> str:
+    """Return the reason of a verdict, the margin kept, and what would bring it under."""
+    margin = verdict.budget.margin
+    kept = f"{margin.text} margin kept" if margin is not None and verdict.limit is not None else ""
+    return one_line("; ".join(filter(None, (verdict.reason, kept, verdict.remedy))))
+
+
+def one_line(text: str) -> str:
+    """Make a text harmless and one line: reasons quote other code."""
+    return " ".join(untrusted_text.line(text).split())
+
+
+def sentence(verdict: Verdict) -> str:
+    """Return everything about one budget as one text."""
+    texts = row(verdict)
+    figures = " ".join(filter(None, (texts.value, texts.sign, texts.limit)))
+    apart = f" ({texts.difference})" if verdict.difference else ""
+    unknown = "could not tell" if verdict.status is Status.UNKNOWN else ""
+    parts = filter(None, (unknown, f"{figures}{apart}", why(verdict)))
+    return untrusted_text.line(f"{verdict.budget.run}: {verdict.budget.name}: {': '.join(parts)}")
+
+
+def path_in_repository(file: str) -> str:
+    """Return the path from the root of the checkout that a CI job works in."""
+    root = os.environ.get("GITHUB_WORKSPACE") or os.environ.get("CI_PROJECT_DIR")
+    full = Path(file).absolute()
+    return full.relative_to(root).as_posix() if root and full.is_relative_to(root) else file
+
+
+def summary(report: Report) -> str:
+    """Return how many budgets were judged, and how."""
+    total = len(report.verdicts)
+    words = {Status.OVER: "over", Status.UNKNOWN: "could not be told", Status.HOLDS: "ok"}
+    counts = ", ".join(
+        f"{n} {word}" for status, word in words.items() if (n := report.count(status))
+    )
+    return f"{total} budget{'s' * (total != 1)}: {counts}"
 
 
 def blocks(report: Report, *, only_failures: bool = False) -> Iterator[Block]:
-    """The verdicts, why what fails does, what was understood, and how many of how many."""
+    """Yield the verdicts, the reasons of failures, what was understood, and the summary."""
     shown = report.failures if only_failures else report.verdicts
     if only_failures and not shown:
         return
     yield Table(
         head=("", "run", "budget", "needs and limit", "over by"),
-        rows=list(map(_row, shown)),
+        rows=list(map(_cells, shown)),
         words=(0, 1, 2),
         strong=tuple(at for at, one in enumerate(shown) if one.status is Status.OVER),
     )
     for one in report.failures:
-        yield Line(f"  {one.budget.run} {one.budget.name}: {text.why(one)}", Kind.ITEM)
+        yield Line(f"  {one.budget.run} {one.budget.name}: {why(one)}", Kind.ITEM)
     yield from (Line(f"note: {note}") for note in report.notes if not only_failures)
     yield from (Line(f"warning: {warning}") for warning in report.warnings)
-    yield Line(text.summary(report))
+    yield Line(summary(report))
 
 
-def _row(verdict: Verdict) -> tuple[str, ...]:
-    """Value, limit and difference have one unit, which is named once, behind the limit."""
-    value, against, apart = text.comparison(verdict)
-    if against:
-        value, apart = f"{value.rsplit(' ', 1)[0]} {against}", apart.rsplit(" ", 1)[0]
-    budget = verdict.budget
-    return text.STATUS[verdict.status], budget.run, budget.name, value, apart
+def _cells(verdict: Verdict) -> tuple[str, ...]:
+    """Return the cells of a row; the unit is named once, behind the limit."""
+    texts, budget = row(verdict), verdict.budget
+    value, apart = texts.value, texts.difference
+    if texts.limit:
+        value = f"{value.rsplit(' ', 1)[0]} {texts.sign} {texts.limit}"
+        apart = apart.rsplit(" ", 1)[0]
+    return _STATUS[verdict.status], budget.run, budget.name, value, apart

@@ -1,155 +1,140 @@
-"""A step's timeline as a drawing inside a page.
-
-The drawing is stretched to the page's width; texts lie over it, so that they keep their size.
-"""
+"""A step's timeline, prepared once for all that draws it: pages, pictures and terminals."""
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from memcalc.advice.explain.timeline import Stretch, Timeline, thin
-from memcalc.report.rows import stacked
-from memcalc.units import format_bytes, unit_for
+from memcalc.records.prediction import Fit
+from memcalc.report.rows import STYLES, Style
+from memcalc.units import Unit, format_bytes, unit_for
 
 WIDTH, HEIGHT = 1000, 400
-"""Of the view box."""
-_MOMENTS = 440
-"""Each that is drawn is one that happened; more are finer than a screen shows."""
+"""The view box of a page's drawing."""
+MOMENTS = 440
+"""Moments of a page's drawing; more are finer than a screen shows."""
 _AROUND = 60
 """Moments on either side of the peak that its close-up shows."""
 _FAR = 1.6
-"""A limit is drawn if the step comes near it: at most so many times as high."""
+"""A limit is drawn if it is at most this many times as high as the step."""
 
 
-Mark = tuple[float, str]
-"""A text at a height, in percent of the drawing."""
+class Band(msgspec.Struct, frozen=True, kw_only=True):
+    """A component: its style, its floor and its top in bytes at each moment."""
 
+    style: Style
+    floor: tuple[int, ...]
+    top: tuple[int, ...]
 
-class _Scale:
-    """From moments and bytes to places."""
-
-    def __init__(self, moments: int, top: float) -> None:
-        self._wide = WIDTH / max(moments, 1)
-        self._high = 1 / max(top, 1)
-
-    def x(self, moment: float) -> float:
-        return round(moment * self._wide, 1)
-
-    def y(self, size: float) -> float:
-        return round(HEIGHT * (1 - size * self._high), 1)
-
-    def percent(self, size: float) -> float:
-        """A height over the floor."""
-        return round(100 * size * self._high, 2)
-
-    def steps(self, sizes: Sequence[int]) -> str:
-        """A path that keeps each level for as long as its moment lasts."""
-        parts, last = [f"M0 {self.y(sizes[0]):g}"], sizes[0]
-        for number, size in enumerate(sizes):
-            if size != last:
-                parts.append(f"H{self.x(number):g}V{self.y(size):g}")
-                last = size
-        return "".join([*parts, f"H{self.x(len(sizes)):g}"])
+    @property
+    def most(self) -> str:
+        """The most bytes of the component."""
+        return format_bytes(max(map(operator.sub, self.top, self.floor)))
 
 
 class Drawing(msgspec.Struct, frozen=True, kw_only=True):
-    """What the template draws; places are those of a view box of WIDTH by HEIGHT."""
+    """A timeline to draw: bands, levels, phases and a limit, at moments of one width."""
 
     title: str
-    width: int = WIDTH
-    height: int = HEIGHT
-    bands: tuple[tuple[str, str, str, str], ...]
-    """Of each component its name, color, area from the axis up to its top, and most bytes; drawn
-    before what lies under it."""
-    levels: tuple[tuple[str, str, Mark | None], ...]
-    """Lines of the allocator's: name, path, and the text at its end."""
-    phases: tuple[tuple[float, float, str], ...]
-    """Where each begins, and how wide it is, in percent, and its name."""
-    ticks: tuple[Mark, ...]
-    limit: Mark | None
-    """What the GPU offers; ``None``: none is known, or it is far above."""
+    events: int
+    """Events of the step, before any were left out."""
+    unit: Unit
+    bands: tuple[Band, ...]
+    """The lowest first."""
+    levels: dict[str, tuple[int, ...]]
+    """Lines of the allocator: ``allocated`` and ``reserved``, where they are known."""
+    phases: tuple[Stretch, ...]
+    limit: int | None
+    """Bytes that the GPU offers; ``None``: no GPU is named, or it offers far more."""
+    gpu: str
+    requested: tuple[int, ...]
     moments: tuple[str, ...]
-    """What happened at each moment, and how much was held after it."""
-    tops: tuple[float, ...]
-    """Where the top of each moment is in the view box."""
+    """The event at each moment, and the bytes held after it."""
     peak: int
-    """Its number among the moments."""
+    """The number of the highest moment."""
+
+    @property
+    def highest(self) -> int:
+        """The highest level of all."""
+        return max(self.levels.get("reserved", self.requested))
+
+    def percent(self, size: float) -> float:
+        """Return a height over the floor, in percent of the drawing."""
+        return round(100 * size / (1.06 * max(self.highest, self.limit or 0, 1)), 2)
+
+    def y(self, size: float) -> float:
+        """Return the height of a size in the view box, from its top."""
+        return round(HEIGHT * (1 - self.percent(size) / 100), 1)
+
+    def steps(self, sizes: Sequence[int]) -> str:
+        """Return a path that keeps each level as long as its moment lasts."""
+        wide = WIDTH / len(sizes)
+        parts, last = [f"M0 {self.y(sizes[0]):g}"], sizes[0]
+        for number, size in enumerate(sizes):
+            if size != last:
+                parts.append(f"H{round(number * wide, 1):g}V{self.y(size):g}")
+                last = size
+        return "".join([*parts, f"H{WIDTH}"])
+
+    def wide_phases(self, share: int) -> list[Stretch]:
+        """Return the phases that are longer than one part in ``share`` of the drawing."""
+        return [one for one in self.phases if (one.end - one.begin) * share > len(self.requested)]
+
+    @property
+    def ticks(self) -> list[tuple[int, str]]:
+        """Round sizes along the axis, and their texts in the unit that the title names."""
+        found = round_ticks(self.highest, self.unit.bytes)
+        return [(tick, f"{tick / self.unit.bytes:,g}") for tick in found]
 
 
-def whole(line: Timeline, limit: int | None, gpu: str) -> Drawing:
-    """All of a step."""
-    return _drawn(thin(line, _MOMENTS), "one training step, event by event", limit, gpu)
+def whole(line: Timeline, fit: Fit | None = None, moments: int = MOMENTS) -> Drawing:
+    """Prepare all of a step, in this many moments at most."""
+    return _prepare(thin(line, moments), "one training step, event by event", fit)
 
 
-def close_up(line: Timeline, limit: int | None, gpu: str) -> Drawing:
-    """The moments around the peak."""
+def close_up(line: Timeline, fit: Fit | None = None) -> Drawing:
+    """Prepare the moments around the peak."""
     begin, end = max(line.peak - _AROUND, 0), min(line.peak + _AROUND, len(line.requested))
     phases = (
         Stretch(phase=one.phase, begin=max(one.begin, begin) - begin, end=min(one.end, end) - begin)
         for one in line.phases
         if one.begin < end and one.end > begin
     )
-    return _drawn(line.at(range(begin, end), phases), "around the peak", limit, gpu)
+    return _prepare(line.at(range(begin, end), phases), "around the peak", fit)
 
 
-def _drawn(line: Timeline, title: str, limit: int | None, gpu: str) -> Drawing:
+def _prepare(line: Timeline, title: str, fit: Fit | None) -> Drawing:
     highest = max(line.reserved or line.requested)
-    near = limit is not None and limit <= highest * _FAR
-    top = max(highest, limit or 0) * 1.06 if near else highest * 1.06
-    scale = _Scale(len(line.requested), top)
-    marked = None
-    if near and limit is not None:
-        marked = scale.percent(limit), f"{gpu}: {format_bytes(limit)}"
+    levels = {"allocated": line.allocated, "reserved": line.reserved}
     phases = [one.phase.value for one in line.phases for _ in range(one.begin, one.end)]
-    # One unit, named once: what stands at the edge has no room on a phone.
-    unit = unit_for(highest)
+    bands, floor = [], tuple([0] * len(line.requested))
+    for component, style in STYLES.items():
+        if component in line.components:
+            top = tuple(map(operator.add, floor, line.components[component]))
+            bands.append(Band(style=style, floor=floor, top=top))
+            floor = top
     return Drawing(
-        title=f"{title}, {unit.name}",
-        bands=tuple(
-            (
-                style.words,
-                style.color,
-                f"{scale.steps(top)}V{HEIGHT}H0Z",
-                format_bytes(max(map(operator.sub, top, floor))),
-            )
-            for style, floor, top in reversed(list(stacked(line)))
-        ),
-        levels=tuple(_levels(line, scale)),
-        phases=tuple(
-            (
-                100 * one.begin / len(line.requested),
-                100 * (one.end - one.begin) / len(line.requested),
-                one.phase.value,
-            )
-            for one in line.phases
-            if one.end - one.begin > len(line.requested) / 16
-        ),
-        ticks=tuple(
-            (scale.percent(tick), f"{tick / unit.bytes:,g}")
-            for tick in round_ticks(highest, unit.bytes)
-        ),
-        limit=marked,
+        title=title,
+        events=line.events,
+        unit=unit_for(highest),
+        bands=tuple(bands),
+        levels={name: level for name, level in levels.items() if level is not None},
+        phases=line.phases,
+        limit=fit.limit if fit is not None and fit.limit <= highest * _FAR else None,
+        gpu=fit.gpu if fit is not None else "",
+        requested=line.requested,
         moments=tuple(
             f"{phase}: {made}; {format_bytes(size)} held"
             for phase, made, size in zip(phases, line.made, line.requested, strict=False)
         ),
-        tops=tuple(scale.y(size) for size in line.requested),
         peak=line.peak,
     )
 
 
 def round_ticks(highest: int, unit: float) -> list[int]:
-    """Four to eight round numbers of a unit, up to the highest."""
+    """Return four to eight round numbers of a unit, up to the highest."""
     step = 10.0 ** (len(str(int(highest // unit))) - 2)
     while highest / unit / step > 8:
         step *= 2.5 if f"{step:e}"[0] == "2" else 2
     return [int(unit * step * number) for number in range(int(highest / unit / step) + 1)]
-
-
-def _levels(line: Timeline, scale: _Scale) -> Iterator[tuple[str, str, Mark | None]]:
-    if line.allocated is not None:
-        yield "allocated", scale.steps(line.allocated), None
-    if line.reserved is not None:
-        text = f"reserved {format_bytes(line.reserved[-1])}"
-        yield "reserved", scale.steps(line.reserved), (scale.percent(line.reserved[-1]), text)

@@ -1,18 +1,15 @@
-"""Explanations and differences as blocks, in the order people read them, and as JSON."""
+"""Explanations and differences as blocks, in the order people read them."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from memcalc.advice.explain.difference import Change, Difference
 from memcalc.advice.explain.layers import LayerKind
 from memcalc.advice.explain.records import Explanation, Group, PeakContents
-from memcalc.advice.remedies.records import Figures, Option, Search, needed_within
-from memcalc.files.artifact import encode
+from memcalc.advice.remedies.records import Figures, Search, Trial
 from memcalc.records.fields import options
-from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.records.trace import Component
 from memcalc.report import answer, rows
-from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, sized, sizes
+from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, size_or, sizes
 from memcalc.report.rows import STYLES
 from memcalc.units import Unit, format_bytes, format_mib, signed_bytes, unit_for
 
@@ -21,7 +18,7 @@ HELPFUL = 8
 
 
 def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[Block]:
-    """The verdict, the largest groups alive at the peak, and what would need less."""
+    """Return the verdict, what would need less, and the largest groups alive at the peak."""
     prediction = explanation.prediction
     rungs = [f"{name} {value}" for name, value in rows.ladder(prediction)]
     return [
@@ -45,7 +42,7 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
 
 
 def contents(moment: PeakContents, top: int) -> Table:
-    """Everything alive at a moment; it sums to the requested bytes."""
+    """Return all that is alive at a moment; it sums to the requested bytes."""
     whole, rest = moment.requested, moment.groups[top:]
     unit = unit_for(whole)
     small = [sum(group.bytes for group in rest)] if rest else []
@@ -70,7 +67,7 @@ def contents(moment: PeakContents, top: int) -> Table:
 
 
 def _layers(kinds: Sequence[LayerKind]) -> Iterator[Block]:
-    """What a quantized base holds, layer by layer; constants in the order of their making."""
+    """Yield the bytes of a quantized base, layer by layer; constants in the order they are made."""
     if not kinds:
         return
     body: list[tuple[Cell, ...]] = [
@@ -89,43 +86,39 @@ def _layers(kinds: Sequence[LayerKind]) -> Iterator[Block]:
 
 
 def remedies(explanation: Explanation, *, verbose: bool = True) -> Iterator[Block]:
-    """What each remedy changes, where its cost is known from, and the plan that holds."""
+    """Yield the plan that holds, then the saving of each remedy, its cost and its source."""
+    before, rungs = explanation.figures, _compared_rungs(explanation)
     if explanation.search is not None:
-        yield from search_lines(explanation.search, explanation.figures)
+        yield from search_lines(explanation.search, before)
         yield Line("")
-    compared = _compared(explanation)
-    tried = [option for option in explanation.options if option.trial.error is None]
+    tried = [one for one in explanation.trials if one.error is None]
     if not verbose:
-        tried = [
-            one for one in tried if (one.trial.saved(explanation.figures, compared[-1]) or 0) > 0
-        ]
-        tried = tried[:HELPFUL]
+        tried = [one for one in tried if (one.saving(before, rungs[-1]) or 0) > 0][:HELPFUL]
     if tried:
         more = "" if verbose else "; -v: all that were tried"
         yield Line(f"Each remedy alone, estimated in full{more}", Kind.SECTION)
-        before = explanation.figures.peak
-        unit = unit_for(max(getattr(before, rung) or 0 for rung in compared))
+        unit = unit_for(max(getattr(before.peak, rung) or 0 for rung in rungs))
         yield Table(
-            head=(*(f"{rung} {unit.name}" for rung in compared), "FLOPs", "remedy, and its cost"),
+            head=(*(f"{rung} {unit.name}" for rung in rungs), "FLOPs", "remedy, and its cost"),
             rows=[
                 (
-                    *(_change(option.trial.saved(explanation.figures, r), unit) for r in compared),
-                    _flops(option.trial.more_flops(explanation.figures)),
-                    (option.remedy.title, option.remedy.cost),
+                    *(_change(one.saving(before, rung), unit) for rung in rungs),
+                    _flops(one.extra_flops(before)),
+                    (one.remedy.title, one.remedy.cost),
                 )
-                for option in tried
+                for one in tried
             ],
-            words=(len(compared) + 1,),
+            words=(len(rungs) + 1,),
         )
-    for option in explanation.options if verbose else ():
-        if option.trial.error is not None:
-            yield Line(f" not estimated: {option.remedy.title}: {option.trial.error}")
+    for one in explanation.trials if verbose else ():
+        if one.error is not None:
+            yield Line(f" not estimated: {one.remedy.title}: {one.error}")
     if explanation.in_the_code:
         yield Line("Changes of the script, not estimated", Kind.SECTION)
         yield from (Line(f" {words}", Kind.ITEM) for words in explanation.in_the_code)
     sources: dict[str, list[str]] = {}
-    for option in tried if verbose else ():
-        sources.setdefault(option.remedy.source, []).append(option.remedy.key)
+    for one in tried if verbose else ():
+        sources.setdefault(one.remedy.source, []).append(one.remedy.key)
     for source, keys in sources.items():
         yield Line(f"source, {', '.join(keys)}: {source}", Kind.NOTE)
 
@@ -135,42 +128,21 @@ def row_words(explanation: Explanation) -> Iterator[str]:
     yield answer.headline(explanation.prediction).text
     if explanation.search is not None:
         yield search_lines(explanation.search, explanation.figures)[0].text
-    yield from (_option_words(option, explanation) for option in explanation.options)
+    yield from (_trial_words(trial, explanation) for trial in explanation.trials)
 
 
-def _option_words(option: Option, explanation: Explanation) -> str:
-    """A remedy that was just tried, in a line."""
-    if option.trial.error is not None:
-        return f"{option.remedy.title}: not estimated: {option.trial.error}"
-    rung = _compared(explanation)[-1]
+def _trial_words(trial: Trial, explanation: Explanation) -> str:
+    """Return the saving of one remedy in a line."""
+    if trial.error is not None:
+        return f"{trial.remedy.title}: not estimated: {trial.error}"
+    rung = _compared_rungs(explanation)[-1]
     unit = unit_for(getattr(explanation.figures.peak, rung) or 0)
-    change = _change(option.trial.saved(explanation.figures, rung), unit)
-    return f"{option.remedy.title}: {change} {unit.name} {rung}"
-
-
-def body(explanation: Explanation) -> dict[str, Any]:
-    """What is written as JSON; ``record`` reads back as an ``Explanation``."""
-    before = explanation.figures
-    tried = [
-        {
-            "key": option.remedy.key,
-            "saved": {rung: option.trial.saved(before, rung) for rung in ALLOCATOR_RUNGS},
-            "more_flops": option.trial.more_flops(before),
-            "error": option.trial.error,
-        }
-        for option in explanation.options
-    ]
-    return {
-        "peak": encode(explanation.peak),
-        "others": encode(explanation.others),
-        "remedies": tried,
-        "search": encode(explanation.search),
-        "record": encode(explanation),
-    }
+    change = _change(trial.saving(explanation.figures, rung), unit)
+    return f"{trial.remedy.title}: {change} {unit.name} {rung}"
 
 
 def _words(group: Group) -> str:
-    """Where a group was made, by what, of which dtype."""
+    """Return the module, operator, dtype and line of a group."""
     parts = (group.module, group.op, group.dtype, f"at {group.line}" if group.line else "")
     # Of most steps no lines are known.
     other = "later steps" if group.component is Component.HELD else "the loss"
@@ -183,14 +155,14 @@ def _moment(moment: PeakContents, name: str = "") -> str:
     return f" {name or moment.phase.value:9} {format_mib(moment.requested):>12}  {', '.join(parts)}"
 
 
-def _compared(explanation: Explanation) -> tuple[str, ...]:
-    """The rungs that remedies are compared on: without an allocator there is only one."""
+def _compared_rungs(explanation: Explanation) -> tuple[str, ...]:
+    """Return the rungs that remedies are compared on: without an allocator there is only one."""
     has_allocator = explanation.prediction.peak.allocated is not None
     return ("allocated", "reserved") if has_allocator else ("requested",)
 
 
 def search_lines(search: Search, before: Figures) -> list[Line]:
-    """The plan that holds, what it needs, and how to type it."""
+    """Return the plan that holds, its size, and how to type it."""
     rung = search.rung.replace("_", " ")
     high = " (with the largest CUDA context)" if search.rung == "process_used" else ""
     count = f"{len(search.trials)} plans estimated"
@@ -203,12 +175,12 @@ def search_lines(search: Search, before: Figures) -> list[Line]:
         return [
             Line(f"No change that was tried fits under {limit}: {count}. {advice}", Kind.SUMMARY)
         ]
-    size = format_bytes(needed_within(best.figures, search.limit))
+    size = format_bytes(best.figures.needed_under(search.limit))
     if not best.remedies:
         return [Line(f"Under {limit}: the plan fits as it is, with {size}.", Kind.SUMMARY)]
     return [
-        Line(f"Under {limit}, cheapest first: {', '.join(best.remedies)}", Kind.SUMMARY),
-        Line(f"  needs {size}, FLOPs {_flops(best.more_flops(before))} ({count})"),
+        Line(f"Under {limit}, cheapest first: {', '.join(map(str, best.remedies))}", Kind.SUMMARY),
+        Line(f"  needs {size}, FLOPs {_flops(best.extra_flops(before))} ({count})"),
         Line(f"  memcalc estimate {options(best.figures.plan)}", Kind.COMMAND),
     ]
 
@@ -220,7 +192,7 @@ def _flops(more: float | None) -> str:
 
 
 def _change(saved: int | None, unit: Unit) -> str:
-    """A saving as the change of the figure: less is negative."""
+    """Write a saving as the change of the figure: less is negative."""
     if saved is None:
         return "n/a"
     written = f"{abs(saved) / unit.bytes:,.1f}"
@@ -228,7 +200,7 @@ def _change(saved: int | None, unit: Unit) -> str:
 
 
 def difference_blocks(found: Difference, top: int) -> Iterator[Block]:
-    """By how much and why in a line; then by rung, component, phase and kind of storage."""
+    """Yield the change in a line, then by rung, component, phase and kind of storage."""
     yield Line(_difference_headline(found), Kind.HEADING)
     yield Line(f"  before: {rows.heading(found.before)}")
     yield Line(f"  now:    {rows.heading(found.now)}")
@@ -273,5 +245,5 @@ def _changes_table(title: str, changes: Sequence[Change], unit: Unit) -> Table:
         by = "n/a" if change.by is None else "same"
         if change.by:
             by = f"{signed_bytes(change.by)}{share}"
-        body.append((name, sized(change.before, unit), sized(change.now, unit), by))
+        body.append((name, size_or(change.before, unit), size_or(change.now, unit), by))
     return Table(head=(title, f"before {unit.name}", f"now {unit.name}", "change"), rows=body)

@@ -1,11 +1,11 @@
-"""Answers of ``memcalc fit`` as blocks and as JSON."""
+"""Answers of ``memcalc fit`` as blocks."""
 
 from collections.abc import Iterator
 
 from msgspec.structs import replace
 
 from memcalc.advice.fit.records import DevicesFit, FitAnswer, Limit, Probe
-from memcalc.advice.remedies.records import Option
+from memcalc.advice.remedies.records import Trial
 from memcalc.catalog.gpus import prices
 from memcalc.records.fields import options
 from memcalc.records.prediction import FitVerdict
@@ -13,16 +13,16 @@ from memcalc.records.trace import SENT_SOURCE
 from memcalc.report.answer import weightiest
 from memcalc.report.blocks import Block, Cell, Kind, Line, Table
 from memcalc.report.explained import search_lines
-from memcalc.report.rows import described, fit_words, sent_words
+from memcalc.report.rows import assumed_words, describe, fit_words, sent_words
 from memcalc.units import GIB, format_bytes
 
 _MARKS = {FitVerdict.FITS: "", FitVerdict.TIGHT: " !", FitVerdict.DOES_NOT_FIT: " x"}
 
 
 def blocks(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
-    """The verdict and the limits, how they were decided, and all GPUs or those around the first."""
+    """Return the verdict, the limits, the tables, and how they were decided."""
     seq = answer.here.seq if answer.here is not None else answer.plan.seq
-    asked = f"{answer.plan.model}: {described(answer.plan, seq)}"
+    asked = f"{answer.plan.model}: {describe(answer.plan, seq)}"
     found = sentences(answer)
     kind = Kind.VERDICT if answer.here is not None else Kind.HEADING
     return [
@@ -36,7 +36,7 @@ def blocks(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
 
 
 def _next(answer: FitAnswer) -> Iterator[Line]:
-    """What to type where nothing that was asked fits."""
+    """Yield the next command where nothing that was asked fits."""
     plan, here = answer.plan, answer.here
     if here is None or here.fit.verdict is not FitVerdict.DOES_NOT_FIT or plan.infers:
         return
@@ -50,7 +50,7 @@ def _next(answer: FitAnswer) -> Iterator[Line]:
 
 
 def sentences(answer: FitAnswer) -> list[str]:
-    """The verdict and the limits in words."""
+    """Return the verdict and the limits in words."""
     said = []
     if answer.here is not None:
         said.append(fit_words(answer.here.fit))
@@ -64,7 +64,7 @@ def sentences(answer: FitAnswer) -> list[str]:
 def row_words(answer: FitAnswer) -> Iterator[str]:
     """Yield what a search knows so far: the verdict, bounds of sizes, a line for each GPU."""
     if answer.here is not None and (answer.limits or not answer.gpus):
-        yield f"{described(answer.plan, answer.here.seq)}: {fit_words(answer.here.fit)}"
+        yield f"{describe(answer.plan, answer.here.seq)}: {fit_words(answer.here.fit)}"
     for limit in answer.limits:
         yield _limit(limit, answer)[0]
     for row in answer.gpus:
@@ -81,39 +81,33 @@ def _limit(limit: Limit, answer: FitAnswer) -> list[str]:
     if limit.best is None or best is None:
         tried = limit.value(limit.above) or limit.step
         none = "none, not even" if limit.exact else "not known yet:"
-        return [f"largest {what}{other}: {none} {tried} fits{_tight(limit)}"]
+        tight = limit.value(limit.perhaps)
+        rest = f" for sure; {tight} is tight" if tight is not None else ""
+        return [f"largest {what}{other}: {none} {tried} fits{rest}"]
     spare = format_bytes(limit.best.fit.least_margin)
     least = "" if limit.exact else "at least "
-    lines = [f"largest {what}{other}: {least}{best} with {spare} to spare{_beyond(limit)}"]
+    lines = [f"largest {what}{other}: {least}{best} with {spare} to spare{_next_size(limit)}"]
     if limit.advice and (limit.axis == "batch" or limit.suggested != best):
         size = "" if limit.suggested == best else f"take {limit.suggested}: "
         lines.append(f"  {size}{limit.advice}")
     return lines
 
 
-def _beyond(limit: Limit) -> str:
+def _next_size(limit: Limit) -> str:
     if limit.above is not None:
         above, perhaps = limit.value(limit.above), limit.value(limit.perhaps)
         if perhaps is not None and perhaps != above:
             return f"; {above} and {perhaps} are tight"
-        return f"; {above} {_does(limit.above)}"
+        verdict = limit.above.fit.verdict
+        is_tight = verdict is FitVerdict.TIGHT
+        return f"; {above} {'is tight' if is_tight else verdict.value}"
     if limit.reason:
         return f"; the next cannot be run: {limit.reason}"
     return "; that is the model's maximum" if limit.exact else ""
 
 
-def _tight(limit: Limit) -> str:
-    perhaps = limit.value(limit.perhaps)
-    return f" for sure; {perhaps} is tight" if perhaps is not None else ""
-
-
-def _does(probe: Probe) -> str:
-    verdict = probe.fit.verdict
-    return "is tight" if verdict is FitVerdict.TIGHT else verdict.value
-
-
 def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
-    """Grid, GPUs and settings, as far as they were asked."""
+    """Return the tables that were asked for: grid, GPUs, counts and settings."""
     found: list[Block] = []
     if answer.grid is not None:
         found.append(_grid(answer))
@@ -180,11 +174,11 @@ def _devices(row: DevicesFit) -> tuple[str, ...]:
     return str(row.devices), name, *sizes, fit.verdict.value
 
 
-def _setting(row: Option, answer: FitAnswer) -> tuple[Cell, ...]:
-    change, figures = (row.remedy.title, row.remedy.cost), row.trial.figures
+def _setting(row: Trial, answer: FitAnswer) -> tuple[Cell, ...]:
+    change, figures = (row.remedy.title, row.remedy.cost), row.figures
     if figures is None or figures.fit is None or answer.before is None:
-        return "n/a", "n/a", row.trial.error or "n/a", change
-    saved = row.trial.saved(answer.before, "reserved")
+        return "n/a", "n/a", row.error or "n/a", change
+    saved = row.saving(answer.before, "reserved")
     return (
         format_bytes(saved) if saved is not None else "n/a",
         format_bytes(figures.fit.least_margin),
@@ -194,7 +188,7 @@ def _setting(row: Option, answer: FitAnswer) -> tuple[Cell, ...]:
 
 
 def notes(answer: FitAnswer, *, verbose: bool = True) -> list[str]:
-    """How it was decided, what was assumed and what is not counted."""
+    """Return how it was decided, the assumptions, and what is not counted."""
     said = [
         "decided by replaying every allocation at the GPU's size, with the largest CUDA context"
     ]
@@ -214,7 +208,7 @@ def notes(answer: FitAnswer, *, verbose: bool = True) -> list[str]:
         assumed, left = list(answer.assumptions), 0
         if not verbose:
             assumed, left = weightiest(assumed)
-        said.append("assumed: " + "; ".join([*assumed, *([f"{left} more (-v)"] if left else [])]))
+        said.append(assumed_words(assumed, left))
     if answer.uncounted and verbose:
         said.append("not counted: " + "; ".join(answer.uncounted))
     return said

@@ -8,7 +8,7 @@ from memcalc.units import format_bytes
 
 
 def blocks(varied: Varied) -> Iterator[Block]:
-    """The peak and what is reserved, over all batches and by way of training."""
+    """Yield the peak and the reserved bytes, over all batches and by way of training."""
     first, *others = varied.ways
     yield Line(
         f"Lengths {varied.lengths}: {varied.batches} batches of "

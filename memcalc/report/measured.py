@@ -24,12 +24,12 @@ _SOURCES = {
 
 
 def source_words(gpu: measurement.GpuReading) -> str:
-    """Where the figure of a process is from."""
+    """Return the source of a process's figure."""
     return _SOURCES.get(gpu.source, gpu.source)
 
 
 def blocks(runs: Sequence[Run]) -> list[Block]:
-    """One run in full, or several with a line each."""
+    """Return one run in full, or several with a line each."""
     if len(runs) == 1 and runs[0].measurement is not None:
         return list(_single(runs[0], runs[0].measurement))
     if len(runs) == 1 and runs[0].ranks:
@@ -48,7 +48,7 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
 
 
 def name(plan: Plan) -> str:
-    """The words that tell a run from others of a suite."""
+    """Return the settings that tell a run from others of a suite."""
     words = [plan.model, plan.optim, *(f"{k}={v}" for k, v in plan.optim_args), plan.precision]
     words += ["checkpointing"] if plan.checkpointing else []
     words += [f"{plan.scheme} base"] if plan.scheme else []
@@ -63,18 +63,16 @@ def name(plan: Plan) -> str:
 
 
 def line(run: Run) -> str:
-    """How a run went, in a few words."""
+    """Return the outcome of a run in a line."""
     measured = run.measurement
     if measured is None:
         return run.error or "not measured"
     if measured.out_of_memory is not None:
         return _out_of_memory(measured.out_of_memory, run)
-    parts = [f"{_time(measured)}/step, {_rate(measured)} samples/s"]
-    found = _peak(run)
-    if found is not None:
-        parts.append(f"peak {format_mib(found.measured)}, estimate {format_mib(found.predicted)}")
-        parts.append(_percent(found))
-    return ", ".join(part for part in parts if part)
+    time, rate, _, peak, estimate, error = _figures(run)
+    speed = f"{time}/step, {rate} samples/s"
+    compared = f"peak {peak} MiB, estimate {estimate} MiB" if estimate != "n/a" else ""
+    return ", ".join(filter(None, (speed, compared, error)))
 
 
 def _failed(run: Run) -> bool:
@@ -104,29 +102,36 @@ def _table(title: str, what: str, named: Callable[[Plan], str], runs: Sequence[R
     )
 
 
-def _figures(run: Run) -> list[str]:
-    measured = run.measurement
+def _figures(run: Run) -> tuple[str, str, str, str, str, str]:
+    """Return time, rate, memory of the process, peak, estimate and error; sizes in bare MiB."""
+    measured, predicted = run.measurement, run.prediction
     if measured is None:
-        return ["failed", "", "", "", "", ""]
-    found = _peak(run)
+        return "failed", "", "", "", "", ""
+    occupied = _bare(measured.peak_rss if measured.device == "cpu" else measured.process_used)
     if measured.out_of_memory is not None:
-        top = run.prediction.peak if run.prediction is not None else None
-        estimate = top.allocated or top.requested if top is not None else None
-        return ["no memory", "", _bare(_occupied(measured)), "", _bare(estimate), ""]
-    level = measurement.steady_peak(measured, "allocated")
-    level = measurement.steady_peak(measured, "requested") if level is None else level
-    return [
-        _time(measured),
-        _rate(measured),
-        _bare(_occupied(measured)),
-        _bare(found.measured if found is not None else level),
-        _bare(found.predicted if found is not None else None),
-        _percent(found),
-    ]
+        top = predicted.peak if predicted is not None else None
+        estimate = _bare(top.allocated or top.requested if top is not None else None)
+        return "no memory", "", occupied, "", estimate, ""
+    time, rate = _speed(measured)
+    for rung in ("allocated", "requested"):
+        both = peak(predicted, measured, rung) if predicted is not None else None
+        if both is not None:
+            sizes = _bare(both.measured), _bare(both.predicted)
+            return time, rate, occupied, *sizes, _percent(both)
+    levels = (measurement.steady_peak(measured, rung) for rung in ("allocated", "requested"))
+    level = next((level for level in levels if level is not None), None)
+    return time, rate, occupied, _bare(level), "n/a", ""
+
+
+def _speed(measured: measurement.Measurement) -> tuple[str, str]:
+    """Return the seconds of a step, and the samples in a second."""
+    seconds, rate = measured.seconds_per_step, measured.samples_per_second
+    time = f"{seconds:.3f} s" if seconds is not None else "n/a"
+    return time, f"{rate:,.1f}" if rate is not None else "n/a"
 
 
 def _ranks(run: Run) -> Iterator[Block]:
-    """A line for each process, and which of them is shown below."""
+    """Yield a line for each process, and which of them is shown below."""
     title = f"Sizes in MiB, of {len(run.ranks)} processes"
     yield _table(title, "rank", lambda plan: str(plan.rank), run.ranks)
     for one in filter(_failed, run.ranks):
@@ -150,8 +155,9 @@ def _single(run: Run, measured: measurement.Measurement) -> Iterator[Block]:
     if measured.out_of_memory is not None:
         yield Line(line(run))
     if measured.seconds_per_step is not None:
-        yield Line(f"Time: {_time(measured)} per step")
-        yield Line(f"Samples/second: {_rate(measured)}")
+        time, rate = _speed(measured)
+        yield Line(f"Time: {time} per step")
+        yield Line(f"Samples/second: {rate}")
     if measured.process_used is not None and gpu is not None:
         used = format_mib(measured.process_used)
         yield Line(f"GPU memory occupied: {used} ({source_words(gpu)})")
@@ -181,7 +187,7 @@ def _single(run: Run, measured: measurement.Measurement) -> Iterator[Block]:
 
 
 def _phases(measured: measurement.Measurement) -> Table:
-    """The peak of each phase of the last step on every rung that is known."""
+    """Return the peak of each phase of the last step on every known rung."""
     rungs = Levels.__struct_fields__
     known = [r for r in rungs if any(getattr(p, r) is not None for p in measured.phases)]
     last = measurement.last_finished(measured.phases) or 0
@@ -229,44 +235,23 @@ def _gpu(gpu: measurement.GpuReading) -> Iterator[Line]:
     yield from (Line(f"warning: {warning}") for warning in gpu.warnings)
 
 
-def _peak(run: Run) -> Difference | None:
-    if run.prediction is None or run.measurement is None:
-        return None
-    found = peak(run.prediction, run.measurement, "allocated")
-    return found or peak(run.prediction, run.measurement, "requested")
-
-
-def _time(measured: measurement.Measurement) -> str:
-    seconds = measured.seconds_per_step
-    return f"{seconds:.3f} s" if seconds is not None else "n/a"
-
-
-def _rate(measured: measurement.Measurement) -> str:
-    rate = measured.samples_per_second
-    return f"{rate:,.1f}" if rate is not None else "n/a"
-
-
-def _occupied(measured: measurement.Measurement) -> int | None:
-    return measured.peak_rss if measured.device == "cpu" else measured.process_used
-
-
 def _bare(value: int | None) -> str:
-    """A size in MiB, its unit in the title of the table."""
+    """Write a size in MiB without its unit, which the title names."""
     return format_mib(value).removesuffix(" MiB") if value is not None else "n/a"
 
 
-def _percent(found: Difference | None, places: int = 2) -> str:
-    return "" if found is None or found.relative is None else percent(found.relative, places)
+def _percent(found: Difference, places: int = 2) -> str:
+    return "" if found.relative is None else percent(found.relative, places)
 
 
 def percent(share: float, places: int = 2) -> str:
-    """A signed share; what rounds to nothing has no sign."""
+    """Write a signed share; one that rounds to 0 has no sign."""
     text = f"{share:+.{places}%}"
     return text if text.strip("+-0.%") else text[1:]
 
 
 def render(outcome: CommandResult, width: int | None = None) -> str:
-    """One line a fact."""
+    """Write what ``memcalc run`` saw, one line a fact."""
     measured = outcome.measurement
     lines = [f"ended with exit code {outcome.code} after {measured.seconds:.1f} s"]
     rss = measured.peak_rss

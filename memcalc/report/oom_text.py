@@ -14,7 +14,7 @@ _SHOWN = 4
 
 
 def blocks(found: OomText) -> Iterator[Block]:
-    """What happened in one line, who held the GPU's memory, why, and what to type."""
+    """Yield the failure in one line, the holders of the GPU's memory, why, and the next command."""
     yield Line(
         f"out of memory on GPU {found.gpu}: asked for {format_bytes(found.asked)}, "
         f"{format_bytes(found.free)} free of {format_bytes(found.total)}",
@@ -24,17 +24,18 @@ def blocks(found: OomText) -> Iterator[Block]:
         yield Line(f"  at {found.line}")
     if found.times > 1:
         yield Line(f"  the last of {found.times} such messages")
-    yield _held(found)
+    yield _holders(found)
     yield Line(f"why: {_why(found)}")
     yield Line("next: what needs less", Kind.SECTION)
-    cards = _cards(found)
+    near = _ALIKE * found.total
+    cards = [one.name for one in gpus.table() if abs(one.memory - found.total) <= near]
     name = cards[0] if len(cards) == 1 else "NAME"
     yield from (Line(f"  {command}", Kind.COMMAND) for command in _commands(found, name))
     if len(cards) > 1:
         yield Line(f"NAME is your GPU; by its size {', '.join(cards[:_SHOWN])}", Kind.NOTE)
 
 
-def _held(found: OomText) -> Table:
+def _holders(found: OomText) -> Table:
     own = found.process - found.allocated - found.cached if found.process is not None else None
     rows = [
         ("tensors", found.allocated, "allocated by PyTorch"),
@@ -84,9 +85,3 @@ def _commands(found: OomText, gpu: str) -> Iterator[str]:
     script = shlex.quote(found.script) if found.script is not None else "train.py"
     gpu = shlex.quote(gpu)
     yield f"memcalc simulate --gpu {gpu} -o run.json -- python {script} ; memcalc explain run.json"
-
-
-def _cards(found: OomText) -> list[str]:
-    """Return the names of GPUs that have as much memory as the message says."""
-    near = _ALIKE * found.total
-    return [one.name for one in gpus.table() if abs(one.memory - found.total) <= near]

@@ -7,7 +7,7 @@ import functools
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from memcalc.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
+    from matplotlib.figure import Figure
 
 _CACHED, _OUTSIDE, _FREE = "#B8B8B8", "#7F7F7F", "transparent"
 
@@ -40,7 +40,7 @@ Part = tuple[float, str, str]
 
 
 class Hero(msgspec.Struct, frozen=True, kw_only=True):
-    """What is seen first."""
+    """The head of a page."""
 
     kind: str
     """``fits``, ``close``, ``over`` or ``plain``: how the verdict is colored."""
@@ -48,45 +48,7 @@ class Hero(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[Part, ...]
     figures: tuple[tuple[str, str], ...]
     command: str
-    """To type next; empty: none."""
-
-
-class Bars(msgspec.Struct, frozen=True, kw_only=True):
-    """Bars below each other, on one scale."""
-
-    caption: str
-    bars: tuple[tuple[str, tuple[Part, ...], str], ...]
-    """The name of each, what it is made of, and its size."""
-
-
-def side_by_side(predictions: Sequence[Prediction]) -> Bars:
-    """What several plans hold at their peaks, the smallest first."""
-    ordered = sorted(predictions, key=lambda one: one.peak.requested)
-    most = max(ordered[-1].peak.requested, 1)
-    return Bars(
-        caption="requested bytes at each peak",
-        bars=tuple(
-            (name, tuple(_components(one, most)), format_bytes(one.peak.requested))
-            for one, name in zip(ordered, rows.labels(ordered), strict=True)
-        ),
-    )
-
-
-def accuracy(runs: Sequence[Run]) -> Bars:
-    """Estimate and measurement of each run, below each other."""
-    # Of runs on the CPU, PyTorch's allocator is not known.
-    pairs = compared(runs) or compared(runs, "requested")
-    most = max((max(found.predicted, found.measured) for _, found in pairs), default=1)
-    bars = []
-    for name, found in pairs:
-        error = f", {measured.percent(found.relative)}" if found.relative is not None else ""
-        for what, size, color, end in (
-            ("estimate", found.predicted, "#56B4E9", error),
-            ("measured", found.measured, "#E69F00", ""),
-        ):
-            part = 100 * size / most, color, what
-            bars.append((f"{name}, {what}", (part,), f"{format_bytes(size)}{end}"))
-    return Bars(caption="peak of each run, estimated and measured", bars=tuple(bars))
+    """The next command; empty: none."""
 
 
 _KINDS = {
@@ -98,7 +60,7 @@ _KINDS = {
 
 
 def hero(prediction: Prediction) -> Hero:
-    """The top of the page of one prediction."""
+    """Return the head of the page of one prediction."""
     fit, peak = prediction.fit, prediction.peak
     figures = [(f"peak, in {peak.phase.value}", format_bytes(peak.allocated or peak.requested))]
     if peak.reserved is not None:
@@ -116,34 +78,27 @@ def hero(prediction: Prediction) -> Hero:
     )
 
 
-def _components(prediction: Prediction, whole: int) -> Iterator[Part]:
-    for name in STYLES:
-        size = prediction.components.get(name)
-        if size:
-            text = f"{STYLES[name].words} {format_bytes(size)}"
-            yield 100 * size / whole, STYLES[name].color, text
-
-
 def _parts(prediction: Prediction) -> tuple[Part, ...]:
+    """Return the stretches of the card: components, the allocator's cache, the context, free."""
     peak = prediction.peak
     reserved = peak.requested if peak.reserved is None else peak.reserved
     used = reserved if peak.process_used is None else peak.process_used
     top = max(used, prediction.fit.limit) if prediction.fit is not None else used
-    held = (
+    found = [(one.words, prediction.components.get(c, 0), one.color) for c, one in STYLES.items()]
+    found += [
         ("kept by the allocator", reserved - peak.requested, _CACHED),
         ("CUDA context and libraries", used - reserved, _OUTSIDE),
         ("free", top - used, _FREE),
-    )
-    more = (
-        (100 * size / max(top, 1), color, f"{name} {format_bytes(size)}")
-        for name, size, color in held
+    ]
+    return tuple(
+        (100 * size / max(top, 1), color, f"{words} {format_bytes(size)}")
+        for words, size, color in found
         if size
     )
-    return (*_components(prediction, max(top, 1)), *more)
 
 
 _TOP = 25
-PagePart = Block | Hero | Bars | Drawing
+PagePart = Block | Hero | Drawing
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,20 +112,18 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def render(document: Document) -> str:
-    """The whole page."""
+    """Return the whole page."""
     page = _templates().get_template("page.html.j2")
     return page.render(title=_title(document), blocks=_blocks(document), version=__version__) + "\n"
 
 
 def notebook(record: object) -> str:
-    """An answer in full, as a notebook shows it; without matplotlib, its tables alone."""
+    """Return an answer in full, as a notebook shows it; without matplotlib, its tables alone."""
     heading, *rest = saved.blocks(record, verbose=True, top=sys.maxsize)
-    pictures = []
     found = record.prediction if isinstance(record, Explanation) else record
+    pictures = []
     if isinstance(found, Prediction) and importlib.util.find_spec("matplotlib"):
-        pictures.append(
-            Picture(plots.save(plots.optimizers([found]), "svg"), "requested bytes at the peak")
-        )
+        pictures.append(_picture(plots.optimizers([found]), "requested bytes at the peak"))
     shown = _templates().get_template("blocks.html.j2").module
     return f"<div>{shown.show([heading, *pictures, *rest])}</div>"  # type: ignore[attr-defined]
 
@@ -184,7 +137,7 @@ def _templates() -> Environment:
         return value if isinstance(value, Markup) else untrusted_text.line(str(value))
 
     def breakable(text: str) -> Markup:
-        """Settings are long words; a line may end inside them."""
+        """Allow a line to end inside settings, which are long words."""
         return Markup(escape(untrusted_text.line(text)).replace("=", Markup("=<wbr>")))
 
     made = Environment(
@@ -196,6 +149,8 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["breakable"] = breakable
+    made.globals |= {"width": drawing.WIDTH, "height": drawing.HEIGHT}
+    made.filters["bytes"] = format_bytes
     made.filters["json"] = lambda data: json.dumps(data, separators=(",", ":"))
     made.filters["base64"] = lambda data: base64.b64encode(data).decode()
     return made
@@ -207,7 +162,7 @@ def _blocks(document: Document) -> Iterator[PagePart]:
         yield from explained.difference_blocks(document.difference, _TOP)
     if len(found) > 1:
         yield Line("Side by side", Kind.HEADING)
-        yield side_by_side(found)
+        yield _picture(plots.optimizers(found), "requested bytes at each peak")
         yield predictions.comparison(found)
     for chapter in document.chapters:
         if len(found) > 1:
@@ -218,8 +173,17 @@ def _blocks(document: Document) -> Iterator[PagePart]:
         yield from explained.remedies(document.explanation)
     if document.runs:
         yield Line("Estimate against measurement", Kind.HEADING)
-        yield accuracy(document.runs)
+        # Of runs on the CPU, PyTorch's allocator is not known.
+        for rung in ("allocated", "requested"):
+            if compared(document.runs, rung):
+                figure = plots.accuracy(document.runs, rung)
+                yield _picture(figure, "peak of each run, estimated and measured")
+                break
         yield from measured.blocks(document.runs)
+
+
+def _picture(figure: Figure, caption: str) -> Picture:
+    return Picture(plots.save(figure, "svg"), caption)
 
 
 def _title(document: Document) -> str:
@@ -236,10 +200,8 @@ def _chapter(chapter: Chapter) -> Iterator[PagePart]:
     prediction = chapter.prediction
     yield hero(prediction)
     if chapter.line is not None:
-        fit = prediction.fit
-        limit, gpu = (fit.limit, fit.gpu) if fit is not None else (None, "")
-        yield drawing.whole(chapter.line, limit, gpu)
-        yield drawing.close_up(chapter.line, limit, gpu)
+        yield drawing.whole(chapter.line, prediction.fit)
+        yield drawing.close_up(chapter.line, prediction.fit)
     yield from (Line(note, Kind.NOTE) for note in chapter.notes)
     yield from answer.of_each_gpu(prediction)
     yield from answer.of_each_rank(prediction)

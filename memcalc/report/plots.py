@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc import untrusted_text
 from memcalc.accuracy.compare import pairs as compared
-from memcalc.advice.explain.timeline import Timeline, thin
+from memcalc.advice.explain.timeline import Timeline
 from memcalc.errors import UsageError
 from memcalc.files.results import Run
-from memcalc.records.prediction import Prediction
-from memcalc.report import rows
+from memcalc.records.prediction import Fit, Prediction
+from memcalc.report import drawing, rows
 from memcalc.report.measured import percent
-from memcalc.report.rows import STYLES, stacked
-from memcalc.units import GIB, MIB, format_bytes
+from memcalc.report.rows import STYLES
+from memcalc.units import format_bytes, unit_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,102 +24,111 @@ if TYPE_CHECKING:
 _MOMENTS = 800
 """More than a picture has columns of pixels; each that is drawn is one that happened."""
 _SETTINGS: dict[Any, Any] = {"svg.hashsalt": "memcalc", "hatch.linewidth": 0.5, "font.size": 9}
+_BESIDE: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), "frameon": False}
 
 
-def timeline(line: Timeline, title: str) -> Figure:
-    """A step as stacked bands, one a component, with phases marked and the allocator's lines."""
+def timeline(line: Timeline, title: str, fit: Fit | None = None) -> Figure:
+    """Draw a step as stacked bands, with its phases, the allocator's lines and the GPU's limit."""
+    shown = drawing.whole(line, fit, _MOMENTS)
     figure, axes = _figure(9.5, 4.2)
-    shown = thin(line, _MOMENTS)
-    unit, name = _unit(max(shown.reserved or shown.requested))
-    moments = range(len(shown.requested) + 1)
-    for style, *edges in stacked(shown):
-        low, high = ([level / unit for level in (*edge, edge[-1])] for edge in edges)
-        axes.fill_between(
-            moments, low, high, step="post", label=style.words, facecolor=style.color,
-            hatch=style.hatch, edgecolor="#00000066", linewidth=0.2,
+    unit, count = shown.unit.bytes, len(shown.requested)
+
+    def divide(levels: Sequence[int]) -> list[float]:
+        return [level / unit for level in levels]
+
+    for band in shown.bands:
+        axes.stairs(
+            divide(band.top), baseline=divide(band.floor), fill=True, label=band.style.words,
+            facecolor=band.style.color, hatch=band.style.hatch, edgecolor="#00000066", lw=0.2,
         )  # fmt: skip
-    for label, levels, dashes in (
-        ("allocated", shown.allocated, "-"),
-        ("reserved", shown.reserved, "--"),
-    ):
-        if levels is not None:
-            heights = [level / unit for level in (*levels, levels[-1])]
-            axes.step(moments, heights, "k", where="post", lw=0.9, ls=dashes, label=label)
-    _mark_phases(axes, shown)
-    _mark_peak(axes, shown, unit)
-    axes.set(
-        title=untrusted_text.picture(title),
-        xlabel=f"{line.events:,} allocations and frees of one step, in order",
-    )
-    axes.set(ylabel=name, xticks=[])
-    axes.set_xlim(0, len(shown.requested))
+    for (name, levels), dashes in zip(shown.levels.items(), ("-", "--"), strict=False):
+        axes.stairs(divide(levels), baseline=None, color="k", lw=0.9, ls=dashes, label=name)
+    if shown.limit is not None:
+        label = untrusted_text.picture(f"{shown.gpu}: {format_bytes(shown.limit)}")
+        axes.axhline(shown.limit / unit, color="#a3261b", lw=1, ls=(0, (8, 4)), label=label)
+    for one in shown.phases:
+        axes.axvline(one.begin, color="black", lw=0.6, ls=":")
+    level = shown.wide_phases(12)
+    for one in shown.wide_phases(50):
+        axes.annotate(
+            one.phase.value, ((one.begin + one.end) / 2, 1.0), (0, -2),
+            xycoords=("data", "axes fraction"), textcoords="offset points", ha="center", va="top",
+            rotation=0 if one in level else 90,
+        )  # fmt: skip
+    left = shown.peak > count / 2
+    height = shown.requested[shown.peak]
+    axes.annotate(
+        f"peak {format_bytes(height)}", (shown.peak, height / unit), (-60 if left else 60, 12),
+        textcoords="offset points", ha="right" if left else "left",
+        arrowprops={"arrowstyle": "->", "lw": 0.8},
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+    )  # fmt: skip
+    events = f"{shown.events:,} allocations and frees of one step, in order"
+    axes.set(title=untrusted_text.picture(title), xlabel=events, ylabel=shown.unit.name, xticks=[])
+    axes.set_xlim(0, count)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.22)
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(
-        handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False
-    )
+    axes.legend(handles[::-1], labels[::-1], **_BESIDE)
     return figure
 
 
 def optimizers(predictions: Sequence[Prediction]) -> Figure:
-    """What several plans hold at their peaks, side by side; the smallest first."""
+    """Draw the components of several plans at their peaks, the smallest first."""
     ordered = sorted(predictions, key=lambda p: p.peak.requested)
     figure, axes = _figure(9.5, 1.0 + 0.36 * len(ordered))
-    unit, name = _unit(ordered[-1].peak.requested)
+    unit = unit_for(ordered[-1].peak.requested)
     places = range(len(ordered))
     floor = [0.0] * len(ordered)
     for component, style in STYLES.items():
-        sizes = [prediction.components.get(component, 0) / unit for prediction in ordered]
+        sizes = [one.components.get(component, 0) / unit.bytes for one in ordered]
         if any(sizes):
             axes.barh(
                 places, sizes, left=floor, color=style.color, hatch=style.hatch,
                 edgecolor="#00000088", linewidth=0.3, label=style.words,
             )  # fmt: skip
             floor = [low + size for low, size in zip(floor, sizes, strict=True)]
-    for row, prediction in enumerate(ordered):
-        axes.annotate(
-            format_bytes(prediction.peak.requested), (floor[row], row), (4, 0),
-            textcoords="offset points", va="center",
-        )  # fmt: skip
-    axes.set_yticks(places, list(map(untrusted_text.picture, rows.labels(ordered))))
-    axes.invert_yaxis()
-    axes.set(xlabel=f"requested at the peak, {name}")
-    axes.set_xlim(0, max(floor) * 1.14)
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    texts = [format_bytes(one.peak.requested) for one in ordered]
+    _finish_bars(axes, rows.labels(ordered), texts, floor)
+    axes.set(xlabel=f"requested at the peak, {unit.name}")
     return figure
 
 
 def accuracy(runs: Sequence[Run], rung: str = "allocated") -> Figure:
-    """Estimate and measurement of each run, as pairs of bars with the error in words."""
-    pairs = [(untrusted_text.picture(name), found) for name, found in compared(runs, rung)]
+    """Draw the estimate and the measurement of each run as a pair of bars, with the error."""
+    pairs = compared(runs, rung)
     if not pairs:
         raise UsageError("No run has both an estimate and a measurement: nothing to compare.")
     figure, axes = _figure(9.5, 1.0 + 0.5 * len(pairs))
-    unit, name = _unit(max(found.measured for _, found in pairs))
-    places = range(len(pairs))
-    for shift, key, color, hatch in (
-        (-0.2, "predicted", "#56B4E9", ""),
-        (0.2, "measured", "#E69F00", "//"),
+    unit = unit_for(max(found.measured for _, found in pairs))
+    for shift, label, sizes, color, hatch in (
+        (-0.2, "estimate", [found.predicted for _, found in pairs], "#56B4E9", ""),
+        (0.2, "measured", [found.measured for _, found in pairs], "#E69F00", "//"),
     ):
-        sizes = [getattr(found, key) / unit for _, found in pairs]
         axes.barh(
-            [place + shift for place in places], sizes, height=0.38, color=color, hatch=hatch,
-            edgecolor="black", linewidth=0.4, label="estimate" if key == "predicted" else key,
+            [place + shift for place in range(len(pairs))], [size / unit.bytes for size in sizes],
+            height=0.38, color=color, hatch=hatch, edgecolor="black", linewidth=0.4, label=label,
         )  # fmt: skip
-    for place, (_, found) in enumerate(pairs):
-        error = percent(found.relative) if found.relative is not None else "n/a"
-        high = max(found.predicted, found.measured) / unit
-        axes.annotate(error, (high, place), (4, 0), textcoords="offset points", va="center")
-    axes.set_yticks(list(places), [label for label, _ in pairs])
-    axes.invert_yaxis()
-    axes.set(xlabel=f"peak {rung}, {name}")
-    axes.set_xlim(0, axes.get_xlim()[1] * 1.1)
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    errors = [percent(d.relative) if d.relative is not None else "n/a" for _, d in pairs]
+    highest = [max(found.predicted, found.measured) / unit.bytes for _, found in pairs]
+    _finish_bars(axes, [name for name, _ in pairs], errors, highest)
+    axes.set(xlabel=f"peak {rung}, {unit.name}")
     return figure
 
 
+def _finish_bars(
+    axes: Any, labels: Sequence[str], texts: Sequence[str], ends: Sequence[float]
+) -> None:
+    """Name the bars, and write a text at the end of each."""
+    for place, (text, end) in enumerate(zip(texts, ends, strict=True)):
+        axes.annotate(text, (end, place), (4, 0), textcoords="offset points", va="center")
+    axes.set_yticks(range(len(labels)), list(map(untrusted_text.picture, labels)))
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(ends) * 1.14)
+    axes.legend(**_BESIDE)
+
+
 def save(figure: Figure, format: str) -> bytes:
-    """The picture as a file's bytes; the same picture gives the same bytes."""
+    """Return the picture as a file's bytes; the same picture gives the same bytes."""
     import matplotlib
 
     buffer = io.BytesIO()
@@ -132,8 +141,8 @@ def save(figure: Figure, format: str) -> bytes:
 
 
 @functools.cache
-def _shown() -> type[Figure]:
-    """A figure that notebooks show, whether or not pyplot was imported there."""
+def _notebook_figure() -> type[Figure]:
+    """Return a class of figures that notebooks show, also where pyplot was never imported."""
     from matplotlib.figure import Figure
 
     class Shown(Figure):
@@ -147,36 +156,7 @@ def _figure(width: float, height: float) -> tuple[Figure, Any]:
     import matplotlib
 
     with matplotlib.rc_context(_SETTINGS):
-        figure = _shown()(figsize=(width, height), layout="constrained")
+        figure = _notebook_figure()(figsize=(width, height), layout="constrained")
         axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
-
-
-def _mark_phases(axes: Any, line: Timeline) -> None:
-    whole = len(line.requested)
-    for stretch in line.phases:
-        axes.axvline(stretch.begin, color="black", lw=0.6, ls=":")
-        middle = (stretch.begin + stretch.end) / 2
-        if stretch.end - stretch.begin > whole / 50:
-            axes.annotate(
-                stretch.phase.value, (middle, 1.0), (0, -2), xycoords=("data", "axes fraction"),
-                textcoords="offset points", ha="center", va="top", fontsize=9,
-                rotation=0 if stretch.end - stretch.begin > whole / 12 else 90,
-            )  # fmt: skip
-
-
-def _mark_peak(axes: Any, line: Timeline, unit: int) -> None:
-    at = line.peak
-    height = line.requested[at] / unit
-    left = at > len(line.requested) / 2
-    axes.annotate(
-        f"peak {format_bytes(line.requested[at])}", (at, height), (-60 if left else 60, 12),
-        textcoords="offset points", ha="right" if left else "left", fontsize=9,
-        arrowprops={"arrowstyle": "->", "lw": 0.8},
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
-    )  # fmt: skip
-
-
-def _unit(size: int) -> tuple[int, str]:
-    return (GIB, "GiB") if size >= 2 * GIB else (MIB, "MiB")

@@ -4,30 +4,29 @@ import base64
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from memcalc import untrusted_text
 from memcalc.files.artifact import document, encode
 from memcalc.files.trace_file import pack
-from memcalc.records.fields import COMPARED, compared
+from memcalc.records.fields import COMPARED, varied_settings
 from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import SENT_SOURCE, Component, Trace
 from memcalc.report import answer, lengths, rows
-from memcalc.report.blocks import Block, Kind, Line, Size, Table, sized, sizes
+from memcalc.report.blocks import Block, Kind, Line, Size, Table, size_or, sizes
 from memcalc.report.rows import STYLES
 from memcalc.units import format_mib, unit_for
 
 
 def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[Block]:
-    """One prediction, in full or as a person reads it in five seconds, or several side by side."""
+    """Return one prediction, in full or to be read in five seconds, or several side by side."""
     if len(predictions) == 1:
         found = predictions[0]
         brief = not verbose or found.serving is not None
         return answer.blocks(found) if brief else list(_single(found))
     first = predictions[0]
     return [
-        Line(rows.heading(first, compared([one.plan for one in predictions])), Kind.HEADING),
+        Line(rows.heading(first, varied_settings([one.plan for one in predictions])), Kind.HEADING),
         comparison(predictions),
         *answer.notes(first, brief=not verbose),
     ]
@@ -44,7 +43,7 @@ def _single(prediction: Prediction) -> Iterator[Block]:
     yield phases(prediction)
     yield from answer.of_each_gpu(prediction)
     yield from answer.of_each_rank(prediction)
-    rungs = [f"{name} {value}" for name, value in rows.ladder_words(prediction)]
+    rungs = [f"{name} {value}" for name, value in rows.ladder(prediction)]
     if prediction.context is not None:
         yield Line("  ".join(rungs[:-1]))
         yield Line(rungs[-1])
@@ -68,20 +67,20 @@ def _single(prediction: Prediction) -> Iterator[Block]:
 
 
 def sent(prediction: Prediction) -> Iterator[Line]:
-    """What this GPU sends in a step, and the source of how much a collective does."""
+    """Yield the bytes that this GPU sends in a step, by collective."""
     if prediction.sent:
         yield Line(f"sent a step: {rows.sent_words(prediction.sent)}; in a ring: {SENT_SOURCE}")
 
 
 def verdict(prediction: Prediction) -> Iterator[Line]:
-    """Whether it fits, where a GPU was named."""
+    """Yield whether it fits, where a GPU was named."""
     words = rows.verdict(prediction)
     if words:
         yield Line(words, Kind.VERDICT)
 
 
 def components(prediction: Prediction) -> Table:
-    """What is held at the peak; it sums to the requested bytes."""
+    """Return the components at the peak, which sum to the requested bytes."""
     found = {name: size for name, size in prediction.components.items() if size}
     parts = list(found.values())
     whole, count = sum(parts), max(prediction.parameters, 1)
@@ -113,7 +112,7 @@ def phases(prediction: Prediction) -> Table:
         title=f"Peak by phase, {unit.name}",
         head=("phase", *names),
         rows=[
-            (phase.phase.value, *(sized(getattr(phase, field), unit, "") for field in fields))
+            (phase.phase.value, *(size_or(getattr(phase, field), unit, "") for field in fields))
             for phase in prediction.phases
         ],
         strong=tuple(
@@ -125,17 +124,17 @@ def phases(prediction: Prediction) -> Table:
 
 
 def comparison(predictions: Sequence[Prediction]) -> Table:
-    """Several plans, the smallest peak first."""
+    """Return several plans side by side, the smallest peak first."""
     known = [rung for rung in RUNGS if any(getattr(p.peak, rung) is not None for p in predictions)]
     rungs = known[1:] or known
     unit = unit_for(max(getattr(p.peak, rung) or 0 for p in predictions for rung in rungs))
-    told = compared([one.plan for one in predictions])
+    settings = varied_settings([one.plan for one in predictions])
     named = {p.fit.gpu if p.fit is not None else p.plan.gpu for p in predictions} - {None}
     column = [f"on {gpu}" for gpu in named] if len(named) == 1 else ["fits"] if named else []
     return Table(
         title=f"{unit.name}, the smallest peak first",
         head=(
-            *(COMPARED[name] for name in told),
+            *(COMPARED[name] for name in settings),
             "state",
             *(rung.replace("_", " ") for rung in rungs),
             "in",
@@ -145,10 +144,10 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
             (
                 *(
                     f"{value:,}" if isinstance(value := getattr(p.plan, name), int) else str(value)
-                    for name in told
+                    for name in settings
                 ),
                 Size(sum(map(p.optimizer_state.total, (Place.DEVICE, Place.MANAGED))), unit),
-                *(sized(getattr(p.peak, rung), unit) for rung in rungs),
+                *(size_or(getattr(p.peak, rung), unit) for rung in rungs),
                 p.peak.phase.value,
                 *([rows.fit_word(p.fit)] if column else []),
             )
@@ -157,66 +156,15 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
     )
 
 
-_ALWAYS = (
-    Component.WEIGHTS,
-    Component.MASTER_WEIGHTS,
-    Component.GRADIENTS,
-    Component.OPTIMIZER_STATE,
-    Component.ACTIVATIONS,
-    Component.TEMPORARIES,
-)
-
-
 def as_json(predictions: Sequence[Prediction], traces: Sequence[Trace] = ()) -> str:
-    """One prediction is an object; several are a list under ``predictions``.
+    """Write one prediction as an object of its fields; several as a list under ``predictions``.
 
-    ``traces``: of each, which ``memcalc explain`` reads; none: a prediction can be made again.
+    ``traces``: one for each, which ``memcalc explain`` reads; none: a prediction can be made again.
     """
-    bodies = [_body(prediction) for prediction in predictions]
+    bodies = [encode(prediction) for prediction in predictions]
     for body, trace in zip(bodies, traces, strict=False):
         body["trace"] = base64.b64encode(pack(trace)).decode()
     return document("prediction", bodies[0] if len(bodies) == 1 else {"predictions": bodies})
-
-
-def _body(prediction: Prediction) -> dict[str, Any]:
-    """The keys that others rely on; ``record`` holds everything, to be read back."""
-    components = {name.value: prediction.components.get(name) for name in _ALWAYS}
-    rest = {name.value: size for name, size in prediction.components.items() if size}
-    state = prediction.optimizer_state
-
-    def told(*names: str) -> dict[str, Any]:
-        return {name: encode(getattr(prediction, name)) for name in names}
-
-    return {
-        "plan": encode(prediction.plan),
-        "model": {"head": prediction.head, "task": prediction.task},
-        "parameters": {
-            "count": prediction.parameters,
-            "tensors": prediction.parameter_tensors,
-            "trainable": prediction.trainable,
-        },
-        "components": {**components, **rest},
-        "optimizer_state": {
-            "implementation": state.implementation,
-            **{f"{place.value}_bytes": state.total(place) for place in Place},
-            "notes": list(state.notes),
-        },
-        "phases": {
-            phase.phase.value: {
-                "peak_requested": phase.requested,
-                "peak_allocated": phase.allocated,
-                "peak_reserved": phase.reserved,
-                "first_step_peak_allocated": phase.first_step_allocated,
-            }
-            for phase in prediction.phases
-        },
-        **told("peak", "context", "allocated", "allocator", "fit", "device", "gpus"),
-        **told("rank", "ranks", "serving"),
-        **told("sent"),
-        "lengths": encode(prediction.varied),
-        **told("rules_of_thumb", "method", "assumptions", "uncounted", "unknown", "versions"),
-        "record": encode(prediction),
-    }
 
 
 def as_csv(predictions: Sequence[Prediction]) -> str:

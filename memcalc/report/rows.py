@@ -1,23 +1,17 @@
 """Text and figures of a prediction, shared by all formats."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from memcalc.estimation.fits import growth_words, why_tight
-from memcalc.records.fields import COMPARED, compared
+from memcalc.records.fields import COMPARED, varied_settings
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak, Prediction, Span
+from memcalc.records.prediction import RUNGS, Fit, FitVerdict, Prediction, Span
 from memcalc.records.trace import Component, Sent
 from memcalc.units import GIB, MIB, Unit, format_bytes, format_mib
 from memcalc.workload import loops
-
-if TYPE_CHECKING:
-    from memcalc.advice.explain.timeline import Timeline
 
 
 class Style(msgspec.Struct, frozen=True):
@@ -29,12 +23,12 @@ class Style(msgspec.Struct, frozen=True):
 
     color: str
     hatch: str
-    """In matplotlib's words; empty: plain."""
+    """A hatch of matplotlib; empty: plain."""
     letter: str
-    """What a terminal draws it with."""
+    """The letter that a terminal draws it with."""
     words: str
     note: str = ""
-    """What it is, where its words do not say so."""
+    """An explanation, where its words need one."""
 
 
 STYLES = {
@@ -66,22 +60,12 @@ STYLES = {
 """In the order bands are stacked: what is always there lies at the bottom."""
 
 
-def stacked(line: Timeline) -> Iterator[tuple[Style, list[int], list[int]]]:
-    """Bands of a timeline, the lowest first: how each is drawn, its floor and its top in bytes."""
-    floor = [0] * len(line.requested)
-    for component, style in STYLES.items():
-        if component in line.components:
-            top = [low + size for low, size in zip(floor, line.components[component], strict=True)]
-            yield style, floor, top
-            floor = top
-
-
-def compared_as(plan: Plan, others: Sequence[Plan]) -> str:
-    """Return what tells a plan from others, such as ``adam8bit, batch 8``."""
+def name_apart(plan: Plan, others: Sequence[Plan]) -> str:
+    """Return the settings that tell a plan from others, such as ``adam8bit, batch 8``."""
     plain = ("optim", "precision", "gpu")
     return ", ".join(
         str(getattr(plan, name)) if name in plain else f"{COMPARED[name]} {getattr(plan, name)}"
-        for name in compared(others)
+        for name in varied_settings(others)
     )
 
 
@@ -91,13 +75,13 @@ def heading(prediction: Prediction, without: Collection[str] = ()) -> str:
     if plan.command:
         head = f" ({prediction.head})" if prediction.head else ""
         return f"{plan.name}{head}: {prediction.optimizer_state.optimizer}"
-    return f"{plan.model} ({prediction.head}): {described(plan, prediction.seq, without)}"
+    return f"{plan.model} ({prediction.head}): {describe(plan, prediction.seq, without)}"
 
 
 def labels(predictions: Sequence[Prediction]) -> list[str]:
-    """A name for each, no two alike: what differs between their plans, where that is enough."""
+    """Return a name for each, no two alike: the settings that differ, where that is enough."""
     plans = [one.plan for one in predictions]
-    for name in (lambda one: compared_as(one.plan, plans), heading):
+    for name in (lambda one: name_apart(one.plan, plans), heading):
         found = [name(one) for one in predictions]
         if len(set(found)) == len(found):
             return found
@@ -105,26 +89,38 @@ def labels(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def asked_for(plan: Plan) -> str:
-    """The question of ``memcalc suggest``: a model, and the samples of a step."""
+    """Return the question of ``memcalc suggest``: a model, and the samples of a step."""
     each = " of each GPU" if plan.devices > 1 else ""
     count = plan.batch * plan.grad_accum
     samples = f"{count} sample{'s' * (count > 1)} a step{each}, as asked for"
-    return f"{plan.model}: {samples}: {described(plan, plan.seq)}"
+    return f"{plan.model}: {samples}: {describe(plan, plan.seq)}"
 
 
-def described(plan: Plan, seq: int | None, without: Collection[str] = ()) -> str:
-    """How a model is trained: settings that differ from the defaults."""
-    batch = "" if "batch" in without else f"batch {plan.batch}"
+def describe(plan: Plan, seq: int | None, without: Collection[str] = ()) -> str:
+    """Return how a model is trained or runs: the settings that differ from the defaults."""
+    optim, precision, batch = (
+        "" if name in without else text
+        for name, text in (
+            ("optim", plan.optim),
+            ("precision", plan.precision),
+            ("batch", f"batch {plan.batch}"),
+        )
+    )
     tokens = f"{seq} tokens" if seq is not None and "seq" not in without else ""
     size = " x ".join(filter(None, (batch, tokens)))
-    precision = "" if "precision" in without else plan.precision
+    base = f"{plan.scheme} base" if plan.scheme else ""
+    adapters = f"LoRA {plan.adapters}" if plan.adapters else ""
     if plan.infers:
-        return ", ".join(filter(None, _inference(plan, precision, size)))
-    extras = [
+        does = "one forward pass"
+        does = does if plan.generate is None else f"{plan.generate} tokens generated"
+        cache = f"{plan.cache} cache" if plan.cache != "dynamic" else ""
+        beams = f"{plan.beams} beams" if plan.beams > 1 else ""
+        return ", ".join(filter(None, (does, precision, size, base, adapters, cache, beams)))
+    parts = [
+        *(optim, precision, size),
         f"accumulation {plan.grad_accum}" if plan.grad_accum > 1 else "",
         "checkpointing" if plan.checkpointing else "",
-        f"{plan.scheme} base" if plan.scheme else "",
-        f"LoRA {plan.adapters}" if plan.adapters else "",
+        *(base, adapters),
         "Liger kernels" if plan.liger else "",
         f"torch.compile ({plan.compile})" if plan.compile else "",
         plan.parallel or "",
@@ -134,50 +130,34 @@ def described(plan: Plan, seq: int | None, without: Collection[str] = ()) -> str
         "resumed" if plan.resume else "",
         f"then {plan.eval} batches of evaluation" if plan.eval else "",
     ]
-    optim = "" if "optim" in without else plan.optim
-    return ", ".join(filter(None, (optim, precision, size, *extras)))
-
-
-def _inference(plan: Plan, precision: str, size: str) -> Iterator[str]:
-    yield "one forward pass" if plan.generate is None else f"{plan.generate} tokens generated"
-    yield precision
-    yield size
-    yield from [f"{plan.scheme} base"] if plan.scheme else []
-    yield from [f"LoRA {plan.adapters}"] if plan.adapters else []
-    if plan.cache != "dynamic":
-        yield f"{plan.cache} cache"
-    if plan.beams > 1:
-        yield f"{plan.beams} beams"
+    return ", ".join(filter(None, parts))
 
 
 def shares(sizes: Sequence[int]) -> list[str]:
-    """Percent of their sum, which add up to 100."""
-    return [
-        f"{text}%"
-        for text in Unit("%", 10 * max(sum(sizes), 1)).numbers([1000 * size for size in sizes])
-    ]
-
-
-def unknown_or(prediction: Prediction, value: int | None, name: str) -> str:
-    """A figure in MiB, or why it is not known."""
-    if value is not None:
-        return format_mib(value)
-    reason = prediction.unknown.get(name)
-    return f"n/a ({reason})" if reason else "n/a"
+    """Return the percentages of their sum, which add up to 100."""
+    unit = Unit("%", 10 * max(sum(sizes), 1))
+    return [f"{text}%" for text in unit.numbers([1000 * size for size in sizes])]
 
 
 def ladder(prediction: Prediction) -> list[tuple[str, str]]:
-    """The levels at the peak, as text."""
-    peak: Peak = prediction.peak
-    known = [
-        (name.replace("_", " "), unknown_or(prediction, getattr(peak, name), name))
-        for name in ALLOCATOR_RUNGS
-    ]
-    return [*known, ("process used", process_words(prediction))]
+    """Return the levels at the peak as text, those that are unknown for one reason together."""
+    known: list[tuple[str, str]] = []
+    unknown: dict[str, list[str]] = {}
+    for rung in RUNGS:
+        name, value = rung.replace("_", " "), getattr(prediction.peak, rung)
+        ends = process_ends(prediction) if rung == "process_used" else None
+        if ends is not None:
+            known.append((name, _process_words(prediction, *ends)))
+        elif value is not None:
+            known.append((name, format_mib(value)))
+        else:
+            reason = prediction.unknown.get(rung)
+            unknown.setdefault(f"n/a ({reason})" if reason else "n/a", []).append(name)
+    return [*known, *((", ".join(names), reason) for reason, names in unknown.items())]
 
 
 def process_ends(prediction: Prediction) -> tuple[int, int] | None:
-    """The least and the most that the process uses; ``None``: unknown."""
+    """Return the least and the most that the process uses, or None if they are unknown."""
     context, reserved = prediction.context, prediction.peak.reserved
     if context is None or reserved is None:
         return None
@@ -186,65 +166,46 @@ def process_ends(prediction: Prediction) -> tuple[int, int] | None:
     return least + context.low, most + context.high
 
 
+def _process_words(prediction: Prediction, low: int, high: int) -> str:
+    sources = [span.source for span in (prediction.context, prediction.allocator) if span]
+    why = prediction.unknown.get("process_used", f"context: {'; '.join(sources)}")
+    return f"{low / MIB:,.0f} to {high / MIB:,.0f} MiB ({why})"
+
+
 def would_need(prediction: Prediction) -> str:
-    """What nvidia-smi will show; where that is more than the card has, what it would need."""
+    """Return the range that nvidia-smi will show, or that it would need on a larger card."""
     ends, fit = process_ends(prediction), prediction.fit
     over = fit is not None and ends is not None and ends[1] > fit.capacity
     return f"{'would need' if over else 'nvidia-smi:'} {_between(*ends) if ends else 'n/a'}"
 
 
 def span_range(span: Span | None) -> str:
-    """The range of a figure; empty: it is exact."""
+    """Return the range of a figure; empty: it is exact."""
     return "" if span is None or span.low == span.high else _between(span.low, span.high)
 
 
 def _between(low: int, high: int) -> str:
-    unit, name = (GIB, "GiB") if high >= GIB else (MIB, "MiB")
-    digits = 2 if unit == GIB else 0
+    unit, name, digits = (GIB, "GiB", 2) if high >= GIB else (MIB, "MiB", 0)
     return f"{low / unit:,.{digits}f} to {high / unit:,.{digits}f} {name}"
 
 
-def process_words(prediction: Prediction) -> str:
-    """The process's memory as a range, because the CUDA context is one."""
-    context, ends = prediction.context, process_ends(prediction)
-    if context is None or ends is None:
-        return unknown_or(prediction, prediction.peak.process_used, "process_used")
-    words = f"{ends[0] / MIB:,.0f} to {ends[1] / MIB:,.0f} MiB"
-    known_by = f"context: {context.source}"
-    if prediction.allocator is not None:
-        known_by = f"{known_by}; {prediction.allocator.source}"
-    return f"{words} ({prediction.unknown.get('process_used', known_by)})"
-
-
 def parts(span: Span) -> Iterator[str]:
-    """The parts of a span, one line each."""
+    """Yield the parts of a span, one line each."""
     for part in span.parts:
         likely = f", likely {part.likely / MIB:,.0f}" if part.likely is not None else ""
         ends = f"{part.low / MIB:,.0f} to {part.high / MIB:,.0f} MiB"
         yield f"{part.name}: {ends}{likely} ({part.source})"
 
 
-def ladder_words(prediction: Prediction) -> list[tuple[str, str]]:
-    """The levels for one line of text; levels that are unknown for one reason share it."""
-    known: list[tuple[str, str]] = []
-    unknown: dict[str, list[str]] = {}
-    for name, value in ladder(prediction):
-        if value.startswith("n/a"):
-            unknown.setdefault(value, []).append(name)
-        else:
-            known.append((name, value))
-    return [*known, *((", ".join(names), reason) for reason, names in unknown.items())]
-
-
 def state_words(prediction: Prediction) -> str:
-    """Where the optimizer's state lives, in exact bytes."""
+    """Return the bytes of the optimizer's state on each device."""
     state = prediction.optimizer_state
     held = {place: size for place in Place if (size := state.total(place))}
     return ", ".join(f"{size:,} B on the {at.value}" for at, size in held.items()) or "no state"
 
 
 def sent_words(sent: Sequence[Sent]) -> str:
-    """What a GPU sends in a step, by collective."""
+    """Return the bytes that a GPU sends in a step, by collective."""
     several = len({one.ranks for one in sent}) > 1
     kinds = ", ".join(
         f"{one.collective}{f' among {one.ranks}' if several else ''} "
@@ -255,33 +216,28 @@ def sent_words(sent: Sequence[Sent]) -> str:
 
 
 def verdict(prediction: Prediction) -> str | None:
-    """Whether it fits and by how much, or why that is unknown; ``None``: no GPU was named."""
+    """Return whether it fits and by how much, or why that is unknown; None without a GPU."""
     fit = prediction.fit
-    if fit is not None and fit.verdict is FitVerdict.LEAKS:
+    if fit is None:
+        reason = prediction.unknown.get("fit")
+        return f"unknown whether it fits {prediction.plan.gpu}: {reason}" if reason else None
+    if fit.verdict is FitVerdict.LEAKS:
         return f"{fit.verdict.value} on {fit.gpu}: fits at first, but keeps more memory every step"
     refusal = prediction.refusal
-    if fit is not None and refusal is not None and refusal.last and not refusal.by_own_limit:
+    if refusal is not None and refusal.last and not refusal.by_own_limit:
         return (
             f"{FitVerdict.DOES_NOT_FIT.value} on {fit.gpu}: {format_bytes(fit.needed)} of "
             f"{format_bytes(fit.capacity)} were in use when {format_bytes(refusal.asked)} more "
             "were asked for"
         )
-    if fit is not None:
-        return fit_words(fit) + _managed_words(prediction, max(fit.margin, 0))
-    reason = prediction.unknown.get("fit")
-    return f"unknown whether it fits {prediction.plan.gpu}: {reason}" if reason else None
-
-
-def _managed_words(prediction: Prediction, room: int) -> str:
-    """Return what follows a verdict where an optimizer keeps state in managed memory."""
     managed = prediction.optimizer_state.total(Place.MANAGED)
-    if managed > room:
-        return f"; {format_bytes(managed)} of managed memory may lie on the host"
-    return f"; plus {format_bytes(managed)} managed" if managed else ""
+    if managed > max(fit.margin, 0):
+        return f"{fit_words(fit)}; {format_bytes(managed)} of managed memory may lie on the host"
+    return fit_words(fit) + (f"; plus {format_bytes(managed)} managed" if managed else "")
 
 
 def outcome_words(prediction: Prediction) -> Iterator[str]:
-    """Where a script's memory ran out, and whether it grows from step to step."""
+    """Yield where a script's memory ran out, and how much it grows from step to step."""
     refusal, grows = prediction.refusal, prediction.growth
     if refusal is not None:
         at = f" at {refusal.line}" if refusal.line else ""
@@ -298,22 +254,27 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
 
 
 def fit_word(fit: Fit | None) -> str:
-    """The verdict alone."""
+    """Return the verdict alone."""
     return fit.verdict.value if fit is not None else "n/a"
 
 
 def fit_words(fit: Fit) -> str:
-    """A verdict and its margin in one sentence."""
+    """Return a verdict and its margin in one sentence."""
     found, offered = fit.verdict, format_bytes(fit.capacity)
     if fit.limit != fit.capacity:
         allowed = f"{format_bytes(fit.limit)} that per_process_memory_fraction allows"
         offered = f"the {allowed} (of {offered})"
     does = fit.metric.replace("_", " ")
     if found is FitVerdict.DOES_NOT_FIT:
-        # Closed forms know what is held for certain, and no more.
+        # Closed forms know only the least that is held.
         does = "needs at least" if fit.metric == "requested" else "needs"
     if found is FitVerdict.TIGHT:
         rest = why_tight(fit)
     else:
         rest = f"{format_bytes(abs(fit.margin))} {'to spare' if fit.margin >= 0 else 'too much'}"
     return f"{found.value} on {fit.gpu}: {does} {format_bytes(fit.needed)} of {offered}, {rest}"
+
+
+def assumed_words(assumed: Sequence[str], left: int = 0) -> str:
+    """Return the assumptions in one sentence, and how many ``-v`` shows more."""
+    return "assumed: " + "; ".join([*assumed, *([f"{left} more (-v)"] if left else [])])

@@ -8,7 +8,7 @@ from memcalc.advice.explain.difference import Difference
 from memcalc.advice.explain.recorded import Recorded, WhatIf
 from memcalc.advice.explain.records import Explanation
 from memcalc.advice.fit.records import FitAnswer
-from memcalc.advice.suggest.records import Cards, Suggestions
+from memcalc.advice.suggest.records import Suggestions
 from memcalc.files.artifact import document, encode, part
 from memcalc.files.results import Run
 from memcalc.records.levels import Levels
@@ -22,7 +22,6 @@ from memcalc.report.suggested import Work
 from memcalc.units import MIB, Unit, format_mib
 
 KINDS: dict[str, type] = {
-    "cards": Cards,
     "difference": Difference,
     "explanation": Explanation,
     "fit": FitAnswer,
@@ -31,31 +30,26 @@ KINDS: dict[str, type] = {
     "suggestions": Suggestions,
 }
 """Answers by the names that files and ``memcalc.cli.output`` have for them."""
-_HEAD = ("schema", "kind", "memcalc")
 
 
 def read(data: Mapping[str, Any], path: Path) -> Any:
-    """The answer in a file that was read, which is of one of ``KINDS``.
+    """Return the answer of one of ``KINDS`` in a file that was read.
 
     Raises:
         UsageError: it is damaged.
     """
     name = str(data["kind"])
-    body = {key: value for key, value in data.items() if key not in _HEAD}
-    if name == "explanation":
-        body = data.get("record", {})
-    return part(KINDS[name], body, path, name)
+    return part(KINDS[name], data.get("record", data), path, name)
 
 
 def as_json(record: Any) -> str:
-    """An answer of one of ``KINDS``: everything, in exact bytes."""
+    """Write an answer of one of ``KINDS``: its fields, in exact bytes."""
     name = next(name for name, kind in KINDS.items() if isinstance(record, kind))
-    explains = isinstance(record, Explanation)
-    return document(name, explained.body(record) if explains else encode(record))
+    return document(name, encode(record))
 
 
 def blocks(record: Any, *, verbose: bool, top: int, work: Work | None = None) -> list[Block]:
-    """Any answer as blocks, with so many kinds of storage; ``work``: what to train."""
+    """Return any answer as blocks; ``top``: kinds of storage at most, ``work``: tokens to train."""
     found: Iterable[Block]
     match record:
         case Prediction():
@@ -64,8 +58,6 @@ def blocks(record: Any, *, verbose: bool, top: int, work: Work | None = None) ->
             found = measured.blocks([Run(plan=record.plan, measurement=record)])
         case Run():
             found = measured.blocks([record])
-        case Cards():
-            found = suggested.card_blocks(record, work or Work(), verbose=verbose)
         case Suggestions():
             found = suggested.blocks(record, work or Work(), verbose=verbose)
         case Difference():
@@ -82,7 +74,7 @@ def blocks(record: Any, *, verbose: bool, top: int, work: Work | None = None) ->
 
 
 def snapshot_blocks(found: Recorded, top: int) -> list[Block]:
-    """What is alive at the end, by line of code; then the peaks under other settings."""
+    """Return the storages alive at the end, by line, and the peaks under other settings."""
     shown, rest = found.held.sites[:top], found.held.sites[top:]
     sites: list[tuple[Cell, ...]] = [(Size(s.bytes), str(s.count), s.name) for s in shown]
     if rest:

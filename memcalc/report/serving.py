@@ -9,7 +9,7 @@ from memcalc.units import GIB, format_bytes
 
 
 def blocks(prediction: Prediction, serving: Serving) -> Iterator[Block]:
-    """How many sequences fit, and the figures that lead there."""
+    """Yield how many sequences fit, and the figures that lead there."""
     yield headline(prediction, serving)
     plan, engine = prediction.plan, f"{TITLES[serving.engine]} {serving.version}"
     if serving.ran:
@@ -25,7 +25,7 @@ def blocks(prediction: Prediction, serving: Serving) -> Iterator[Block]:
 
 
 def headline(prediction: Prediction, serving: Serving) -> Line:
-    """The answer in a sentence; its sign is that of the fit."""
+    """Return the answer in a sentence, with the sign of the fit."""
     fit = prediction.fit
     word = fit.verdict.value if fit is not None else ""
     count = serving.gpus
@@ -38,7 +38,7 @@ def headline(prediction: Prediction, serving: Serving) -> Line:
 
 
 def _budget(serving: Serving) -> Table:
-    """From the share of the GPU to what is left for the cache."""
+    """Return the share of the GPU, what is taken of it, and the cache that is left."""
     body: list[tuple[Cell, ...]] = [
         (
             "share of each GPU" if serving.gpus > 1 else "share of the GPU",

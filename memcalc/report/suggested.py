@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from memcalc.advice.remedies.records import needed, needed_within
-from memcalc.advice.suggest.records import Card, Cards, Speed, Suggestion, Suggestions, Tried
+from memcalc.advice.suggest.records import Speed, Suggestion, Suggestions
 from memcalc.advice.suggest.speed_and_price import UTILISATION, Prices, offloads
+from memcalc.catalog import gpus
 from memcalc.records.fields import options
+from memcalc.records.plan import Plan
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.rows import asked_for, fit_words
 from memcalc.units import format_bytes, unit_for
@@ -21,7 +22,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     prices: Prices | None = None
 
     def head(self, speeds: Sequence[Speed | None]) -> tuple[str, ...]:
-        """Names of the columns that ``cells`` fills; none where no speed is known."""
+        """Return the names of the columns that ``cells`` fills; empty: no speed is known."""
         known = [speed for speed in speeds if speed is not None]
         if not known:
             return ()
@@ -30,7 +31,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         return ("hours", "cost") if self.prices is not None else ("hours",)
 
     def cells(self, speed: Speed | None, gpu: str, devices: int) -> Iterator[str]:
-        """What a plan comes to on so many of a GPU."""
+        """Yield the speed, or the hours and cost, of a plan on GPUs of this name."""
         if speed is None:
             yield from ("n/a",) * (2 if self.tokens is not None and self.prices is not None else 1)
             return
@@ -41,93 +42,126 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         hours = [self.tokens / rate / 3600 for rate in (high, low)]
         yield " to ".join(map(_round, hours))
         if self.prices is not None:
-            price = self.prices.of(gpu) * devices
+            price = self.prices.price(gpu) * devices
             yield " to ".join(_round(each * price) for each in hours)
-
-    def note(self) -> Iterator[Line]:
-        """What a cost is of."""
-        if self.prices is not None:
-            yield Line("cost: of all GPUs together, in your currency", Kind.NOTE)
-
-
-def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[Block]:
-    """What fits, the cheapest first; what does not, and by how much; and what to type."""
-    plan, best = found.plan, next(iter(found.fitting), None)
-    several = f"{plan.devices} x " if plan.devices > 1 else ""
-    gpu = f"{several}{found.gpu} ({format_bytes(found.capacity)})"
-    if best is not None and best.figures is not None:
-        fit = best.figures.fit
-        spare = f", {format_bytes(fit.least_margin)} to spare" if fit is not None else ""
-        yield Line(f"fits on {gpu}: {best.way.title}{spare}", Kind.VERDICT)
-    elif any(one.tight for one in found.found):
-        yield Line(f"tight on {gpu}, in every way that was tried", Kind.VERDICT)
-    else:
-        yield Line(f"does not fit on {gpu}, in any way that was tried", Kind.VERDICT)
-    yield Line(f"  {asked_for(plan)}")
-    yield Line("")
-    if best is not None:
-        yield _table(found, work, verbose=verbose)
-    for one in found.found:
-        if one.figures is None:
-            yield Line(_missed(one))
-    if best is None or best.figures is None:
-        yield Line("next: a larger GPU, or fewer tokens a sample (--seq)")
-        return
-    for one in found.fitting if verbose else ():
-        yield Line(f"source, {one.way.title}: {one.way.source}", Kind.NOTE)
-        for remedy in one.remedies:
-            yield Line(f"  {remedy.key}: {remedy.cost} ({remedy.source})", Kind.NOTE)
-    yield from _speed_note(found, verbose=verbose)
-    yield from work.note()
-    more = "" if verbose else " (-v: costs, sources)"
-    yield Line(f"next: the best way in full, or as settings of a trainer{more}")
-    yield Line(f"  memcalc estimate {options(best.figures.plan)}", Kind.COMMAND)
-    yield Line(f"  memcalc suggest {options(plan)} --as trainer", Kind.COMMAND)
-
-
-def _table(found: Suggestions, work: Work, *, verbose: bool) -> Table:
-    unit = unit_for(found.capacity)
-    times = work.head([one.speed for one in found.fitting])
-    rows: list[tuple[Cell, ...]] = []
-    for number, one in enumerate(found.fitting, start=1):
-        figures = one.figures
-        assert figures is not None
-        at = figures.plan
-        # Micro-batches have a column of their own.
-        keys = (r.key for r in one.remedies if "grad_accum" not in dict(r.changes))
-        rows.append(
-            (
-                str(number),
-                (one.way.title, _changes(one)) if verbose else ", ".join([one.way.title, *keys]),
-                f"{at.batch} x {at.grad_accum}",
-                Size(needed_within(figures, found.capacity), unit),
-                *(work.cells(one.speed, found.gpu, at.devices) if times else ()),
-                *([one.way.costs] if verbose else []),
-            )
-        )
-    costs = ["what it costs"] if verbose else []
-    return Table(
-        head=("", "way", "batch", f"needs {unit.name}", *times, *costs),
-        rows=rows,
-        words=(0, 1, *((4 + len(times),) if verbose else ())),
-    )
-
-
-def _changes(one: Suggestion) -> str:
-    return (
-        f"with {', '.join(r.name or r.key for r in one.remedies)}" if one.remedies else "as it is"
-    )
 
 
 def _round(value: float) -> str:
-    """Two digits that count: more are not known."""
+    """Write two significant digits: more are not known."""
     if value >= 100:
         scale = 10 ** (len(str(int(value))) - 2)
         return f"{round(value / scale) * scale:,}"
     return f"{value:.2g}"
 
 
-def _speed_note(found: Suggestions, *, verbose: bool) -> Iterator[Line]:
+def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[Block]:
+    """Yield the verdict, the ways that fit, those that do not, and the next command."""
+    plan, shown = found.plan, _worth_showing(found)
+    best = shown[0] if shown else None
+    if found.gpu is None:
+        best = min(shown, key=_total, default=None)
+    yield from (Line(text, Kind.VERDICT) for text in _verdicts(found, shown, best))
+    yield Line(f"  {asked_for(plan)}")
+    yield Line("")
+    if shown:
+        yield _table(found, shown, work, verbose=verbose)
+    fitting = {one.way.key for one in shown}
+    for one in found.found:
+        if one.figures is None and one.way.key not in fitting and (found.gpu or one.remedies):
+            yield Line(_why_not(one))
+    if best is not None or found.gpu is None:
+        yield from _notes(found, shown, work, verbose=verbose)
+    yield from _next(found, best, verbose=verbose)
+
+
+def _worth_showing(found: Suggestions) -> list[Suggestion]:
+    """Return the ways that fit; a lean form only where it needs a smaller card than the way."""
+    plain = {one.way.key: _total(one) for one in found.fitting if not one.remedies}
+    return [
+        one
+        for one in found.fitting
+        if found.gpu is not None
+        or not one.remedies
+        or _total(one) < plain.get(one.way.key, 1 << 62)
+    ]
+
+
+def _verdicts(
+    found: Suggestions, shown: Sequence[Suggestion], best: Suggestion | None
+) -> Iterator[str]:
+    if found.gpu is None:
+        if best is None:
+            yield "does not fit on up to 8 of these cards, in any way"
+            return
+        whole = next((one for one in shown if not one.remedies), best)
+        for one in (best, whole) if _total(whole) > _total(best) else (best,):
+            yield f"fits {_size(one)}: {_title(one)}"
+        return
+    several = f"{found.plan.devices} x " if found.plan.devices > 1 else ""
+    gpu = f"{several}{found.gpu} ({format_bytes(found.capacity)})"
+    if best is not None:
+        fit = best.figures.fit if best.figures is not None else None
+        spare = f", {format_bytes(fit.least_margin)} to spare" if fit is not None else ""
+        yield f"fits on {gpu}: {best.way.title}{spare}"
+    elif any(one.tight for one in found.found):
+        yield f"tight on {gpu}, in every way that was tried"
+    else:
+        yield f"does not fit on {gpu}, in any way that was tried"
+
+
+def _table(found: Suggestions, shown: Sequence[Suggestion], work: Work, *, verbose: bool) -> Table:
+    by_card = found.gpu is None
+    unit = unit_for(max(found.capacity, *map(_capacity, shown)))
+    timed = not by_card or work.tokens is not None
+    times = work.head([one.speed for one in shown]) if timed else ()
+    costs = ["what it costs"] if verbose else []
+    rows: list[tuple[Cell, ...]] = []
+    for number, one in enumerate(shown, start=1):
+        assert one.figures is not None
+        plan, added = _plan(one), ", ".join(_list_remedies(one))
+        way: Cell = ", ".join(filter(None, (one.way.title, added)))
+        if verbose:
+            way = one.way.title, f"with {added}" if added else "without other changes"
+        size = Size(one.figures.needed_under(_capacity(one)), unit)
+        card = [_card(plan), size, Size(_capacity(one), unit)]
+        rows.append(
+            (
+                *([] if by_card else [str(number)]),
+                way,
+                f"{plan.batch} x {plan.grad_accum}",
+                *(card if by_card else [size]),
+                *(work.cells(one.speed, _gpu(plan).name, plan.devices) if times else ()),
+                *([one.way.cost] if verbose else []),
+            )
+        )
+    needs = f"needs {unit.name}"
+    if by_card:
+        head = ("way", "batch", "smallest card", needs, "has", *times, *costs)
+    else:
+        head = ("", "way", "batch", needs, *times, *costs)
+    words = (0, 2) if by_card else (0, 1)
+    return Table(head=head, rows=rows, words=(*words, *([len(head) - 1] if verbose else [])))
+
+
+def _notes(
+    found: Suggestions, shown: Sequence[Suggestion], work: Work, *, verbose: bool
+) -> Iterator[Line]:
+    if found.gpu is None:
+        more = "" if verbose else "; -v: all cards, not those that clouds rent"
+        yield Line(
+            f"batch: samples x accumulation; the next size down does not fit{more}", Kind.NOTE
+        )
+    else:
+        yield from _speed_notes(found, verbose=verbose)
+    if work.prices is not None:
+        yield Line("cost: of all GPUs together, in your currency", Kind.NOTE)
+    for one in shown if verbose else ():
+        yield Line(f"source, {one.way.title}: {one.way.source}", Kind.NOTE)
+        for remedy in one.remedies:
+            yield Line(f"  {remedy.key}: {remedy.cost} ({remedy.source})", Kind.NOTE)
+
+
+def _speed_notes(found: Suggestions, *, verbose: bool) -> Iterator[Line]:
     if any(one.speed is not None for one in found.fitting):
         low, high = (f"{share:.0%}" for share in UTILISATION)
         text = f"speed: at {low} to {high} of the card's published peak, not measured"
@@ -136,16 +170,50 @@ def _speed_note(found: Suggestions, *, verbose: bool) -> Iterator[Line]:
                 ": counted operations, and the bytes that a step moves; small batches reach less, "
                 "and traffic between GPUs is not counted"
             )
-        if any(one.figures is not None and offloads(one.figures.plan) for one in found.fitting):
+        if any(offloads(_plan(one)) for one in found.fitting):
             text += "; shards cross PCIe 3.0 to 5.0 x16, and the CPU's update is not counted"
         yield Line(text, Kind.NOTE)
     for reason in dict.fromkeys(one.no_speed for one in found.fitting if one.no_speed):
         yield Line(f"speed: n/a ({reason})", Kind.NOTE)
 
 
-def _missed(one: Suggestion) -> str:
-    if (told := untried(one)) is not None:
-        return told
+def _next(found: Suggestions, best: Suggestion | None, *, verbose: bool) -> Iterator[Line]:
+    """Yield the next command to type."""
+    asked = f"memcalc suggest {options(found.plan)}"
+    if best is None and found.gpu is None:
+        yield Line("next: how many GPUs it takes")
+        command = f"memcalc fit {options(found.plan)} --gpu 'H100 SXM' --count"
+        yield Line(f"  {command}", Kind.COMMAND)
+    elif best is None:
+        yield Line("next: a larger GPU, or fewer tokens a sample (--seq)")
+    elif found.gpu is None:
+        yield Line("next: the best ways on a card of yours, or the smallest card's in full")
+        card = _card(_plan(best)).replace(" x ", "x")
+        yield Line(f"  {asked} --gpu {shlex.quote(card)}", Kind.COMMAND)
+        yield Line(f"  memcalc estimate {options(_plan(best))}", Kind.COMMAND)
+    else:
+        more = "" if verbose else " (-v: costs, sources)"
+        yield Line(f"next: the best way in full, or as settings of a trainer{more}")
+        yield Line(f"  memcalc estimate {options(_plan(best))}", Kind.COMMAND)
+        yield Line(f"  {asked} --as trainer", Kind.COMMAND)
+
+
+def row_words(found: Suggestions) -> Iterator[str]:
+    """Yield a line for each way that was tried."""
+    for one in found.found:
+        if one.figures is None:
+            yield _why_not(one)
+        else:
+            yield f"{_title(one)}: {format_bytes(one.figures.needed)} on {_card(_plan(one))}"
+
+
+def _why_not(one: Suggestion) -> str:
+    """Say why a way does not fit."""
+    if one.error is not None:
+        return f"{one.way.title}: not estimated: {one.error}"
+    if one.floor is not None:
+        floor = format_bytes(one.floor)
+        return f"{one.way.title}: weights, gradients and optimizer state alone take {floor}"
     least = one.closest
     if least is None or least.fit is None:
         return f"{one.way.title}: does not fit"
@@ -153,124 +221,46 @@ def _missed(one: Suggestion) -> str:
     variant = f"batch {plan.batch}{', checkpointing' if plan.checkpointing else ''}"
     if one.tight:
         return f"{one.way.title}: {fit_words(least.fit)} ({variant})"
-    short = format_bytes(needed(least) - least.fit.limit)
+    short = format_bytes(least.needed - least.fit.limit)
     return f"{one.way.title}: the smallest variant tried ({variant}) needs {short} more"
 
 
-def untried(one: Tried) -> str | None:
-    """Why a way has no figures; ``None``: it has some."""
-    if one.error is not None:
-        return f"{one.way.title}: not estimated: {one.error}"
-    if one.floor is None:
-        return None
-    floor = format_bytes(one.floor)
-    return f"{one.way.title}: weights, gradients and optimizer state alone take {floor}"
+def _plan(one: Suggestion) -> Plan:
+    """Return the plan that fits."""
+    assert one.figures is not None
+    return one.figures.plan
 
 
-def words(one: Suggestion) -> str:
-    """A way that was just tried, in a line."""
-    if one.figures is None:
-        return _missed(one)
-    return f"{one.way.title}: {format_bytes(needed(one.figures))}, {_changes(one)}"
+def _gpu(plan: Plan) -> gpus.Gpu:
+    assert plan.gpu is not None
+    return gpus.find(plan.gpu)
 
 
-def card_blocks(found: Cards, work: Work, *, verbose: bool = True) -> Iterator[Block]:
-    """The smallest card for each way, how much it needs there, and what to type next."""
-    plan = found.plan
-    as_it_is = {one.way.key: _total(one) for one in found.fitting if not one.lean}
-    # The lean form of a way only where it needs a smaller card.
-    shown = [
-        one
-        for one in found.fitting
-        if not one.lean or _total(one) < as_it_is.get(one.way.key, 1 << 62)
-    ]
-    smallest = min(shown, key=_total, default=None)
-    whole = next((one for one in shown if not one.lean), None)
-    if smallest is None:
-        yield Line("does not fit on up to 8 of these cards, in any way", Kind.VERDICT)
-    else:
-        yield Line(f"fits {_size(smallest)}: {_title(smallest)}", Kind.VERDICT)
-        if whole is not None and _total(whole) > _total(smallest):
-            yield Line(f"fits {_size(whole)}: {_title(whole)}", Kind.VERDICT)
-    yield Line(f"  {asked_for(plan)}")
-    yield Line("")
-    if shown:
-        yield _card_table(shown, work, verbose=verbose)
-    named = {one.way.key for one in shown}
-    for one in found.found:
-        if one.lean and one.way.key not in named:
-            yield Line(_missed_card(one))
-    yield Line(
-        "batch: samples x accumulation; ckpt: checkpointing; the next size down does not fit"
-        + ("" if verbose else "; -v: all cards, not those that clouds rent"),
-        Kind.NOTE,
-    )
-    yield from work.note()
-    if verbose:
-        for one in shown:
-            yield Line(f"source, {_title(one)}: {one.way.source}", Kind.NOTE)
-    if smallest is None or smallest.figures is None:
-        yield Line("next: how many GPUs it takes")
-        yield Line(f"  memcalc fit {options(plan)} --gpu 'H100 SXM' --count", Kind.COMMAND)
-        return
-    yield Line("next: the best ways on a card of yours, or the smallest card's in full")
-    gpu = f"{_devices(smallest)}x{smallest.gpu}" if _devices(smallest) > 1 else smallest.gpu
-    yield Line(f"  memcalc suggest {options(plan)} --gpu {shlex.quote(gpu)}", Kind.COMMAND)
-    yield Line(f"  memcalc estimate {options(smallest.figures.plan)}", Kind.COMMAND)
+def _capacity(one: Suggestion) -> int:
+    return _gpu(_plan(one)).memory
 
 
-def _devices(one: Card) -> int:
-    return one.figures.plan.devices if one.figures is not None else 1
+def _total(one: Suggestion) -> int:
+    """Return the bytes of all cards together."""
+    return _capacity(one) * _plan(one).devices
 
 
-def _total(one: Card) -> int:
-    """Bytes of all cards together."""
-    return one.capacity * _devices(one)
+def _card(plan: Plan) -> str:
+    """Return the card and how many of it, such as ``2 x T4``."""
+    return f"{plan.devices} x {_gpu(plan).name}" if plan.devices > 1 else _gpu(plan).name
 
 
-def _card_table(shown: list[Card], work: Work, *, verbose: bool) -> Table:
-    times = work.head([one.speed for one in shown]) if work.tokens is not None else ()
-    unit = unit_for(max(one.capacity for one in shown))
-    rows: list[tuple[Cell, ...]] = []
-    for one in shown:
-        assert one.figures is not None
-        at = one.figures.plan
-        rows.append(
-            (
-                f"{one.way.title}, ckpt" if one.lean else one.way.title,
-                f"{at.batch} x {at.grad_accum}",
-                f"{_devices(one)} x {one.gpu}" if _devices(one) > 1 else one.gpu,
-                Size(needed_within(one.figures, one.capacity), unit),
-                Size(one.capacity, unit),
-                *(work.cells(one.speed, one.gpu, at.devices) if times else ()),
-                *([one.way.costs] if verbose else []),
-            )
-        )
-    sizes = (f"needs {unit.name}", "has", *times)
-    costs = ["what it costs"] if verbose else []
-    head = ("way", "batch", "smallest card", *sizes, *costs)
-    return Table(head=head, rows=rows, words=(0, 2, len(head) - 1) if verbose else (0, 2))
+def _size(one: Suggestion) -> str:
+    plan = _plan(one)
+    several = f"{plan.devices} x " if plan.devices > 1 else ""
+    return f"{several}{_gpu(plan).sold_as} GB ({_gpu(plan).name})"
 
 
-def _title(one: Card) -> str:
-    return f"{one.way.title}, with checkpointing" if one.lean else one.way.title
+def _title(one: Suggestion) -> str:
+    return ", with ".join(filter(None, (one.way.title, ", ".join(_list_remedies(one)))))
 
 
-def _size(one: Card) -> str:
-    count = _devices(one)
-    several = f"{count} x " if count > 1 else ""
-    return f"{several}{one.sold_as} GB ({one.gpu})"
-
-
-def _missed_card(one: Card) -> str:
-    if (told := untried(one)) is not None:
-        return told
-    if one.closest is None:
-        return f"{one.way.title}: fits no card"
-    size = format_bytes(needed(one.closest))
-    return f"{_title(one)}: needs {size}, more than one of these cards has"
-
-
-def card_words(one: Card) -> str:
-    """A way whose card was just found, in a line."""
-    return _missed_card(one) if one.figures is None else f"{_title(one)}: {_size(one)}"
+def _list_remedies(one: Suggestion) -> list[str]:
+    """Return the names of the remedies, without those that have a column."""
+    columns = {"grad_accum", "devices"}
+    return [r.key for r in one.remedies if columns.isdisjoint(name for name, _ in r.changes)]

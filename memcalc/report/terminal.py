@@ -1,11 +1,11 @@
-"""What only a terminal shows: the timeline of a step, drawn by plotext, and the facts of doctor."""
+"""The timeline of a step as text, drawn by plotext, and the facts of doctor."""
 
 from collections.abc import Sequence
 
 from memcalc import untrusted_text
-from memcalc.advice.explain.timeline import Timeline, thin
+from memcalc.advice.explain.timeline import Timeline
 from memcalc.records.measurement import Fact
-from memcalc.report.rows import stacked
+from memcalc.report import drawing
 from memcalc.units import format_bytes
 from memcalc.wrap import fold
 
@@ -15,32 +15,32 @@ _SIDES = 12
 
 
 def timeline(line: Timeline, *, width: int = 100) -> str:
-    """Requested bytes of one step by component."""
+    """Draw the requested bytes of one step by component."""
     import plotext
 
-    shown = thin(line, width - _SIDES)
-    bands = list(stacked(shown))
+    shown = drawing.whole(line, moments=width - _SIDES)
     figure = plotext.figure
     figure.clear()
     figure.theme("clear")
     moments = list(range(len(shown.requested)))
     # The whole stack first, then ever less of it over it: a cell shows the lowest band it touches.
-    for style, _, top in reversed(bands):
-        figure.draw(figure.bar(moments, top, width=1.0, lines=False, marker=style.letter))
-    highest = max(shown.requested)
-    ticks = [highest * quarter // 4 for quarter in range(5)]
+    for band in reversed(shown.bands):
+        figure.draw(
+            figure.bar(moments, list(band.top), width=1.0, lines=False, marker=band.style.letter)
+        )
+    ticks = [max(shown.requested) * quarter // 4 for quarter in range(5)]
     figure.ruler("y").ticks(ticks, [format_bytes(tick) for tick in ticks])
     wide = [s for s in shown.phases if s.end - s.begin > len(s.phase.value) + 2]
     figure.ruler("x").ticks([s.begin for s in wide], [s.phase.value for s in wide])
     figure.plot_size(width, _HEIGHT)
     drawn = plotext.uncolorize(str(figure.build()))
-    legend = "  ".join(f"{style.letter} {style.words}" for style, *_ in bands)
+    legend = "  ".join(f"{band.style.letter} {band.style.words}" for band in shown.bands)
     lines = [text.rstrip() for text in drawn.splitlines()]
     return "\n".join([*filter(None, lines), f"requested bytes: {legend}"]) + "\n"
 
 
 def facts_text(facts: Sequence[Fact], width: int) -> str:
-    """One entry a fact: a mark for what is amiss, and what to do under it."""
+    """Write one entry for each fact: a mark for what is amiss, and the advice under it."""
     lines: list[str] = []
     for fact in facts:
         mark = " " if fact.well else "!"

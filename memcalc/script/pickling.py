@@ -89,7 +89,7 @@ def body_at(frame: FrameType) -> Callable[[], None]:
     lines = text.splitlines(keepends=True)
     first, last = block.body[0], block.body[-1]
     if first.lineno == block.lineno:
-        source = text_of(lines, first, last)
+        source = format_scalar(lines, first, last)
     else:
         source = textwrap.dedent("".join(lines[first.lineno - 1 : last.end_lineno]))
     try:
@@ -106,7 +106,7 @@ def body_at(frame: FrameType) -> Callable[[], None]:
     return functools.partial(_run, source, file, first.lineno, names)
 
 
-def text_of(lines: list[str], first: ast.stmt, last: ast.stmt) -> str:
+def format_scalar(lines: list[str], first: ast.stmt, last: ast.stmt) -> str:
     """Statements on the line of their ``with``."""
     assert last.end_lineno is not None
     text = "".join(lines[first.lineno - 1 : last.end_lineno]).encode()

@@ -14,7 +14,7 @@ import torch
 
 from memcalc.catalog.positions import lengths
 from memcalc.errors import SettingError, UsageError
-from memcalc.records.values import input_of
+from memcalc.records.values import parse_input
 from memcalc.workload import audio
 from memcalc.workload.audio import Recordings
 from memcalc.workload.tasks import Task
@@ -259,7 +259,7 @@ _HEAR_ALONE = ("pop2piano",)
 
 def described(specs: tuple[str, ...]) -> Callable[[Any], Batch]:
     """Batches of a model whose inputs the user described."""
-    parsed = [input_of(spec) for spec in specs]
+    parsed = [parse_input(spec) for spec in specs]
 
     def make(device: Any) -> Batch:
         return {

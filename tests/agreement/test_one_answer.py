@@ -6,7 +6,7 @@ from memcalc.accuracy.compare import compare, peak
 from memcalc.advice.explain.explain import explain_plan
 from memcalc.advice.explain.timeline import timeline
 from memcalc.advice.fit.fit import answer
-from memcalc.budgets.judge import judged
+from memcalc.budgets.judge import judge_one
 from memcalc.budgets.metrics import figure
 from memcalc.budgets.records import Budget, Evidence, Rule, Status, Where
 from memcalc.catalog.plan import make
@@ -72,7 +72,7 @@ def test_a_budget_is_judged_by_the_bytes_and_the_verdict_of_the_estimate(traced)
     evidence = Evidence(prediction=prediction)
     for rung in (*ALLOCATOR_RUNGS, "process_used"):
         assert figure(evidence, f"peak.{rung}").bytes == getattr(prediction.peak, rung)
-    found = judged(budget(Rule.FITS, gpu=prediction.plan.gpu), evidence, None)
+    found = judge_one(budget(Rule.FITS, gpu=prediction.plan.gpu), evidence, None)
     if prediction.fit is None:
         assert found.status is Status.UNKNOWN
     else:
@@ -144,5 +144,5 @@ def test_a_fraction_that_is_too_small_does_not_fit_for_anybody(asked):
     assert whole.fit.verdict is FitVerdict.FITS
     # The same run: only what the allocator may take is other.
     assert prediction.peak == whole.peak
-    found = judged(budget(Rule.FITS, gpu="T4"), Evidence(prediction=prediction), None)
+    found = judge_one(budget(Rule.FITS, gpu="T4"), Evidence(prediction=prediction), None)
     assert (found.status, found.difference > 0) == (Status.OVER, True)

@@ -30,5 +30,5 @@ def small():
 
 
 @pytest.fixture
-def effort():
-    return collect.Effort(use_cache=False, workers=1)
+def question():
+    return collect.Question(use_cache=False, workers=1)

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from memcalc.budgets import baseline
-from memcalc.budgets.check import Question, check, exit_code
+from memcalc.budgets.check import check, exit_code
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Status
 from memcalc.errors import EstimateError, UsageError
@@ -15,12 +16,12 @@ FILE = Path("memcalc-baseline.json")
 
 
 @pytest.fixture
-def checked(write, small, effort):
+def checked(write, small, question):
     """Check a budget file that holds this text."""
 
     def run(text=None, **more):
         path = write(text or small('max_growth = "0 B"'))
-        return check([read(path)], Question(effort=effort, **more))[0]
+        return check([read(path)], replace(question, **more))[0]
 
     return run
 

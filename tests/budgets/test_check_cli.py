@@ -1,6 +1,5 @@
 """``memcalc check`` in a process of its own: exit codes, formats, and what it prints."""
 
-import io
 import json
 import math
 import os
@@ -8,10 +7,8 @@ import pathlib
 import subprocess
 import sys
 
-import jsonschema
 import psutil
 import pytest
-import xmlschema
 
 from memcalc.budgets import collect
 from memcalc.budgets.judge import judge
@@ -63,9 +60,6 @@ def test_1_when_a_budget_is_exceeded_with_the_reason(memcalc, repository):
     ("text", "words"),
     [
         ("", "no budgets"),
-        ("[runs.a]\nmodel = 'gpt2'\n", "no limits"),
-        ("[runs", "not valid TOML"),
-        ("[runs.a]\nmodel = 'gpt2'\noptm = 'adamw'\nlimits.peak = '1 GiB'\n", "did you mean optim"),
         ("[runs.a]\nmodel = 'gpt2'\noptim = 'adamx'\nlimits.peak = '1 GiB'\n", "memcalc.toml:3: "),
     ],
 )
@@ -152,31 +146,6 @@ def test_3_when_the_models_code_ends_its_process(memcalc, tmp_path, ending, plac
     assert "exit" in done.stdout
 
 
-def test_exit_zero_reports_what_is_over_and_passes(memcalc, repository):
-    repository('weights = "1 MiB"')
-    done = memcalc("check", "--exit-zero")
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[1].startswith(" over")
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format_goes_with_the_exit_code(memcalc, repository, name):
-    repository('weights = "200 MiB"\npeak = "8 GiB"')
-    done = memcalc("check", "--format", name)
-    assert (done.returncode, done.stderr) == (1, "")
-    if name == "junit":
-        xmlschema.XMLSchema(DATA / "junit-10.xsd").validate(io.StringIO(done.stdout))
-    if name == "sarif":
-        schema = json.loads((DATA / "sarif-schema-2.1.0.json").read_text())
-        jsonschema.Draft7Validator(schema).validate(json.loads(done.stdout))
-    if name == "json":
-        assert json.loads(done.stdout)["exit_code"] == 1
-    if name == "markdown":
-        assert done.stdout.startswith("<!-- memcalc:check -->\n")
-    if name == "github":
-        assert done.stdout.startswith("::error file=memcalc.toml,line=8,title=")
-
-
 def test_files_are_written_beside_what_is_printed(memcalc, repository):
     folder = repository('weights = "200 MiB"')
     done = memcalc("check", "-o", "a.md", "-o", "b.xml", "-o", "c.sarif", "-o", "d.json")
@@ -195,12 +164,6 @@ def test_github_writes_the_step_summary(memcalc, repository):
     unwritable = memcalc("check", "-f", "github", GITHUB_STEP_SUMMARY=str(folder))
     assert unwritable.returncode == 1
     assert "step summary" in unwritable.stderr
-
-
-def test_quiet_says_nothing_when_all_holds(memcalc, repository):
-    repository()
-    done = memcalc("check", "--quiet")
-    assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.parametrize(("environment", "painted"), [({}, True), ({"NO_COLOR": "1"}, False)])
@@ -297,14 +260,6 @@ def test_where_no_change_is_enough_it_is_said_so(suggested):
     assert suggested("1 B").startswith("no change is enough; ")
 
 
-def test_several_files_are_one_report(memcalc, tmp_path, small):
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.toml").write_text(small(name=name))
-    done = memcalc("check", "a.toml", "b.toml")
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[-1] == "2 budgets: 2 ok"
-
-
 SCRIPT = """
 import sys, torch
 width = int(sys.argv[1])
@@ -338,7 +293,7 @@ def test_scripts_are_run_where_their_budgets_are_and_judged(tmp_path, capfd, for
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "memcalc.toml").write_text(BUDGETS)
     runs = read(tmp_path / "memcalc.toml").runs
-    answers = collect.estimate(runs, collect.Effort())
+    answers = collect.estimate(runs, collect.Question())
     found = {run.name: answer for run, answer in zip(runs, answers, strict=True)}
     verdicts = {run.name: judge(run, found[run.name], None) for run in runs}
     assert {v.status for v in verdicts["holds"]} == {Status.HOLDS}

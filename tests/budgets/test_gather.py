@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from memcalc.budgets import collect
-from memcalc.budgets.check import Question, check, exit_code
+from memcalc.budgets.check import check, exit_code
 from memcalc.budgets.judge import judge
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Evidence, Status
@@ -14,10 +14,8 @@ from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation import answers as side_by_side
-from memcalc.estimation.estimate import answers
 from memcalc.files import artifact
 from memcalc.files.results import Run, save
-from memcalc.records.prediction import Prediction
 from memcalc.report import predictions
 
 
@@ -29,42 +27,34 @@ def runs(write, small):
     return of
 
 
-def test_a_run_is_found_in_what_estimate_wrote(runs, effort, tmp_path):
+def test_a_run_is_found_in_what_estimate_wrote(runs, question, tmp_path):
     (run,) = runs()
-    (known,) = collect.estimate([run], effort)
+    (known,) = collect.estimate([run], question)
     path = tmp_path / "answer.json"
     artifact.write(path, predictions.as_json([known.prediction]))
-    assert collect.saved([run], [path]) == [known]
+    assert collect.look_up([run], [path]) == [known]
 
 
-def test_a_run_is_found_in_what_check_saved(runs, effort, tmp_path):
-    found = collect.estimate(runs(), effort)
-    save(tmp_path / "saved.json", collect.keep(runs(), found))
-    assert collect.saved(runs(), [tmp_path / "saved.json"]) == found
+def test_a_run_is_found_in_what_check_saved(runs, question, tmp_path):
+    found = collect.estimate(runs(), question)
+    save(tmp_path / "saved.json", collect.as_runs(runs(), found))
+    assert collect.look_up(runs(), [tmp_path / "saved.json"]) == found
 
 
-def test_a_run_that_is_not_in_the_file_is_no_run_that_holds(runs, effort, tmp_path):
-    save(tmp_path / "saved.json", collect.keep(runs(), collect.estimate(runs(), effort)))
-    (evidence,) = collect.saved(runs("grad_accum = 2\n"), [tmp_path / "saved.json"])
+def test_a_run_that_is_not_in_the_file_is_no_run_that_holds(runs, question, tmp_path):
+    save(tmp_path / "saved.json", collect.as_runs(runs(), collect.estimate(runs(), question)))
+    (evidence,) = collect.look_up(runs("grad_accum = 2\n"), [tmp_path / "saved.json"])
     assert evidence.prediction is None
     assert "closest differs in grad_accum" in evidence.error
 
 
-def test_an_answer_of_another_method_is_no_answer(runs, effort, tmp_path):
-    (run,) = runs()
-    (known,) = collect.estimate([run], effort)
-    save(tmp_path / "saved.json", [Run(plan=run.plan, prediction=known.prediction)])
-    (evidence,) = collect.saved([replace(run, method="trace")], [tmp_path / "saved.json"])
-    assert evidence.error
-
-
-def test_closed_forms_do_not_stand_in_for_a_trace_that_failed(runs, effort, monkeypatch):
+def test_closed_forms_do_not_stand_in_for_a_trace_that_failed(runs, question, monkeypatch):
     def fails(self, plans):
         return iter([EstimateError("the model's code stopped")] * len(plans))
 
     monkeypatch.setattr(side_by_side.Answers, "predict", fails)
     (run,) = runs()
-    (evidence,) = collect.estimate([replace(run, method="trace")], effort)
+    (evidence,) = collect.estimate([replace(run, method="trace")], question)
     assert evidence == Evidence(error="the model's code stopped")
 
 
@@ -73,7 +63,7 @@ def test_a_file_without_results_is_refused(runs, tmp_path, text):
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(UsageError):
-        collect.saved(runs(), [path])
+        collect.look_up(runs(), [path])
 
 
 @pytest.mark.parametrize(
@@ -92,10 +82,10 @@ def test_an_unknown_name_has_its_line(runs, more, line):
     assert str(caught.value).startswith(f"memcalc.toml:{line}: ")
 
 
-def test_a_model_that_is_not_found_fails_its_own_budgets_only(write, small, effort):
+def test_a_model_that_is_not_found_fails_its_own_budgets_only(write, small, question):
     text = small() + small(name="gone").replace("distilbert-base-cased", "./gone")
     text += small(name="long").replace("seq = 32", "seq = 4096")
-    report, _ = check([read(write(text))], Question(effort=effort))
+    report, _ = check([read(write(text))], question)
     found = {verdict.budget.run: verdict for verdict in report.verdicts}
     assert {name: verdict.status for name, verdict in found.items()} == {
         "small": Status.HOLDS,
@@ -121,37 +111,37 @@ def local(runs, tmp_path):
     return replace(run, plan=replace(run.plan, model="./config.json")), write_config
 
 
-def test_results_of_a_config_that_has_grown_are_no_answer(local, effort, tmp_path):
+def test_results_of_a_config_that_has_grown_are_no_answer(local, question, tmp_path):
     run, write_config = local
-    known = collect.estimate([run], effort)
-    save(tmp_path / "saved.json", collect.keep([run], known))
-    assert collect.saved([run], [tmp_path / "saved.json"]) == known
+    known = collect.estimate([run], question)
+    save(tmp_path / "saved.json", collect.as_runs([run], known))
+    assert collect.look_up([run], [tmp_path / "saved.json"]) == known
     write_config(n_layers=12)
-    (evidence,) = collect.saved([run], [tmp_path / "saved.json"])
+    (evidence,) = collect.look_up([run], [tmp_path / "saved.json"])
     assert "another config of ./config.json" in evidence.error
     write_config()
-    assert collect.saved([run], [tmp_path / "saved.json"]) == known
+    assert collect.look_up([run], [tmp_path / "saved.json"]) == known
     (tmp_path / "config.json").unlink()
-    (evidence,) = collect.saved([run], [tmp_path / "saved.json"])
+    (evidence,) = collect.look_up([run], [tmp_path / "saved.json"])
     assert "Cannot read" in evidence.error
 
 
-def test_results_that_do_not_name_their_config_are_no_answer(runs, effort, tmp_path):
+def test_results_that_do_not_name_their_config_are_no_answer(runs, question, tmp_path):
     (run,) = runs()
-    (known,) = collect.estimate([run], effort)
+    (known,) = collect.estimate([run], question)
     older = replace(known.prediction, config=None)
     save(tmp_path / "saved.json", [Run(plan=run.plan, prediction=older)])
-    (evidence,) = collect.saved([run], [tmp_path / "saved.json"])
+    (evidence,) = collect.look_up([run], [tmp_path / "saved.json"])
     assert "does not name its config" in evidence.error
 
 
-def test_what_cannot_be_compared_is_said(runs, effort, tmp_path):
+def test_what_cannot_be_compared_is_said(runs, question, tmp_path):
     (run,) = runs()
-    (known,) = collect.estimate([run], effort)
+    (known,) = collect.estimate([run], question)
     for name, word in (("zoo:small", "is Python code"), ("nobody/has-this", "is not checked")):
         plan = replace(run.plan, model=name)
         save(tmp_path / "saved.json", [Run(plan=plan, prediction=known.prediction)])
-        (evidence,) = collect.saved([replace(run, plan=plan)], [tmp_path / "saved.json"])
+        (evidence,) = collect.look_up([replace(run, plan=plan)], [tmp_path / "saved.json"])
         assert evidence.prediction == known.prediction
         assert word in evidence.doubt
 
@@ -172,26 +162,19 @@ def test_a_container_with_less_room_than_the_machine_counts(monkeypatch, tmp_pat
     assert side_by_side.free_memory() > 0
 
 
-def test_two_workers_answer_in_the_order_of_the_plans():
-    names = ["distilbert-base-cased", "distilbert-base-uncased"]
-    plans = [make({"model": name, "batch": 1, "seq": 16 + n}) for n, name in enumerate(names)]
-    together = list(answers(plans, use_cache=False, workers=2))
-    assert all(isinstance(answer, Prediction) for answer in together)
-    assert [answer.plan for answer in together] == plans
-
-
-def test_each_run_is_told_as_soon_as_it_is_known_and_commands_come_last(runs, effort, monkeypatch):
+def test_each_run_is_told_as_soon_as_it_is_known_and_commands_come_last(
+    runs, question, monkeypatch
+):
     estimated = runs()[0]
     command = replace(estimated, name="script", plan=make({"command": "python train.py"}))
     told = []
-    monkeypatch.setattr(collect, "of_command", lambda *_: Evidence(error=f"after {len(told)}"))
-    asked = replace(effort, seen=lambda name, found: told.append(name))
+    monkeypatch.setattr(
+        collect, "simulate_command", lambda *_: Evidence(error=f"after {len(told)}")
+    )
+    asked = replace(question, seen=lambda name, found: told.append(name))
     found = collect.estimate([command, estimated], asked)
     assert told == [estimated.name, "script"]
     assert (found[0].error, found[1].error) == ("after 1", None)
-
-
-EFFORT = collect.Effort(use_cache=False, workers=1)
 
 
 def runs_of(tmp_path, lines, limits='peak = { reserved = "100 GiB" }'):
@@ -201,19 +184,19 @@ def runs_of(tmp_path, lines, limits='peak = { reserved = "100 GiB" }'):
 
 
 @pytest.mark.nightly
-def test_peaks_and_fit_are_those_of_all_batches(tmp_path, small_model):
+def test_peaks_and_fit_are_those_of_all_batches(tmp_path, small_model, question):
     (tmp_path / "lengths.txt").write_text("9\n40\n64\n")
     lines = f'model = "{small_model}"\nbatch = 2\nseq = 64\ngpu = "t4"\n'
     limits = 'peak = { reserved = "1 MiB" }\nfits = "t4"'
     plain = runs_of(tmp_path, lines, limits)
     varying = runs_of(tmp_path, f'{lines}lengths = "lengths.txt"\n', limits)
-    (alone,), (over,) = (collect.estimate(runs, EFFORT) for runs in (plain, varying))
+    (alone,), (over,) = (collect.estimate(runs, question) for runs in (plain, varying))
     drawn = over.prediction.varied.ways[0]
     assert alone.prediction.varied is None
     assert over.prediction.peak.reserved == drawn.reserved >= alone.prediction.peak.reserved
     statuses = {v.budget.metric: v.status for v in judge(varying[0], over, None)}
     assert statuses == {"peak.reserved": Status.OVER, "fits": Status.HOLDS}
-    (saved,) = collect.keep(varying, [over])
+    (saved,) = collect.as_runs(varying, [over])
     assert saved.prediction.varied == over.prediction.varied
     assert "lengths" in collect._evidence(saved.prediction, plain[0]).error
 
@@ -232,7 +215,7 @@ def test_lengths_that_cannot_be_replayed_are_refused_with_their_line(tmp_path, l
         runs_of(tmp_path, lines)
 
 
-def test_lengths_are_not_measured(tmp_path):
+def test_lengths_are_not_measured(tmp_path, question):
     runs = runs_of(tmp_path, 'model = "gpt2"\nlengths = "uniform:1,2"\n')
     with pytest.raises(UsageError, match="replayed, not measured"):
-        collect.measure(runs, EFFORT)
+        collect.measure(runs, question)

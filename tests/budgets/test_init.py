@@ -1,6 +1,5 @@
 """Starter files: from a model, or from a training configuration that is read and never run."""
 
-import contextlib
 import json
 import tomllib
 
@@ -34,20 +33,6 @@ args = TrainingArguments(
 open("/tmp/this-script-was-run", "w")
 raise SystemExit("this script was run")
 """
-AXOLOTL = """
-base_model: HuggingFaceTB/SmolLM2-135M
-datasets: [{path: x}]
-micro_batch_size: 2
-gradient_accumulation_steps: 4
-sequence_len: 256
-optimizer: adamw_bnb_8bit
-bf16: auto
-adapter: qlora
-lora_r: 16
-lora_target_modules: [q_proj, v_proj]
-load_in_4bit: true
-flash_attention: true
-"""
 ACCELERATE = """
 compute_environment: LOCAL_MACHINE
 distributed_type: FSDP
@@ -79,34 +64,6 @@ def test_a_script_is_read_but_not_run(tmp_path):
     }
     assert "gradient_accumulation_steps = options.steps is not read" in found.unread[0]
     assert "**" in found.unread[1]
-
-
-def test_axolotl_loads_weights_in_bf16(tmp_path):
-    found = found_in(tmp_path, "a.yml", AXOLOTL)
-    assert found.settings == {
-        "loop": "trainer",
-        "task": "causal-lm",
-        "model": "HuggingFaceTB/SmolLM2-135M",
-        "batch": 2,
-        "grad_accum": 4,
-        "seq": 256,
-        "optim": "adamw_bnb_8bit",
-        "precision": "bf16+amp",
-        "attention": "flash_attention_2",
-        "lora": "r=16,target=q_proj+v_proj",
-        "quant": "nf4-dq",
-        "kbit_prepare": False,
-    }
-    assert found.unread == ("fused kernels of adapters, which axolotl turns on where it can",)
-
-
-@pytest.mark.parametrize("name", ["args.json", "args.yaml"])
-def test_training_arguments_are_read_as_json_and_yaml(tmp_path, name):
-    found = found_in(tmp_path, name, json.dumps(ARGUMENTS))
-    assert found.settings["model"] == "gpt2"
-    assert (found.settings["batch"], found.settings["seq"]) == (2, 64)
-    assert found.settings["precision"] == "amp-fp16"
-    assert found.settings["optim"] == "adamw_torch_fused"
 
 
 def test_accelerate_adds_precision_and_how_it_shards(tmp_path):
@@ -197,27 +154,6 @@ def test_what_is_no_training_configuration_is_refused(tmp_path, monkeypatch, nam
         found_in(tmp_path, name, text)
     assert not (tmp_path / "ran").exists()
     assert detect.search(tmp_path) == []
-
-
-ANY = st.one_of(st.none(), st.booleans(), st.integers(-3, 99), st.floats(), st.text(max_size=5),
-                st.lists(st.integers(), max_size=2))  # fmt: skip
-KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps", "optim", "bf16", "fsdp",
-        "max_grad_norm", "model_name", "max_length", "base_model", "micro_batch_size", "adapter",
-        "lora_r", "lora_target_modules", "sequence_len", "optimizer", "mixed_precision",
-        "distributed_type", "deepspeed_config")  # fmt: skip
-
-
-@given(st.dictionaries(st.sampled_from(KEYS), ANY))
-def test_a_configuration_of_any_values_gives_a_plan_or_nothing(tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("any")
-    (folder / "a.json").write_text(json.dumps(data))
-    every = []
-    with contextlib.suppress(UsageError):
-        every = detect.search(folder)
-    for found in every:
-        for key, value in found.settings.items():
-            if key not in ("precision", "attention", "loop"):
-                make({"model": "x", key: value})
 
 
 @given(st.recursive(st.one_of(st.text(), st.integers(), st.booleans()),

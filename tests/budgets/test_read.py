@@ -222,12 +222,5 @@ def test_a_key_stands_on_the_line_that_is_said(text):
 
 def test_an_unknown_key_has_the_line_of_what_is_around_it():
     source = Source(path="x", data={}, lines=locate("a = 1\n[t]\nb = 2\n"))
-    found = [source.where(key).line for key in (("t", "b", "c"), ("t", "z"), ("nothing",))]
+    found = [source.place(key).line for key in (("t", "b", "c"), ("t", "z"), ("nothing",))]
     assert found == [3, 2, 1]
-
-
-def test_a_table_keeps_the_line_it_was_first_named_on():
-    lines = locate("[runs.a]\nx = 1\n\n[runs.a.limits]\npeak = '1 B'\n")
-    assert lines["runs", "a"] == 1
-    assert lines["runs", "a", "limits"] == 4
-    assert lines["runs", "a", "limits", "peak"] == 5

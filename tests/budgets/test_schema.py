@@ -38,9 +38,6 @@ BAD = [
     "limits.bytes_per_parameter = 0",
     'limits.max_growth = "fast"',
     'limits.max_growth.fits = "1%"',
-    'batch = 0\nlimits.peak = "1 B"',
-    'batch = true\nlimits.peak = "1 B"',
-    'precision = "fp8"\nlimits.peak = "1 B"',
     'bacth = 2\nlimits.peak = "1 B"',
     'method = "guess"\nlimits.peak = "1 B"',
 ]
@@ -127,10 +124,3 @@ def test_a_limit_given_twice_is_refused_with_its_line(write, limits):
     path = write(f'[runs.a]\nmodel = "gpt2"\n[runs.a.limits]\n{limits}\n')
     with pytest.raises(UsageError, match=r"memcalc\.toml:\d: "):
         read(path)
-
-
-def test_a_runs_own_limit_wins_over_the_shared_one(write):
-    text = '[defaults.limits]\noptimizer-state = "1 GiB"\npeak = "9 GiB"\n[runs.a]\n'
-    text += 'model = "gpt2"\nlimits.optimizer_state = "2 GiB"\nlimits.peak.allocated = "3 GiB"\n'
-    found = {b.metric: b.amount.text for b in read(write(text)).runs[0].budgets}
-    assert found == {"optimizer_state": "2 GiB", "peak.allocated": "3 GiB"}

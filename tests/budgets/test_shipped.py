@@ -152,10 +152,3 @@ def test_yaml_of_the_docs_is_yaml_and_names_what_is_shipped():
 
 def test_every_figure_a_budget_can_name_is_in_the_docs():
     assert [metric for metric in METRICS if f"`{metric}`" not in TEXT] == []
-
-
-def test_every_option_in_the_docs_exists(memcalc):
-    known = memcalc("check", "--help").stdout + memcalc("init", "--help").stdout
-    used = set(re.findall(r"memcalc (?:check|init)[^\n`]*?(--[a-z-]+)", TEXT))
-    assert used
-    assert [option for option in used if option not in known] == []

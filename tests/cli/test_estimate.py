@@ -14,12 +14,13 @@ def test_the_main_job_answers_with_the_keys_that_others_rely_on(cold):
     done = cold(*MAIN, "--format", "json", MEMCALC_WARM="")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert answer["schema"] == 1
-    assert answer["parameters"] == {"count": 65783042, "tensors": 104, "trainable": 65783042}
+    assert answer["schema"] == 2
+    assert (answer["parameters"], answer["parameter_tensors"]) == (65783042, 104)
     assert answer["components"]["weights"] == 263132168
     assert answer["components"]["optimizer_state"] == 134004336
     assert answer["method"] == "trace"
-    assert set(answer["phases"]) == {"forward", "backward", "step", "zero_grad"}
+    phases = [one["phase"] for one in answer["phases"]]
+    assert phases == ["forward", "backward", "step", "zero_grad"]
     assert answer["peak"]["phase"] == "backward"
     assert answer["peak"]["process_used"] is None
     assert "process_used" in answer["unknown"]
@@ -154,7 +155,7 @@ def test_code_of_a_user_reads_its_own_variables(memcalc, tmp_path):
         "estimate", "sized:model", "--input", "input=float32[32,8]", "-f", "json", **told
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["parameters"]["count"] == 8 * 16 + 16
+    assert json.loads(done.stdout)["parameters"] == 8 * 16 + 16
 
 
 def test_an_import_that_asks_for_the_gpu_finds_that_of_the_plan(memcalc, tmp_path):
@@ -168,7 +169,7 @@ def test_an_import_that_asks_for_the_gpu_finds_that_of_the_plan(memcalc, tmp_pat
         done = memcalc("estimate", "asking:model", "--input", "input=float32[32,8]", "--gpu", gpu,
                        "-f", "json")  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["parameters"]["count"] == 8 * processors
+        assert json.loads(done.stdout)["parameters"] == 8 * processors
 
 
 def test_a_cache_that_cannot_be_written_is_a_warning(memcalc, tmp_path):
@@ -187,7 +188,7 @@ def test_any_module_can_be_estimated_with_its_inputs_described(memcalc, tmp_path
     )
     done = memcalc("estimate", "mine:model", "--input", "input=float32[32,8]", "-f", "json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["parameters"]["count"] == 8 * 16 + 16 + 16 * 4 + 4
+    assert json.loads(done.stdout)["parameters"] == 8 * 16 + 16 + 16 * 4 + 4
 
 
 OWN = """

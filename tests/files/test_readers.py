@@ -385,7 +385,7 @@ def test_a_trace_that_swells_when_it_is_unpacked_is_refused():
         ('{"schema": 1e400}', "is not JSON"),
         ("", "is empty: give a file that memcalc wrote"),
         ("[1]", "is not a result"),
-        ('{"schema": 2}', "later memcalc"),
+        ('{"schema": 3}', "later memcalc"),
         ('{"schema": "1"}', "no schema"),
         ('{"schema": 0}', "no schema"),
         ('{"schema": -1}', "no schema"),

@@ -221,9 +221,9 @@ def test_a_name_wins_over_an_extension_and_the_screen_shows_a_table():
 
 def test_every_format_of_predictions_and_checks_is_written(tmp_path):
     from memcalc import estimate
-    from memcalc.budgets.formats import writers
     from memcalc.budgets.records import Report
     from memcalc.cli.output import deliver_predictions
+    from memcalc.report.check_formats import writers
 
     prediction = estimate("gpt2", method="analytic")
     for name in formats("predictions"):

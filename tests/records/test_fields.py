@@ -24,7 +24,7 @@ from memcalc.files import shipped
 from memcalc.records import fields
 from memcalc.records.fields import FIELDS, options
 from memcalc.records.plan import Plan
-from memcalc.records.values import about, adapter, input_of
+from memcalc.records.values import about, adapter, parse_input
 
 LIMITS = "\n[runs.a.limits]\npeak = '1 GiB'\n"
 
@@ -80,14 +80,14 @@ def in_file(tmp_path_factory):
     return of
 
 
-def written(value) -> str:
-    """Any value as TOML."""
+def any_toml(value) -> str:
+    """Write any value as TOML."""
     if isinstance(value, float):
         return repr(value)
-    if isinstance(value, list):
-        return f"[{', '.join(map(written, value))}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{toml(k)} = {written(v)}" for k, v in value.items()) + "}"
+        return "{ " + ", ".join(f"{toml(k)} = {any_toml(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(any_toml(item) for item in value) + "]"
     return toml(value)
 
 
@@ -169,7 +169,7 @@ def words_for(name: str, value) -> list[str] | None:
 def test_a_setting_means_the_same_everywhere_or_is_refused_everywhere(in_file, setting):
     name, value = setting
     found = in_python({"model": "gpt2", name: value})
-    assert in_file(f'model = "gpt2"\n{name} = {written(value)}\n') == found
+    assert in_file(f'model = "gpt2"\n{name} = {any_toml(value)}\n') == found
     words = words_for(name, value)
     if words is not None and not (name == "optim" and ("," in value or value == "all")):
         assert typed(["gpt2", *words]) == found
@@ -243,21 +243,21 @@ def test_a_lora_text_says_what_peft_is_given():
 
 
 def test_an_input_is_a_name_a_type_and_a_shape():
-    assert input_of("x = float32[8, 3,224,]") == ("x", "float32", (8, 3, 224))
-    assert input_of("x=int64[]") == ("x", "int64", ())
+    assert parse_input("x = float32[8, 3,224,]") == ("x", "float32", (8, 3, 224))
+    assert parse_input("x=int64[]") == ("x", "int64", ())
 
 
 class Wider(Plan, frozen=True, kw_only=True):
     """A plan with one field more, declared as all are."""
 
-    keep: Annotated[Literal["all", "some"], about("Loop", "Outputs to keep.")] = "all"
-    cards: Annotated[
-        Annotated[int, Meta(ge=1, le=8)] | None, about("GPU", "GPUs.", otherwise="one")
-    ] = None
+    keep: Annotated[Literal["all", "some"], about("Loop")] = "all"
+    """Outputs to keep."""
+    cards: Annotated[Annotated[int, Meta(ge=1, le=8)] | None, about("GPU", otherwise="one")] = None
+    """GPUs."""
 
 
 def test_a_new_field_is_declared_in_one_place_only(monkeypatch, in_file):
-    for name, field in fields.declared(Wider).items():
+    for name, field in fields.declare_fields(Wider).items():
         monkeypatch.setitem(FIELDS, name, field)
     monkeypatch.setattr(memcalc.catalog.plan, "Plan", Wider)
     wanted = Wider(model="gpt2", keep="some", cards=4)

@@ -23,7 +23,7 @@ from memcalc.records.prediction import Growth, Refusal
 from memcalc.records.trace import DECIDES, Component, Phase
 from memcalc.report import answer, fitted, saved
 from memcalc.report.answer import weightiest
-from memcalc.report.blocks import Kind, Line, Size, Table, command, markdown, terminal
+from memcalc.report.blocks import Size, Table, command, markdown, terminal
 from memcalc.units import GIB, MIB, Unit
 from tests.conftest import ROOT
 
@@ -169,12 +169,6 @@ def test_a_size_in_markdown_is_in_the_unit_of_its_column(unit):
     shown = terminal([Table(head=head, rows=rows)])
     written = re.findall(r"row \d \| (.*?) \|", markdown([Table(head=head, rows=rows)]))
     assert written == re.findall(r"row \d +(.*)", shown)
-
-
-def test_a_card_that_a_model_fits_is_marked_so():
-    for words in ("fits 4 GB (T4): LoRA", "fits on T4", "fits on a GPU of 4 GiB"):
-        assert terminal([Line(words, Kind.VERDICT)]).startswith("✓ ")
-    assert terminal([Line("does not fit on T4", Kind.VERDICT)]).startswith("✗ ")
 
 
 def test_a_decision_by_numbers_that_are_not_computed_is_shown_however_long_it_is():

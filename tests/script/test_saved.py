@@ -31,10 +31,9 @@ def test_a_saved_result_is_shown_explained_and_drawn_without_a_run(memcalc, tmp_
     explained = memcalc("explain", "saved.json", "--format", "json")
     assert explained.returncode == 0, explained.stderr
     assert json.loads(explained.stdout)["peak"]["requested"] == saved["peak"]["requested"]
-    (tried,) = json.loads(explained.stdout)["remedies"]
-    assert tried["key"] == "expandable"
-    assert tried["saved"]["allocated"] == 0
-    assert tried["saved"]["reserved"] is not None
+    (tried,) = json.loads(explained.stdout)["trials"]
+    assert [one["key"] for one in tried["remedies"]] == ["expandable"]
+    assert tried["figures"]["peak"]["allocated"] == saved["peak"]["allocated"]
     assert memcalc("report", "saved.json", "-o", "page.svg").returncode == 0
     assert "<svg" in (tmp_path / "page.svg").read_text()
     assert memcalc("report", "saved.json", "-o", "page.pickle").returncode == 0
@@ -72,17 +71,17 @@ def test_what_a_scripts_code_could_do_without_is_named_by_line(memcalc, tmp_path
     command = ("python", "mine/train.py", "--batch-size", "8")
     assert memcalc("simulate", "--gpu", "t4", "-o", "saved.json", "--", *command).returncode == 0
     explained = json.loads(memcalc("explain", "saved.json", "--format", "json").stdout)
-    shown = " ".join(explained["record"]["in_the_code"])
+    shown = " ".join(explained["in_the_code"])
     assert "train.py:10: if this is attention, scaled_dot_product_attention" in shown
     assert "train.py:13: the loss keeps logits of all tokens" in shown
     assert "from train.py:11 outlive backward: a variable holds them" in shown
-    halved, _ = explained["remedies"]
-    assert (halved["key"], halved["error"]) == ("half the batch", None)
-    assert halved["saved"]["requested"] > 0
+    halved, _ = explained["trials"]
+    assert (halved["remedies"][0]["key"], halved["error"]) == ("half the batch", None)
+    assert halved["figures"]["peak"]["requested"] < explained["prediction"]["peak"]["requested"]
     # What lies in another folder, or was changed since, is not what was run.
     (tmp_path / "mine" / "train.py").write_text(f"{ATTENDS}\nopen('ran', 'w')\n")
     explained = json.loads(memcalc("explain", "saved.json", "--format", "json").stdout)
-    assert [one["key"] for one in explained["remedies"]] == ["expandable"]
+    assert [one["remedies"][0]["key"] for one in explained["trials"]] == ["expandable"]
     assert not (tmp_path / "ran").exists()
 
 

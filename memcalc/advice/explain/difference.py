@@ -13,7 +13,7 @@ from memcalc.records.prediction import RUNGS, Prediction
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure in bytes, before and now; ``None``: it was not known."""
+    """A figure in bytes, before and now, each None where it is unknown."""
 
     name: str
     before: int | None
@@ -21,12 +21,12 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by(self) -> int | None:
-        """How much more it is now."""
+        """The bytes more now."""
         return None if self.before is None or self.now is None else self.now - self.before
 
 
 class Difference(Answer, msgspec.Struct, frozen=True, kw_only=True):
-    """What changed from one answer to another."""
+    """The changes from one answer to another."""
 
     before: Prediction
     now: Prediction
@@ -46,7 +46,7 @@ class Difference(Answer, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def same(self) -> bool:
-        """No figure changed."""
+        """True if no figure changed."""
         changes = (*self.rungs, *self.components, *self.phases)
         return all(change.before == change.now for change in changes)
 
@@ -77,7 +77,7 @@ def difference(before: Chapter, now: Chapter) -> Difference:
 
 
 def _changes(before: Mapping[str, int], now: Mapping[str, int]) -> tuple[Change, ...]:
-    """What is missing on one side is 0 there."""
+    """Compare figures by name; a figure missing on one side is 0 there."""
     found = [
         Change(name=name, before=before.get(name, 0), now=now.get(name, 0))
         for name in dict.fromkeys((*before, *now))

@@ -16,10 +16,10 @@ from memcalc.advice.explain.layers import layers
 from memcalc.advice.explain.peak import at_end, moments
 from memcalc.advice.explain.records import Explanation, PeakContents
 from memcalc.advice.explain.timeline import Timeline, timeline
-from memcalc.advice.remedies.records import Option, Remedy, Trial, figures, fitting, within
+from memcalc.advice.remedies.records import Remedy, Trial, figures, fit_goal, limit_goal
 from memcalc.advice.remedies.rows import same_result
 from memcalc.advice.remedies.search import advise, candidates
-from memcalc.advice.remedies.trials import begin, replayed
+from memcalc.advice.remedies.trials import begin, replay
 from memcalc.catalog.plan import make, to_simulate
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.answers import Answers
@@ -37,7 +37,7 @@ _FIGURES = ("peak", "phases", "components")
 
 
 class Chapter(msgspec.Struct, frozen=True, kw_only=True):
-    """One plan in a report."""
+    """A plan in a report."""
 
     prediction: Prediction
     peak: PeakContents | None = None
@@ -47,7 +47,7 @@ class Chapter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chapter(traced: Traced, *, depth: int | None = None) -> Chapter:
-    """What there is to show of a plan that was just traced."""
+    """Return the chapter of a plan that was just traced."""
     prediction, plan = traced.prediction, traced.prediction.plan
     return Chapter(
         prediction=prediction,
@@ -56,11 +56,11 @@ def chapter(traced: Traced, *, depth: int | None = None) -> Chapter:
     )
 
 
-def again(saved: Prediction, answers: Answers, *, depth: int | None = None) -> Chapter:
-    """A saved prediction with the trace it lacks: from the cache, or traced again.
+def chapter_of_saved(saved: Prediction, answers: Answers, *, depth: int | None = None) -> Chapter:
+    """Return the chapter of a saved prediction, with a trace from the cache or of a new run.
 
-    The figures stay those that were saved; where the trace says something else, a note says so,
-    and the parts that need the trace are left out.
+    The figures stay the saved ones; where the trace says something else, a note says so, and the
+    parts that need the trace are left out.
     """
     found: Chapter | str
     # Of a command the trace is kept; it is never run again.
@@ -70,12 +70,12 @@ def again(saved: Prediction, answers: Answers, *, depth: int | None = None) -> C
     elif code is not None:
         found = f"no timeline: {code} is Python code, and a file does not run code"
     else:
-        found = _anew(saved, answers, depth)
+        found = _trace_again(saved, answers, depth)
     return Chapter(prediction=saved, notes=(found,)) if isinstance(found, str) else found
 
 
-def _anew(saved: Prediction, answers: Answers, depth: int | None) -> Chapter | str:
-    """A saved prediction with the trace of a new run, or why there is none."""
+def _trace_again(saved: Prediction, answers: Answers, depth: int | None) -> Chapter | str:
+    """Return a saved prediction with the trace of a new run, or why it has no trace."""
     try:
         answer = answers.trace(saved.plan)
     except MemcalcError as error:
@@ -104,7 +104,7 @@ def explain(
 
     Args:
         model: as for ``memcalc.estimate``.
-        under: bytes, or a size such as ``"15 GiB"``: find the cheapest plan that needs no more.
+        under: bytes, or a size such as ``"15 GiB"``: find the cheapest plan within this limit.
             Where a GPU is named and the plan does not fit it, its memory is the limit.
         depth: cut modules' paths to so many names.
         remedies: estimate changed plans.
@@ -131,10 +131,17 @@ def explain_plan(
     seen: Callable[[Explanation], None] = lambda so_far: None,
     saved: Sequence[Traced] = (),
 ) -> Explanation:
-    """Explain one plan, as ``explain`` does; ``seen`` is called whenever there is more.
+    """Explain one plan, as ``explain`` does.
 
-    ``most``: remedies that help, cheapest first, after which no more are tried; None: all are.
-    ``saved``: runs of commands, of which this may be one.
+    Args:
+        plan: the plan to explain.
+        depth: as for ``explain``.
+        remedies: as for ``explain``.
+        under: bytes, as for ``explain``.
+        use_cache: as for ``explain``.
+        most: stop after this many remedies that help, cheapest first; None: try all.
+        seen: called whenever more is known.
+        saved: runs of commands, of which this may be one.
 
     Raises:
         UsageError: the question cannot be understood.
@@ -144,43 +151,39 @@ def explain_plan(
         if least is not None and least < 1:
             raise UsageError(f"{name} = {least} leaves nothing: type 1 or more.")
     answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True, saved=saved)
-    traced, trials = begin(plan, answers, _first_tried(plan) if remedies else ())
-    found = _explained(traced, depth)
+    traced, trials = begin(plan, answers, _first_remedies(plan) if remedies else ())
+    found = _describe_peak(traced, depth)
     seen(found)
     if plan.command:
         if not remedies:
             return found
-        told = tuple(in_the_code(found.peak, found.prediction.plan))
-        return replace(found, options=tuple(script_remedies(traced)), in_the_code=told)
-    goal = within(under, found.figures) if under is not None else None
+        code = tuple(changes_of_code(found.peak, found.prediction.plan))
+        return replace(found, trials=tuple(try_on_script(traced)), in_the_code=code)
+    goal = limit_goal(under, found.figures) if under is not None else None
     if goal is None and remedies:
-        goal = fitting(found.figures)
-    options, search = advise(
+        goal = fit_goal(found.figures)
+    tried, search = advise(
         trials,
         goal,
-        by_itself=remedies,
+        alone=remedies,
         most=most,
-        seen=lambda options, search: seen(replace(found, options=options, search=search)),
+        seen=lambda tried, search: seen(replace(found, trials=tried, search=search)),
     )
-    return replace(found, options=options, search=search)
+    return replace(found, trials=tried, search=search)
 
 
-def _first_tried(plan: Plan) -> list[Remedy]:
-    """Return what to try while the plan itself is traced: as many as take about that long.
-
-    Nothing of one that tracing will refuse.
-    """
+def _first_remedies(plan: Plan) -> list[Remedy]:
+    """Return the remedies to try beside the trace of the plan; none if tracing will refuse it."""
     with contextlib.suppress(UsageError):
         return candidates(plan)[:_BESIDE]
     return []
 
 
-def _explained(traced: Traced, depth: int | None) -> Explanation:
+def _describe_peak(traced: Traced, depth: int | None) -> Explanation:
     by_phase = moments(traced.trace, traced.prediction.plan, depth=depth)
     peak = by_phase.pop(traced.prediction.peak.phase)
     return Explanation(
         prediction=traced.prediction,
-        figures=figures(traced.prediction),
         peak=peak,
         others=tuple(sorted(by_phase.values(), key=lambda moment: -moment.requested)),
         end=at_end(traced.trace, traced.prediction.plan, depth=depth),
@@ -188,13 +191,13 @@ def _explained(traced: Traced, depth: int | None) -> Explanation:
     )
 
 
-def script_remedies(traced: Traced) -> Iterator[Option]:
-    """Half the batch, by running the command again; the allocator's settings, by replaying."""
-    yield from _halved(traced.prediction.plan)
+def try_on_script(traced: Traced) -> Iterator[Trial]:
+    """Try half the batch, by running the command again, and allocator settings, by replaying."""
     plan = traced.prediction.plan
+    yield from _halve_batch(plan)
     for remedy in same_result.expandable(plan):
-        found = replayed(traced, replace(plan, **dict(remedy.changes))).prediction
-        yield Option(remedy=remedy, trial=Trial(remedies=(remedy.key,), figures=figures(found)))
+        found = replay(traced, replace(plan, **dict(remedy.changes))).prediction
+        yield Trial(remedies=(remedy,), figures=figures(found))
 
 
 _BATCH = re.compile(
@@ -216,13 +219,13 @@ _SAID = (
         "a copy in fp32: leave it out, or convert a part of the tokens at a time",
     ),
 )
-"""What a line of code holds, and what would need less."""
+"""Patterns of a line of code, each with what would need less."""
 _WORTH = 0.05
 """Share of the peak from which a change of code is named."""
 
 
-def in_the_code(peak: PeakContents, plan: Plan) -> Iterator[str]:
-    """What the script's own code could do without, the largest first; read from its lines."""
+def changes_of_code(peak: PeakContents, plan: Plan) -> Iterator[str]:
+    """Yield changes of the script that would save memory, the largest first, from its lines."""
     words = shlex.split(plan.command or "")
     held, lines = Counter[str](), Counter[str]()
     for group in peak.groups:
@@ -248,30 +251,30 @@ def in_the_code(peak: PeakContents, plan: Plan) -> Iterator[str]:
             yield f"{format_bytes(size)} from {line}: {said}"
 
 
-def _halved(plan: Plan) -> Iterator[Option]:
-    """The script with half the batch, where that is an argument of it; what it prints is not shown.
+def _halve_batch(plan: Plan) -> Iterator[Trial]:
+    """Run the script again, silently, with half the batch, where an argument is the batch.
 
-    It runs again where it has run, as it was then: a saved answer may name any command.
+    A command of a saved answer is not run: it may be any.
     """
     from memcalc.script.simulate import simulate
 
     words = shlex.split(plan.command or "")
-    found = _half(words)
+    found = _half_argument(words)
     if found is None or not may_run_again(plan):
         return
-    at, argument, told = found
+    at, argument = found
     changed = replace(
         plan, command=shlex.join([*words[:at], *argument, *words[at + len(argument) :]])
     )
     remedy = Remedy(
         key="half the batch",
-        title=f"half the batch ({told})",
+        title=f"half the batch ({' '.join(argument)})",
         changes=(),
         cost="fewer samples per step; accumulate gradients over two for the same update",
         source=f"the script ran again: {to_simulate(changed)}",
         rank=1,
     )
-    trial = Trial(remedies=(remedy.key,), figures=None)
+    trial = Trial(remedies=(remedy,))
     try:
         run = simulate(changed, quiet=True)
         if run.traced is None or (run.ending.code and not run.ending.out_of_memory):
@@ -280,13 +283,14 @@ def _halved(plan: Plan) -> Iterator[Option]:
             trial = replace(trial, figures=figures(run.traced.prediction))
     except MemcalcError as error:
         trial = replace(trial, error=str(error))
-    yield Option(remedy=remedy, trial=trial)
+    yield trial
 
 
-def _half(words: list[str]) -> tuple[int, list[str], str] | None:
-    """The argument with half the batch: where it begins, its words, and how it is typed.
+def _half_argument(words: list[str]) -> tuple[int, list[str]] | None:
+    """Return the position and words of the argument with half the batch.
 
-    ``None``: no argument is the batch, or it is one sample.
+    Returns:
+        None if no argument is the batch, or it is one sample.
     """
     for at, word in enumerate(words):
         found = _BATCH.match(word)
@@ -295,6 +299,5 @@ def _half(words: list[str]) -> tuple[int, list[str], str] | None:
         value = word[found.end() :] if found[1] else "".join(words[at + 1 : at + 2])
         if value.isdecimal() and int(value) > 1:
             less = str(int(value) // 2)
-            new = [word[: found.end()] + less] if found[1] else [word, less]
-            return at, new, " ".join(new)
+            return at, [word[: found.end()] + less] if found[1] else [word, less]
     return None

@@ -13,7 +13,7 @@ Pattern = tuple[str, ...]
 def cut(path: str, depth: int | None) -> tuple[Pattern, tuple[int, ...]]:
     """Split a path into its pattern and the indices that fill it.
 
-    ``depth``: how many names to keep, indices not counted; ``None``: all.
+    ``depth``: how many names to keep, indices not counted; None keeps all.
     """
     pattern: list[str] = []
     indices: list[int] = []
@@ -37,7 +37,7 @@ def write(pattern: Pattern, filled: Iterable[tuple[int, ...]]) -> str:
 
 
 def _spans(numbers: Iterable[int]) -> str:
-    """``[0-3,7]``, or the number itself where there is only one."""
+    """Write numbers as ``[0-3,7]``, or one number alone."""
     ordered = sorted(set(numbers))
     if len(ordered) == 1:
         return str(ordered[0])
@@ -75,7 +75,7 @@ class LayerKind(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def each(self) -> int:
-        """Bytes of one of them."""
+        """Bytes of one layer."""
         return sum(tensor.bytes for tensor in self.tensors)
 
     @property

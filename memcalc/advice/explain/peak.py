@@ -34,8 +34,10 @@ def deaths(trace: Trace) -> dict[int, Death]:
     return found
 
 
-def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -> tuple[str, str]:
-    """What keeps a storage alive: a sentence with ``{}`` for a module, and that module."""
+def why_kept(
+    trace: Trace, number: int, death: Death | None, *, set_to_none: bool
+) -> tuple[str, str]:
+    """Return why a storage stays alive: a sentence with ``{}`` for a module, and that module."""
     storage = trace.storages[number]
     component = storage.component
     if component is Component.WEIGHTS and storage.module.startswith("copy of "):
@@ -94,7 +96,7 @@ _ALWAYS = {
 
 
 def moments(trace: Trace, plan: Plan, *, depth: int | None = None) -> dict[Phase, PeakContents]:
-    """The highest moment of each phase of the steady step, modules cut to so many names."""
+    """Return the highest moment of each phase of the steady step; ``depth`` cuts module paths."""
     ends = deaths(trace)
     return {
         phase: _moment(trace, plan, phase, event, ends, depth)
@@ -103,7 +105,7 @@ def moments(trace: Trace, plan: Plan, *, depth: int | None = None) -> dict[Phase
 
 
 def at_end(trace: Trace, plan: Plan, *, depth: int | None = None) -> PeakContents | None:
-    """What a script that trains nothing still holds when it ends; ``None``: it trains."""
+    """Return all that a script without training still holds at its end, or None if it trains."""
     phases = {mark.phase for mark in trace.marks}
     if not trace.whole or Phase.BACKWARD in phases or not trace.events:
         return None
@@ -124,7 +126,7 @@ def _moment(
     for number in alive(trace, event):
         storage = trace.storages[number]
         components[storage.component] += storage.bytes
-        why, where = kept(trace, number, deaths.get(number), set_to_none=plan.set_to_none)
+        why, where = why_kept(trace, number, deaths.get(number), set_to_none=plan.set_to_none)
         module, indices = layers.cut(storage.module, depth)
         other, others = layers.cut(where, depth)
         variable = trace.whole and storage.component is not Component.OPTIMIZER_STATE

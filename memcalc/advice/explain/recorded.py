@@ -40,7 +40,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(Answer, msgspec.Struct, frozen=True, kw_only=True):
-    """One device of a snapshot."""
+    """A device of a snapshot."""
 
     conf: str
     """``PYTORCH_ALLOC_CONF`` of the run, as the snapshot has it."""
@@ -57,14 +57,6 @@ class Recorded(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """None without a PyTorch that can replay."""
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True):
-    """The trace of a snapshot as calls of the allocator."""
-
-    calls: tuple[Call, ...]
-    older: int
-    """Storages from before the recording began; they are born first, in order of address."""
-
-
 def read(
     path: Path,
     play: Play,
@@ -76,8 +68,8 @@ def read(
     """Open a snapshot of ``torch.cuda.memory._dump_snapshot`` and answer what if.
 
     Nothing in it is run. ``confs`` are settings to try; none: expandable segments, and blocks of
-    128 MiB kept whole. The questions are about a device of ``memory`` bytes; ``None``: one on which
-    nothing is ever full.
+    128 MiB kept whole. ``memory``: bytes of the device; None: a device on which nothing is ever
+    full.
 
     Raises:
         UsageError: no snapshot, no such device, or settings that PyTorch does not know.
@@ -90,14 +82,14 @@ def read(
     conf = _conf(snapshot)
     usual = (_GROWS if _GROWS not in conf else "", "max_split_size_mb:128")
     tried = [parse_alloc_conf(one).text for one in dict.fromkeys((conf, *(confs or usual)))]
-    known = history(snapshot, device)
+    calls, older = history(snapshot, device)
     cards = [_card(conf, None), *(_card(one, memory) for one in tried)]
     held = breakdown(snapshot, device=device)
     replays: dict[Card, Replay] = {}
     try:
         asked = list(dict.fromkeys(cards))
-        replays = dict(zip(asked, play(known.calls, asked, Wanted()), strict=True))
-        failed = _difference(snapshot.device_traces[device], known, held, replays[cards[0]])
+        replays = dict(zip(asked, play(calls, asked, Wanted()), strict=True))
+        failed = _difference(snapshot.device_traces[device], older, held, replays[cards[0]])
     except UsageError as error:
         raise UsageError(f"{path} holds an impossible history: {error}.") from None
     except EstimateError as error:
@@ -106,22 +98,29 @@ def read(
         conf=conf,
         held=held,
         entries=len(snapshot.device_traces[device]),
-        older=known.older,
+        older=older,
         replayed=replays[cards[0]].peaks if failed is None else None,
         not_replayed=failed,
         what_ifs=tuple(
-            _what_if(one, replays[card])
+            WhatIf(
+                conf=one,
+                peaks=replays[card].peaks,
+                retries=replays[card].retries,
+                out_of_memory=f"asked for {failure.asked:,} B with {failure.free:,} B free"
+                if (failure := replays[card].refused) is not None
+                else None,
+            )
             for one, card in zip(tried, cards[1:], strict=True)
             if card in replays
         ),
     )
 
 
-def history(snapshot: Snapshot, device: int = 0) -> History:
-    """Turn the trace of one device into calls.
+def history(snapshot: Snapshot, device: int = 0) -> tuple[list[Call], int]:
+    """Turn the trace of one device into calls, and count the storages older than the recording.
 
-    PyTorch records requests, frees and what happened to segments, but not calls of ``empty_cache``:
-    memory that was given back counts as one.
+    Older storages are born first, in order of address. PyTorch records requests, frees and changes
+    of segments, but not calls of ``empty_cache``: memory that was given back counts as one.
     """
     reader = _Reader()
     for entry, following in pairwise([*snapshot.device_traces[device], Entry(action="end")]):
@@ -130,11 +129,11 @@ def history(snapshot: Snapshot, device: int = 0) -> History:
         if segment.device == device:
             reader.add_survivors(segment)
     births = [reader.older[address] for address in sorted(reader.older)]
-    return History(calls=(*births, *reader.calls), older=len(births))
+    return [*births, *reader.calls], len(births)
 
 
 class _Reader:
-    """Gives every storage a key of its own, as addresses are used again and again."""
+    """A reader that gives every storage a key, as addresses are reused."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -192,19 +191,12 @@ def _card(conf: str, memory: int | None) -> Card:
     return Card(conf=conf, capacity=memory, room=memory)
 
 
-def _what_if(conf: str, found: Replay) -> WhatIf:
-    failed, why = found.refused, None
-    if failed is not None:
-        why = f"asked for {failed.asked:,} B with {failed.free:,} B free"
-    return WhatIf(conf=conf, peaks=found.peaks, retries=found.retries, out_of_memory=why)
-
-
 def _difference(
-    entries: Sequence[Entry], known: History, held: Breakdown, replay: Replay
+    entries: Sequence[Entry], older: int, held: Breakdown, replay: Replay
 ) -> str | None:
-    """Say where a replay under the run's own settings and the recording part; ``None``: nowhere."""
-    if known.older:
-        return f"the history starts in the middle: {known.older} storages are older"
+    """Say where the recording and a replay under its own settings differ, or return None."""
+    if older:
+        return f"the history starts in the middle: {older} storages are older"
     requested = _peak(entries, ("alloc",), ("free_completed",))
     reserved = _peak(entries, _TAKEN, _GIVEN)
     figures = (

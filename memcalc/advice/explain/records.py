@@ -6,14 +6,14 @@ The peak's groups sum to the peak's requested bytes.
 import msgspec
 
 from memcalc.advice.explain.layers import LayerKind
-from memcalc.advice.remedies.records import Figures, Option, Search
+from memcalc.advice.remedies.records import Figures, Search, Trial, figures
 from memcalc.records.display import Answer
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Component, Phase
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Storages alive at one moment that are of one kind."""
+    """Storages of one kind, alive at one moment."""
 
     component: Component
     module: str
@@ -45,16 +45,20 @@ class Explanation(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """Why a plan needs what it needs, and what would need less."""
 
     prediction: Prediction
-    figures: Figures
     peak: PeakContents
     others: tuple[PeakContents, ...]
     """The highest moments of the other phases."""
     end: PeakContents | None = None
-    """What a script that trains nothing still holds when it ends."""
+    """Storages that a script which trains nothing still holds at its end."""
     layers: tuple[LayerKind, ...] = ()
-    """Of a quantized base: what each kind of layer holds."""
-    options: tuple[Option, ...] = ()
-    """The largest saving of reserved bytes first."""
+    """The kinds of layers of a quantized base."""
+    trials: tuple[Trial, ...] = ()
+    """Each remedy alone, the largest saving of reserved bytes first."""
     in_the_code: tuple[str, ...] = ()
-    """What a user's own script could do without, in sentences."""
+    """Changes of a user's own script that would save memory, in sentences."""
     search: Search | None = None
+
+    @property
+    def figures(self) -> Figures:
+        """The figures of the plan as it is."""
+        return figures(self.prediction)

@@ -30,7 +30,7 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Levels right after each event of one step, in bytes; all lists are of the same length."""
+    """Levels right after each event of one step, in bytes; all lists have the same length."""
 
     components: dict[Component, tuple[int, ...]]
     """Requested bytes; at each moment they sum to ``requested``."""
@@ -50,17 +50,17 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         return max(range(len(self.requested)), key=self.requested.__getitem__)
 
     def at(self, moments: Sequence[int], phases: Iterable[Stretch]) -> Self:
-        """These moments alone, in their phases."""
+        """Return these moments alone, in their phases."""
 
-        def of(levels: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        def select(levels: tuple[int, ...] | None) -> tuple[int, ...] | None:
             return None if levels is None else tuple(levels[one] for one in moments)
 
         return replace(
             self,
-            components={name: of(band) for name, band in self.components.items()},
-            requested=of(self.requested),
-            allocated=of(self.allocated),
-            reserved=of(self.reserved),
+            components={name: select(band) for name, band in self.components.items()},
+            requested=select(self.requested),
+            allocated=select(self.allocated),
+            reserved=select(self.reserved),
             made=tuple(self.made[one] for one in moments),
             phases=tuple(phases),
         )
@@ -92,7 +92,7 @@ def timeline(trace: Trace, plan: Plan, play: Play) -> Timeline:
             band.append(components[component])
     levels: tuple[Levels, ...] | None = None
     if plan.target != "cpu":
-        levels = _replayed(trace, plan, play, Wanted(levels=first)).levels
+        levels = _replay(trace, plan, play, Wanted(levels=first)).levels
     return Timeline(
         components={name: tuple(band) for name, band in bands.items() if any(band)},
         requested=tuple(map(sum, zip(*bands.values(), strict=True))),
@@ -109,13 +109,13 @@ def _until_its_end(trace: Trace) -> Trace:
     return replace(trace, events=trace.events[: program_end(trace)])
 
 
-def _replayed(trace: Trace, plan: Plan, play: Play, wanted: Wanted) -> Replay:
+def _replay(trace: Trace, plan: Plan, play: Play, wanted: Wanted) -> Replay:
     (found,) = play(list(calls_of(trace)), [roomy_card(asked(plan))], wanted)
     return found
 
 
 def thin(line: Timeline, moments: int) -> Timeline:
-    """Leave out all but so many moments; each that stays is the highest of those it stands for."""
+    """Keep this many moments at most, each the highest of those that it represents."""
     count = len(line.requested)
     if count <= moments:
         return line
@@ -132,7 +132,7 @@ def thin(line: Timeline, moments: int) -> Timeline:
     return line.at(keep, phases)
 
 
-def predicted(traced: Traced, path: Path, play: Play) -> None:
+def save_predicted_snapshot(traced: Traced, path: Path, play: Play) -> None:
     """Write what ``torch.cuda.memory._dump_snapshot`` would have, for pytorch.org/memory_viz.
 
     Raises:
@@ -141,6 +141,6 @@ def predicted(traced: Traced, path: Path, play: Play) -> None:
     plan, trace = traced.prediction.plan, _until_its_end(traced.trace)
     if plan.target == "cpu":
         raise UsageError("A CPU run has no CUDA memory snapshot: leave --target cpu out.")
-    snapshot = _replayed(trace, plan, play, Wanted(snapshot=True)).snapshot
+    snapshot = _replay(trace, plan, play, Wanted(snapshot=True)).snapshot
     assert snapshot is not None
     save_snapshot(snapshot, trace, path)

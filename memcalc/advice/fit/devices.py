@@ -20,31 +20,31 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64)
 _WITHIN_MACHINE = 8
 """Products are not divided over more GPUs: machines that join more by NVLink are few."""
 _WHOLE = ("ddp", "zero1")
-"""Those that keep all weights on each GPU, and buckets as large as all gradients."""
+"""Layouts that keep all weights on each GPU, and buckets as large as all gradients."""
 
 
 def devices_that_fit(plan: Plan, answers: Answers) -> tuple[DevicesFit, ...]:
-    """The plan over more and more GPUs, each with the plan's batch, until a layout fits.
+    """Try the plan over more and more GPUs, each with the plan's batch, until a layout fits.
 
-    Rows of the last count are sorted: what fits comes first, and of that what sends least.
+    Rows of one count are sorted: those that fit come first, and of them the one that sends least.
     """
     found: list[DevicesFit] = []
     excluded = ""
     for count in COUNTS:
-        rows = list(_over(plan, count, answers, excluded))
+        rows = list(_try_layouts(plan, count, answers, excluded))
         if count == 1:
-            excluded = _too_large_whole(plan, answers)
+            excluded = _why_not_whole(plan, answers)
         found += sorted(rows, key=lambda row: (not _fits(row), row.sent))
         if any(map(_fits, rows)):
             break
     return tuple(found)
 
 
-def _too_large_whole(plan: Plan, answers: Answers) -> str:
-    """Why no layout that keeps the whole model on each GPU can fit; empty: one might.
+def _why_not_whole(plan: Plan, answers: Answers) -> str:
+    """Return why no layout that keeps the whole model on each GPU can fit; empty: one might.
 
-    Weights and DDP's buckets, which are as large as all gradients, are there at once in any of
-    them. So a model that is larger by these alone is not traced whole over every number of GPUs.
+    All of them hold weights and DDP's buckets, which are as large as all gradients, at once. So a
+    model that is too large by these alone is not traced whole over every number of GPUs.
     """
     (answer,) = answers.predict([plan])
     if isinstance(answer, MemcalcError) or answer.fit is None or plan.scheme is not None:
@@ -56,7 +56,7 @@ def _too_large_whole(plan: Plan, answers: Answers) -> str:
     return f"does not fit: weights and buckets alone are {format_bytes(least)}"
 
 
-def _over(plan: Plan, count: int, answers: Answers, excluded: str) -> Iterator[DevicesFit]:
+def _try_layouts(plan: Plan, count: int, answers: Answers, excluded: str) -> Iterator[DevicesFit]:
     names: tuple[str | None, ...] = (None,)
     if count > 1:
         # DDP holds the same on any number of GPUs: where two are too few, more are.
@@ -73,7 +73,7 @@ def _over(plan: Plan, count: int, answers: Answers, excluded: str) -> Iterator[D
     ]
     for there, answer in zip(plans, answers.predict(plans), strict=True):
         if isinstance(answer, UsageError) and layouts.spread(there).layout == "tp":
-            # Not for this model: its layers, or their heads, cannot be divided so.
+            # The layers of this model, or their heads, cannot be divided so.
             continue
         if isinstance(answer, MemcalcError):
             yield DevicesFit(devices=count, parallel=there.parallel, reason=str(answer))
@@ -94,7 +94,7 @@ def _fits(row: DevicesFit) -> bool:
 def gpus_that_fit(
     plan: Plan, among: Sequence[catalog.Gpu], runs: Runs
 ) -> Iterator[tuple[GpuFit, ...]]:
-    """Try the plan on each of these GPUs, with its kernels; yield the rows so far, by price.
+    """Try the plan on each of these GPUs; yield the rows so far, by price.
 
     GPUs of one compute capability with equally many multiprocessors run the same kernels: the plan
     is run once for all of them.
@@ -103,19 +103,19 @@ def gpus_that_fit(
     for gpu in among:
         alike.setdefault((gpu.capability, gpu.multiprocessors), []).append(gpu)
     rows: list[GpuFit] = []
-    jobs = [functools.partial(_on, gpus, plan, runs) for gpus in alike.values()]
-    for found in runs.as_known(jobs):
+    jobs = [functools.partial(_try_alike, gpus, plan, runs) for gpus in alike.values()]
+    for found in runs.answers.as_known(jobs):
         rows = sorted([*rows, *found], key=lambda row: (row.price is None, row.price, row.capacity))
         yield tuple(rows)
 
 
-def _on(gpus: list[catalog.Gpu], plan: Plan, runs: Runs) -> list[GpuFit]:
+def _try_alike(gpus: list[catalog.Gpu], plan: Plan, runs: Runs) -> list[GpuFit]:
     there = [replace(plan, gpu=gpu.name) for gpu in gpus]
     devices = tuple(device_of(gpu, plan=one) for gpu, one in zip(gpus, there, strict=True))
     fits: tuple[Fit | None, ...] = (None,) * len(gpus)
     reason = ""
     try:
-        fits = runs.judged(there[0], devices).fits
+        fits = runs.judge(there[0], devices).fits
     except MemcalcError as error:
         reason = str(error)
     return [

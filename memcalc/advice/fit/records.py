@@ -2,7 +2,7 @@
 
 import msgspec
 
-from memcalc.advice.remedies.records import Figures, Option, Search
+from memcalc.advice.remedies.records import Figures, Search, Trial
 from memcalc.records.display import Answer
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, Span
@@ -10,7 +10,7 @@ from memcalc.records.trace import Sent
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch and sequence, and whether it fits."""
+    """A batch and sequence, and whether it fits."""
 
     batch: int
     seq: int | None
@@ -27,7 +27,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     best: Probe | None
     """The largest that fits; ``None``: not even the smallest does."""
     above: Probe | None
-    """The next one that was tried, which does not fit for sure; ``None``: it cannot be run."""
+    """The next size that was tried, which does not fit for sure; ``None``: it cannot be run."""
     perhaps: Probe | None
     """A larger one that is tight; ``None``: none was seen."""
     exact: bool = True
@@ -54,7 +54,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuFit(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU of the catalog; ``fit`` is ``None`` where it could not be estimated."""
+    """A GPU of the catalog; ``fit`` is ``None`` where it could not be estimated."""
 
     name: str
     capacity: int
@@ -65,7 +65,7 @@ class GpuFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DevicesFit(msgspec.Struct, frozen=True, kw_only=True):
-    """So many GPUs and a layout over them; ``fit`` is ``None`` where it could not be estimated."""
+    """A number of GPUs and a layout over them; ``fit`` is ``None`` if it could not be estimated."""
 
     devices: int
     parallel: str | None
@@ -74,12 +74,12 @@ class DevicesFit(msgspec.Struct, frozen=True, kw_only=True):
     sent: int = 0
     """Bytes that each GPU sends in an optimizer step."""
     messages: tuple[Sent, ...] = ()
-    """They by collective."""
+    """The same bytes by collective."""
     reason: str = ""
 
 
 class FitAnswer(Answer, msgspec.Struct, frozen=True, kw_only=True):
-    """What fits, for one plan and one device."""
+    """The answer of ``memcalc fit`` for one plan and one device."""
 
     plan: Plan
     device: str | None = None
@@ -92,11 +92,11 @@ class FitAnswer(Answer, msgspec.Struct, frozen=True, kw_only=True):
     grid: Grid | None = None
     gpus: tuple[GpuFit, ...] = ()
     devices: tuple[DevicesFit, ...] = ()
-    """Over how many of the GPU the plan fits; the last rows are of the fewest."""
+    """Layouts over more and more GPUs; the last rows have the fewest that fit."""
     before: Figures | None = None
-    """Of the plan itself, traced; ``None``: ``settings`` was not asked."""
-    settings: tuple[Option, ...] = ()
-    """The plan with one change each; what fits and costs least first."""
+    """Figures of the plan itself, traced; ``None``: ``settings`` was not asked."""
+    settings: tuple[Trial, ...] = ()
+    """The plan with one change each; those that fit and cost least first."""
     search: Search | None = None
     """The cheapest changes together that fit; ``None``: the plan does, or it was not asked."""
     traces: int = 0

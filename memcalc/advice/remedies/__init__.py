@@ -1,1 +1,1 @@
-"""Remedies: changes to a plan that need less memory, and what they cost."""
+"""Remedies: changes to a plan that need less memory, and their cost."""

@@ -1,19 +1,19 @@
 """Searches the cheapest combination of remedies within a limit, estimating each.
 
 Remedies are added in order of their cost until the plan holds with the smallest micro-batch; then
-the micro-batch is made as large as it may be, and every remedy that turns out not to be needed is
-taken out again. On the way two micro-batches stand for all of a step, which are alike. The plan
-that is left was itself estimated in full, and holds. What cannot hold, because weights, gradients
-and optimizer state alone are too large, is not estimated.
+the micro-batch is made as large as it may be, and every remedy that is not needed is taken out
+again. On the way two micro-batches represent all of a step, which are alike. The plan that remains
+was itself estimated in full, and holds. A plan that cannot hold, because weights, gradients and
+optimizer state alone are too large, is not estimated.
 """
 
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.records import Figures, Goal, Option, Remedy, Search, Trial, needed
+from memcalc.advice.remedies.records import Goal, Remedy, Search, Trial
 from memcalc.advice.remedies.rows import lower_precision, same_result
-from memcalc.advice.remedies.rows.same_result import accumulate, pieces_of, two_of
+from memcalc.advice.remedies.rows.same_result import accumulate, accumulate_two, list_pieces
 from memcalc.advice.remedies.trials import Trials, apply
 from memcalc.advice.search import Sample, largest
 from memcalc.catalog import models
@@ -23,36 +23,27 @@ from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.workload import tasks
 
-Found = tuple[Trial, Sequence[Remedy]]
-"""What holds, and the remedies that it is made of."""
-
 
 def search(
-    trials: Trials,
-    before: Figures,
-    remedies: Sequence[Remedy],
-    goal: Goal,
-    inventory: Inventory | None = None,
+    trials: Trials, remedies: Sequence[Remedy], goal: Goal, inventory: Inventory | None = None
 ) -> Search:
     """Find the cheapest plan that reaches a goal; the inventory rules plans out without a run."""
     finder = _Finder(trials, goal, inventory)
-    if goal.holds(before):
-        best: Trial | None = Trial(remedies=(), figures=before)
-        kept: Sequence[Remedy] = ()
+    if goal.holds(trials.before):
+        best: Trial | None = Trial(remedies=(), figures=trials.before)
     else:
-        best, kept = finder.find([one for one in remedies if one.unfit is None]) or (None, ())
+        best = finder.find([one for one in remedies if one.unfit is None])
     return Search(
         limit=goal.limit,
         rung=goal.rung,
         trials=tuple(finder.trials),
         best=best,
-        remedies=tuple(kept),
         ruled_out=len(finder.ruled_out),
     )
 
 
 def stages(remedies: Sequence[Remedy]) -> list[tuple[Remedy, ...]]:
-    """Ever more remedies together, in order of cost; a later one replaces what sets the same.
+    """Return growing sets of remedies, by cost; a later one replaces one of the same field.
 
     Cutting the batch is left out, and updating inside backward, which does not go with it.
     """
@@ -73,7 +64,7 @@ def stages(remedies: Sequence[Remedy]) -> list[tuple[Remedy, ...]]:
 
 
 class _Finder:
-    """One search; remembers what was tried."""
+    """A search that remembers its trials."""
 
     def __init__(self, trials: Trials, goal: Goal, inventory: Inventory | None) -> None:
         self.goal = goal
@@ -81,17 +72,17 @@ class _Finder:
         self.ruled_out: set[Plan] = set()
         self._possible: set[Plan] = set()
         self._requested: dict[Plan, int] = {}
-        """Of plans that were tried, whatever the allocator made of what they asked for."""
+        """Requested bytes of plans that were tried, by the plan without allocator settings."""
         self._trier = trials
         self._inventory = inventory
         self._known: dict[tuple[Remedy, ...], Trial] = {}
         self._broken: set[str] = set()
-        self._part = two_of
-        """What stands for a batch cut in pieces."""
-        self._pieces = pieces_of(trials.plan)
+        self._part = accumulate_two
+        """Makes the remedy that represents a batch cut in pieces."""
+        self._pieces = list_pieces(trials.plan)
 
-    def find(self, remedies: Sequence[Remedy]) -> Found | None:
-        """The cheapest combination, and what it was found to come to."""
+    def find(self, remedies: Sequence[Remedy]) -> Trial | None:
+        """Find the cheapest combination that holds."""
         if not any(remedy.key == "accumulate" for remedy in remedies):
             self._pieces = []
         while True:
@@ -101,8 +92,8 @@ class _Finder:
             if found is not None or len(self._broken) == known:
                 return found
 
-    def _first(self, remedies: Sequence[Remedy]) -> Found | None:
-        """The first stage that holds; each as it is, updated inside backward, and cut."""
+    def _first(self, remedies: Sequence[Remedy]) -> Trial | None:
+        """Find the first stage that holds: alone, updated inside backward, or cut in pieces."""
         inside = [remedy for remedy in remedies if remedy.key == "in backward"]
         found = stages(remedies)
         for number, stage in enumerate(found):
@@ -115,8 +106,8 @@ class _Finder:
                 whole = self._cut(way, pieces)
                 if self._is_ruled_out(whole):
                     continue
-                # Beside it what is asked next: if it does not hold, and where it is the last, if
-                # it does.
+                # Beside it the next questions: those if it does not hold, and those if the last
+                # one does.
                 after = found[number + 1 :] or [_without(way, one) for one in _dearest(way)]
                 self._prepare([whole, *(self._cut(one, pieces) for one in after)])
                 if self._known[whole].figures is None:
@@ -126,14 +117,14 @@ class _Finder:
                     self._broken |= alone or {max(whole, key=lambda one: one.rank).key}
                     return None
                 if self._holds(whole):
-                    settled = self._settled(way, pieces)
-                    if settled is not None:
-                        return settled
+                    least = self._shrink(way, pieces)
+                    if least is not None:
+                        return least
         return None
 
-    def _settled(self, stage: Sequence[Remedy], pieces: int) -> Found | None:
-        """The least of a stage that holds, in full; ``None`` where two micro-batches misled."""
-        for part in (two_of, accumulate):
+    def _shrink(self, stage: Sequence[Remedy], pieces: int) -> Trial | None:
+        """Take out of a stage all it does not need; return None if two micro-batches misled."""
+        for part in (accumulate_two, accumulate):
             self._part = part
             if pieces > 1 and not self._holds(self._cut(stage, pieces)):
                 break
@@ -142,12 +133,12 @@ class _Finder:
             self._part = accumulate
             whole = self._cut(kept, fewest)
             if self._holds(whole):
-                return self._known[whole], whole
-        self._part = two_of
+                return self._known[whole]
+        self._part = accumulate_two
         return None
 
     def _fewest(self, stage: Sequence[Remedy]) -> int:
-        """The fewest pieces that hold, where all pieces hold and one does not."""
+        """Find the fewest pieces that hold, where all pieces hold and one does not."""
         # The whole batch does not hold, which bounds the others.
         pieces = {self._trier.plan.batch // n: n for n in reversed((1, *self._pieces))}
 
@@ -155,7 +146,7 @@ class _Finder:
             cut = self._cut(stage, pieces[batch])
             holds = self._holds(cut)
             figures = self._known[cut].figures if cut in self._known else None
-            spare = self.goal.limit - needed(figures) if figures is not None else None
+            spare = self.goal.limit - figures.needed if figures is not None else None
             return Sample(holds=holds, spare=spare)
 
         # The smallest has been run.
@@ -164,10 +155,10 @@ class _Finder:
         return pieces[best]
 
     def _leanest(self, stage: Sequence[Remedy], pieces: int) -> Sequence[Remedy]:
-        """Take out what is not needed, the most costly first.
+        """Take out all that is not needed, the most costly first.
 
-        What costs nothing stays, unless it is enough by itself: then it is asked about too. Where
-        what was taken out had added memory, others may have been needed for that, and are asked
+        Free remedies stay, unless they are enough alone: then they are asked about too. If a remedy
+        that was taken out had added memory, others may have been needed for that, and are asked
         about again.
         """
         kept, again = tuple(stage), True
@@ -180,14 +171,14 @@ class _Finder:
                 self._prepare([self._cut(_without(kept, o), pieces) for o in order[number:]])
                 fewer = _without(kept, one)
                 if self._holds(self._cut(fewer, pieces)):
-                    again = again or self._needed(fewer, pieces) < self._needed(kept, pieces)
+                    again = again or self._size(fewer, pieces) < self._size(kept, pieces)
                     kept = fewer
         return kept
 
-    def _needed(self, stage: Sequence[Remedy], pieces: int) -> int:
+    def _size(self, stage: Sequence[Remedy], pieces: int) -> int:
         figures = self._known[self._cut(stage, pieces)].figures
         assert figures is not None
-        return needed(figures)
+        return figures.needed
 
     def _cut(self, stage: Sequence[Remedy], pieces: int) -> tuple[Remedy, ...]:
         if pieces == 1:
@@ -206,7 +197,7 @@ class _Finder:
         if self._inventory is None or self.goal.outside is None:
             return False
         try:
-            plan = apply(self._trier.plan, stage)
+            plan = apply(self._trier.plan, *stage)
             run = replace(plan, alloc_conf="")
             if run in self._requested:
                 return self._requested[run] + self.goal.outside > self.goal.limit
@@ -214,7 +205,7 @@ class _Finder:
                 size = least(plan, self._inventory) + self.goal.outside
                 (self.ruled_out if size > self.goal.limit else self._possible).add(plan)
         except MemcalcError:
-            # Whoever tries it is told why.
+            # The trial says why.
             return False
         return plan in self.ruled_out
 
@@ -235,7 +226,7 @@ class _Finder:
 
 
 def _dearest(stage: Sequence[Remedy]) -> list[Remedy]:
-    """What may be taken out of a stage, the most costly first."""
+    """Return the remedies that may be taken out of a stage, the most costly first."""
     costly = [one for one in stage if one.rank]
     return sorted(costly or stage, key=lambda one: -one.rank)
 
@@ -244,7 +235,7 @@ def _without(stage: Sequence[Remedy], taken: Remedy) -> tuple[Remedy, ...]:
     return tuple(one for one in stage if one is not taken)
 
 
-Seen = Callable[[tuple[Option, ...], Search | None], None]
+Seen = Callable[[tuple[Trial, ...], Search | None], None]
 """Called with all that is known so far, each time that there is more."""
 
 
@@ -252,31 +243,38 @@ def advise(
     trials: Trials,
     goal: Goal | None,
     *,
-    by_itself: bool = True,
+    alone: bool = True,
     most: int | None = None,
-    seen: Seen = lambda options, found: None,
-) -> tuple[tuple[Option, ...], Search | None]:
-    """Find what reaches the goal, if any; then try each remedy of the plan alone (``by_itself``).
+    seen: Seen = lambda tried, found: None,
+) -> tuple[tuple[Trial, ...], Search | None]:
+    """Search a plan that reaches the goal, if any; then try each remedy of the plan alone.
 
-    ``most``: remedies that help, cheapest first, after which no more are tried; None: all are. The
-    largest saving comes first; what could not be tried is last, with its reason.
+    Args:
+        trials: tries the changes of a plan.
+        goal: the limit to reach; None: no search.
+        alone: False: only search.
+        most: stop after this many remedies that help, cheapest first; None: try all.
+        seen: called whenever more is known.
+
+    Returns:
+        A trial of each remedy, the largest saving first and failed ones last; and the search.
     """
     rows = candidates(trials.plan)
-    found = search(trials, trials.before, rows, goal, trials.inventory) if goal else None
-    options: tuple[Option, ...] = ()
+    found = search(trials, rows, goal, trials.inventory) if goal else None
+    tried: tuple[Trial, ...] = ()
     if found is not None:
-        seen(options, found)
-    for first in range(0, len(rows), trials.side_by_side) if by_itself else ():
-        for option in trials.options(rows[first : first + trials.side_by_side]):
-            options = tuple(sorted((*options, option), key=trials.saving))
-            seen(options, found)
-        if most is not None and sum(trials.saving(one) < 0 for one in options) >= most:
+        seen(tried, found)
+    for first in range(0, len(rows), trials.side_by_side) if alone else ():
+        for trial in trials.each([[one] for one in rows[first : first + trials.side_by_side]]):
+            tried = tuple(sorted((*tried, trial), key=trials.sort_key))
+            seen(tried, found)
+        if most is not None and sum(trials.sort_key(one) < 0 for one in tried) >= most:
             break
-    return options, found
+    return tried, found
 
 
 def candidates(plan: Plan) -> list[Remedy]:
-    """The remedies of a plan, cheapest first; what it does already is left out.
+    """Return the remedies of a plan, cheapest first, without those that it has already.
 
     Raises:
         UsageError: the plan names a model or task that is not known.

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from memcalc.advice.remedies.records import Change, Option, Remedy, Trial, figures
+from memcalc.advice.remedies.records import Change, Remedy, Trial, figures
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
@@ -22,7 +21,7 @@ from memcalc.records.prediction import Prediction
 
 
 class Trials:
-    """Tries remedies on one plan, all in the same child processes."""
+    """Changes of one plan, tried in the same child processes."""
 
     def __init__(
         self,
@@ -32,69 +31,64 @@ class Trials:
         begun: Iterable[tuple[Plan, Prediction | MemcalcError]] = (),
         side_by_side: int | None = None,
     ) -> None:
-        """Try nothing yet; ``memory`` is in bytes, in place of the GPU's own, for a traced plan.
+        """Try nothing yet.
 
-        ``begun``: answers that are under way. ``side_by_side``: plans that a search may run ahead;
-        None: as many as the tracer has processes.
+        Args:
+            base: the answer of the plan as it is.
+            answers: answers the changed plans.
+            memory: bytes in place of the GPU's own, for a traced plan.
+            begun: answers that are under way.
+            side_by_side: plans that a search may run ahead; None: one for each process.
         """
-        self._begun = begun
         known = base if isinstance(base, Prediction) else base.prediction
         self.plan = known.plan
         self.inventory = base.trace.inventory if isinstance(base, Traced) else None
         self.side_by_side = side_by_side or answers.workers
-        self._base, self._answers = base, answers
-        self._memory = memory
-        self._known: dict[Plan, Prediction | MemcalcError] = {}
-        if isinstance(base, Traced):
-            known = self._on_device(base)
-        self._known[self.plan] = known
+        self._base = base if isinstance(base, Traced) else None
+        self._answers, self._memory, self._begun = answers, memory, begun
+        if self._base is not None:
+            known = self._on_device(self._base)
+        self._known: dict[Plan, Prediction | MemcalcError] = {self.plan: known}
         self.before = figures(known)
 
-    def saving(self, option: Option) -> int:
-        """What options are sorted by; what has no figures comes last."""
+    def sort_key(self, trial: Trial) -> int:
+        """Return the key that sorts the largest saving first, and trials without figures last."""
         rung = "reserved" if self.before.peak.reserved is not None else "requested"
-        saved = option.trial.saved(self.before, rung)
-        return -saved if saved is not None else 1 << 60
-
-    def options(self, remedies: Sequence[Remedy]) -> Iterator[Option]:
-        """Try each remedy by itself; yields in their order, as soon as it is known."""
-        answers = self.each([[remedy] for remedy in remedies])
-        return (Option(remedy=r, trial=t) for r, t in zip(remedies, answers, strict=True))
+        saving = trial.saving(self.before, rung)
+        return -saving if saving is not None else 1 << 60
 
     def each(self, stages: Sequence[Sequence[Remedy]]) -> Iterator[Trial]:
-        """Estimate the plan with each of these sets of changes."""
-        plans = [_changed(self.plan, stage) for stage in stages]
+        """Estimate the plan with each of these sets of changes, and yield in their order."""
+        plans = [_try_changes(self.plan, stage) for stage in stages]
         fresh = [plan for plan in plans if isinstance(plan, Plan) and plan not in self._known]
         asked = list(dict.fromkeys(fresh))
         answers = chain(self._begun, zip(asked, self._ask(asked), strict=True))
         for stage, plan in zip(stages, plans, strict=True):
-            names = tuple(remedy.name or remedy.key for remedy in stage)
+            trial = Trial(remedies=tuple(stage))
             if isinstance(plan, str):
-                yield Trial(remedies=names, figures=None, error=plan)
+                yield replace(trial, error=plan)
                 continue
             while plan not in self._known:
                 known, answer = next(answers)
                 self._known[known] = answer
             found = self._known[plan]
             if isinstance(found, MemcalcError):
-                yield Trial(remedies=names, figures=None, error=str(found))
+                yield replace(trial, error=str(found))
             else:
-                yield Trial(remedies=names, figures=figures(found))
+                yield replace(trial, figures=figures(found))
 
     def prediction(self, plan: Plan) -> Prediction:
-        """The whole of an estimate whose figures a trial has."""
+        """Return the whole estimate of a plan that was tried and has figures."""
         found = self._known[plan]
         assert isinstance(found, Prediction)
         return found
 
     def _ask(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
         base = self._base
-        own = [isinstance(base, Traced) and is_replay(base, plan) for plan in plans]
-        run = self._run([plan for plan, replays in zip(plans, own, strict=True) if not replays])
-        for plan, replays in zip(plans, own, strict=True):
-            if replays:
-                assert isinstance(base, Traced)
-                yield self._on_device(replayed(base, plan))
+        run = self._run([plan for plan in plans if base is None or not is_replay(base, plan)])
+        for plan in plans:
+            if base is not None and is_replay(base, plan):
+                yield self._on_device(replay(base, plan))
             else:
                 yield next(run)
 
@@ -117,12 +111,10 @@ class Trials:
 def is_replay(base: Traced, plan: Plan) -> bool:
     """Return True if a plan differs from one that was run in settings of the allocator alone."""
     known = base.prediction.plan
-    return plan.alloc_conf != known.alloc_conf and plan == replace(
-        known, alloc_conf=plan.alloc_conf
-    )
+    return plan != known and plan == replace(known, alloc_conf=plan.alloc_conf)
 
 
-def replayed(base: Traced, plan: Plan) -> Traced:
+def replay(base: Traced, plan: Plan) -> Traced:
     """Answer a plan by replaying the run of one that differs in settings of the allocator alone.
 
     Raises:
@@ -136,41 +128,39 @@ def replayed(base: Traced, plan: Plan) -> Traced:
 
 
 def begin(plan: Plan, answers: Answers, remedies: Sequence[Remedy]) -> tuple[Traced, Trials]:
-    """Trace a plan, and try each remedy by itself side by side with it.
+    """Trace a plan, and try each of these remedies alone beside it.
 
     Raises:
         MemcalcError: the plan cannot be traced.
     """
-    tried = dict.fromkeys(_changed(plan, [remedy]) for remedy in remedies)
+    tried = dict.fromkeys(_try_changes(plan, [remedy]) for remedy in remedies)
     others = [one for one in tried if isinstance(one, Plan) and one != plan]
     traced, beside = answers.trace_beside(plan, others)
     return traced, Trials(traced, answers, begun=zip(others, beside, strict=True))
 
 
-def _changed(plan: Plan, remedies: Sequence[Remedy]) -> Plan | str:
-    """The changed plan, or why there is none."""
+def _try_changes(plan: Plan, remedies: Sequence[Remedy]) -> Plan | str:
+    """Return the changed plan, or why it cannot be made."""
     refused = next((remedy.unfit for remedy in remedies if remedy.unfit is not None), None)
-    if refused is not None:
-        return refused
     try:
-        return apply(plan, remedies)
+        return refused or apply(plan, *remedies)
     except UsageError as error:
         return str(error)
 
 
-def apply(plan: Plan, remedies: Sequence[Remedy]) -> Plan:
-    """The plan with all changes; where two change the same field, the later one stands.
+def apply(plan: Plan, *remedies: Remedy) -> Plan:
+    """Return the plan with all changes; of two changes of a field the later one counts.
 
     Raises:
         UsageError: the changes do not go together.
     """
-    return changed(plan, [change for remedy in remedies for change in remedy.changes])
+    return change(plan, [change for remedy in remedies for change in remedy.changes])
 
 
-def changed(plan: Plan, changes: Iterable[Change]) -> Plan:
-    """The plan with these changes; where two are of the same field, the later one stands.
+def change(plan: Plan, changes: Iterable[Change]) -> Plan:
+    """Return the plan with these fields changed.
 
     Raises:
-        UsageError: they do not go together.
+        UsageError: the changes do not go together.
     """
-    return make(msgspec.structs.asdict(plan) | dict(changes))
+    return make(asdict(plan) | dict(changes))

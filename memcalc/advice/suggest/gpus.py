@@ -1,24 +1,31 @@
 """Finds the smallest card for each way to train a model.
 
-Cards are those that clouds rent, those that a user has prices of, or all. One stands for all of a
-size: that which offers a process least memory, among those that compute in bfloat16 where the size
-has any. A plan is run on the card it is said to fit, and on the next smaller one, which it does
-not. Where one card is too few, 2, 4 and 8 of them share the model.
+Cards are those that clouds rent, those that a user has prices of, or all. Of the cards of one size
+the one with least memory is tried, among those that compute in bfloat16 where the size has any. A
+plan is run on the card that it fits, and on the next smaller one, which it does not. Where one card
+is too small, 2, 4 and 8 of them share the model.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.records import Change, figures, needed
-from memcalc.advice.remedies.rows.same_result import SHARDED
-from memcalc.advice.remedies.trials import changed
+from memcalc.advice.remedies.records import Remedy, figures
+from memcalc.advice.remedies.rows.same_result import accumulate, checkpoint_all, spread_over
+from memcalc.advice.remedies.trials import apply
 from memcalc.advice.search import Sample, largest
-from memcalc.advice.suggest.records import Card, Cards, Way
-from memcalc.advice.suggest.speed_and_price import speed
-from memcalc.advice.suggest.strategies import way_of, ways
-from memcalc.advice.suggest.suggest import COUNTS, Floor, check_trains
+from memcalc.advice.suggest.records import Suggestion, Suggestions
+from memcalc.advice.suggest.strategies import find_way, ways
+from memcalc.advice.suggest.suggest import (
+    COUNTS,
+    Floor,
+    Growing,
+    Seen,
+    check_trains,
+    failed,
+    with_speed,
+)
 from memcalc.catalog import gpus
 from memcalc.catalog.gpus import ARCHITECTURES, Gpu
 from memcalc.errors import MemcalcError, UsageError
@@ -38,8 +45,8 @@ def cards(
     *,
     among: Iterable[Gpu] | None = None,
     use_cache: bool = True,
-    seen: Callable[[Cards], None] = lambda so_far: None,
-) -> Cards:
+    seen: Seen = lambda so_far: None,
+) -> Suggestions:
     """Find the smallest card, among these or those that clouds rent, for each way to train.
 
     Raises:
@@ -49,137 +56,102 @@ def cards(
     sizes = list(_one_of_each_size(gpus.rented() if among is None else among))
     if not sizes:
         raise UsageError("PyTorch's builds run on none of these GPUs: name newer ones.")
-    floor = Floor(plan)
-    tried = list(ways(replace(plan, gpu=sizes[-1].name)))
-    found: list[Card] = []
-
-    order = [way.key for way in tried]
-
-    def told(card: Card) -> None:
-        found.append(card)
-        found.sort(key=lambda one: (order.index(one.way.key), one.lean))
-        seen(Cards(plan=plan, found=tuple(found)))
-
     answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True)
+    finder = _Finder(plan, sizes, answers)
+    growing = Growing(Suggestions(plan=plan, found=()), seen)
+    tried = list(ways(replace(plan, gpu=sizes[-1].name)))
     for lean in (False, True):
-        # Who fits the smallest card as it is needs nothing leaner.
-        done = {one.way.key for one in found if one.gpu == sizes[0].name}
-        jobs = [
-            partial(_smallest, plan, way, lean, sizes, floor, answers)
-            for way in tried
-            if way.key not in done
-        ]
-        for card in answers.as_known(jobs):
-            told(card)
-    if all(one.error is not None for one in found):
-        raise UsageError(found[0].error or "Nothing can be tried.")
-    return Cards(plan=plan, found=tuple(found))
+        # A way that fits the smallest card as it is needs nothing leaner.
+        done = {
+            one.way.key
+            for one in growing.found
+            if one.figures is not None and one.figures.plan.gpu == sizes[0].name
+        }
+        jobs = [partial(finder.find, way, lean) for way in tried if way.key not in done]
+        growing.add_all(answers.as_known(jobs))
+    return growing.finish()
 
 
-def _smallest(
-    plan: Plan, way: Way, lean: bool, sizes: Sequence[Gpu], floor: Floor, answers: Answers
-) -> Card:
-    """Find the smallest card, or the fewest of the largest ones."""
-    missed: Card | None = None
-    count = 1
-    while True:
-        found = _on_one_of(plan, way, lean, count, sizes, floor, answers)
-        if found.figures is not None:
-            return found
-        missed = missed or found
-        count *= 2
-        wanted = lean and plan.devices == 1 and missed.error is None
-        if not wanted or count > max(COUNTS) or plan.batch * plan.grad_accum % count:
-            return missed
+class _Finder:
+    """The search for the smallest card, way by way."""
+
+    def __init__(self, plan: Plan, sizes: Sequence[Gpu], answers: Answers) -> None:
+        self._plan, self._sizes, self._answers = plan, sizes, answers
+        self._by_size = {-gpu.memory: gpu for gpu in reversed(sizes)}
+        self._floor = Floor(plan)
+
+    def find(self, way: Remedy, lean: bool) -> Suggestion:
+        """Find the smallest card, or the fewest of the largest ones for a lean plan."""
+        missed = self._find(way, lean, 1)
+        samples = self._plan.batch * self._plan.grad_accum
+        if missed.figures is None and missed.error is None and lean and self._plan.devices == 1:
+            for count in COUNTS:
+                if samples % count:
+                    break
+                found = self._find(way, lean, count)
+                if found.figures is not None:
+                    return found
+        return missed
+
+    def _find(self, way: Remedy, lean: bool, count: int) -> Suggestion:
+        """Find the smallest card that a plan fits: each run tells how large one has to be."""
+        more = _lean(self._plan, count) if lean else ()
+        known: dict[int, Prediction | MemcalcError | int] = {}
+
+        def ask(size: int) -> Sample:
+            gpu = self._by_size[size]
+            alive = [a.peak.allocated or 0 for a in known.values() if isinstance(a, Prediction)]
+            if alive and hopeless(min(alive), device_of(gpu)) is not None:
+                return Sample(holds=False, spare=None)
+            asked = self._plan_on(gpu, way, more)
+            known[size] = answer = (
+                next(self._answers.predict([asked])) if isinstance(asked, Plan) else asked
+            )
+            if not isinstance(answer, Prediction):
+                return Sample(holds=False, spare=None)
+            return Sample(holds=answer.fits, spare=gpu.memory - figures(answer).needed)
+
+        # A card with a byte less has a byte less to spare.
+        best = largest(ask, tuple(self._by_size), self._start(way, more, count), fall=1).best
+        if best is None:
+            return failed(way, known[min(known)], *more)
+        gpu, found = self._by_size[best], known[best]
+        assert isinstance(found, Prediction)
+        way = find_way(replace(self._plan, gpu=gpu.name), way.key) or way
+        one = Suggestion(way=way, remedies=more, figures=figures(found))
+        return with_speed(one, found, gpu)
+
+    def _start(self, way: Remedy, more: tuple[Remedy, ...], count: int) -> int:
+        """Return the size to try first: half as much again as the least bytes, if known."""
+        largest_card = self._sizes[-1]
+        asked = self._plan_on(largest_card, way, more)
+        least = self._floor.least(asked) if isinstance(asked, Plan) and count == 1 else None
+        return max(-largest_card.memory, -(least or largest_card.memory) * 3 // 2)
+
+    def _plan_on(
+        self, gpu: Gpu, way: Remedy, more: tuple[Remedy, ...]
+    ) -> Plan | MemcalcError | int:
+        """Return the plan on a card, or the bytes that the card has no room for."""
+        there = replace(self._plan, gpu=gpu.name)
+        try:
+            # What half precision the card computes in is part of the way.
+            own = find_way(there, way.key)
+            if own is None:
+                return UsageError(f"{gpu.name} does not compute in bfloat16.")
+            asked = apply(there, own, *more)
+        except MemcalcError as error:
+            return error
+        return self._floor.excess(asked) or asked
 
 
-def _on_one_of(
-    plan: Plan,
-    way: Way,
-    lean: bool,
-    count: int,
-    sizes: Sequence[Gpu],
-    floor: Floor,
-    answers: Answers,
-) -> Card:
-    """Find the smallest card that a plan fits: each run tells how large one has to be."""
-    more = _lean(plan, count) if lean else ()
-    known: dict[int, Prediction | MemcalcError | int] = {}
-
-    by_size = {-gpu.memory: gpu for gpu in reversed(sizes)}
-
-    def ask(size: int) -> Sample:
-        gpu = by_size[size]
-        alive = [one.peak.allocated or 0 for one in known.values() if isinstance(one, Prediction)]
-        if alive and hopeless(min(alive), device_of(gpu)) is not None:
-            return Sample(holds=False, spare=None)
-        asked = _on(plan, way, more, gpu, floor)
-        answer = next(answers.predict([asked])) if isinstance(asked, Plan) else asked
-        known[size] = answer
-        if not isinstance(answer, Prediction):
-            return Sample(holds=False, spare=None)
-        return Sample(holds=bool(answer.fits), spare=gpu.memory - needed(figures(answer)))
-
-    start = -sizes[-1].memory
-    asked = _on(plan, way, more, sizes[-1], floor)
-    least = floor.of(asked) if isinstance(asked, Plan) else None
-    if least is not None and count == 1:
-        start = max(start, -least * 3 // 2)
-    # A card with a byte less has a byte less to spare.
-    best = largest(ask, tuple(by_size), start, fall=1).best
-    if best is None:
-        return _too_large(way, lean, known[min(known)])
-    gpu, found = by_size[best], known[best]
-    assert isinstance(found, Prediction)
-    rate = speed(found, gpu)
-    return Card(
-        way=way_of(replace(plan, gpu=gpu.name), way.key) or way,
-        lean=lean,
-        gpu=gpu.name,
-        sold_as=gpu.sold_as,
-        capacity=gpu.memory,
-        figures=figures(found),
-        speed=None if isinstance(rate, str) else rate,
-    )
-
-
-def _too_large(way: Way, lean: bool, answer: Prediction | MemcalcError | int) -> Card:
-    """Return what is known of a way on the largest card that was tried."""
-    if isinstance(answer, Prediction):
-        return Card(way=way, lean=lean, closest=figures(answer))
-    if isinstance(answer, int):
-        return Card(way=way, lean=lean, floor=answer)
-    return Card(way=way, lean=lean, error=str(answer))
-
-
-def _on(
-    plan: Plan, way: Way, more: tuple[Change, ...], gpu: Gpu, floor: Floor
-) -> Plan | MemcalcError | int:
-    """The plan on a card; or the bytes that the card has no room for."""
-    there = replace(plan, gpu=gpu.name)
-    try:
-        # What half precision the card computes in is part of the way.
-        own = way_of(there, way.key)
-        if own is None:
-            return UsageError(f"{gpu.name} does not compute in bfloat16.")
-        asked = changed(there, (*own.changes, *more))
-    except MemcalcError as error:
-        return error
-    return floor.too_large(asked) or asked
-
-
-def _lean(plan: Plan, count: int) -> tuple[Change, ...]:
-    """Checkpointing, and as many samples a step in up to so many micro-batches, over GPUs."""
-    share = plan.batch * plan.grad_accum // count if count > 1 else plan.batch
-    accumulated = plan.grad_accum if count == 1 else 1
-    pieces = max(n for n in range(1, PIECES + 1) if share % n == 0)
-    several: tuple[Change, ...] = (("devices", count), ("parallel", SHARDED))
-    return (
-        *(several if count > 1 else ()),
-        ("checkpointing", True),
-        ("batch", share // pieces),
-        ("grad_accum", accumulated * pieces),
-    )
+def _lean(plan: Plan, count: int) -> tuple[Remedy, ...]:
+    """Return checkpointing and micro-batches, over several GPUs with shards."""
+    spread: tuple[Remedy, ...] = ()
+    if count > 1:
+        spread = (spread_over(plan, count),)
+        plan = apply(plan, *spread)
+    pieces = max(n for n in range(1, PIECES + 1) if plan.batch % n == 0)
+    return (*spread, checkpoint_all(), accumulate(plan, pieces))
 
 
 def _one_of_each_size(among: Iterable[Gpu]) -> Iterator[Gpu]:

@@ -2,100 +2,56 @@
 
 import msgspec
 
-from memcalc.advice.remedies.records import Change, Figures, Remedy
+from memcalc.advice.remedies.records import Figures, Remedy, Trial
 from memcalc.records.display import Answer
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """A way to train, as people speak of it."""
-
-    key: str
-    title: str
-    changes: tuple[Change, ...]
-    """Of the plan that was asked about."""
-    costs: str
-    """What is given up for it."""
-    source: str
-    """Where that is known from."""
-
-
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast a step may be, worked out and not measured."""
+    """The range of a step's speed, calculated and not measured."""
 
     low: float
     """Samples a second."""
     high: float
     tokens: int | None
-    """Of a sample; ``None``: it has none."""
+    """Tokens of a sample; ``None``: it has none."""
 
 
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """A way, and what became of it."""
+class Suggestion(Trial, frozen=True, kw_only=True):
+    """A way to train, and the plan that fits by it with the remedies it needs.
 
-    way: Way
-    figures: Figures | None = None
-    """Of the plan that fits; ``None``: nothing does."""
+    ``figures`` is None where nothing fits.
+    """
+
+    way: Remedy
     closest: Figures | None = None
-    """Where nothing fits: what was tried and needs least."""
+    """The nearest plan that was tried where nothing fits."""
     floor: int | None = None
-    """Where nothing was tried: bytes of weights, gradients and optimizer state, too many alone."""
-    error: str | None = None
-    """Why there is no estimate."""
+    """Bytes of weights, gradients and optimizer state that alone are too many to try anything."""
     speed: Speed | None = None
-    """Of all GPUs together; ``None``: not known."""
-
-
-class Suggestion(Tried, frozen=True, kw_only=True):
-    """A way, and the plan that fits by it."""
-
-    remedies: tuple[Remedy, ...] = ()
-    """What was added so that it fits, cheapest first."""
+    """Speed of all GPUs together; ``None``: not known."""
     no_speed: str = ""
     """Why the speed is not known."""
 
     @property
     def tight(self) -> bool:
-        """It may fit, with less than a margin to spare."""
+        """True if it may fit, with less than a margin to spare."""
         fit = self.closest.fit if self.closest is not None else None
         return fit is not None and fit.verdict is FitVerdict.TIGHT
 
 
 class Suggestions(Answer, msgspec.Struct, frozen=True, kw_only=True):
-    """All ways: those that fit, cheapest first; then those that are tight; then the others."""
+    """The ways to train on a GPU, those that fit first; or on the smallest card for each way."""
 
     plan: Plan
-    gpu: str
-    capacity: int
+    gpu: str | None = None
+    """The GPU to fit; ``None``: each plan that fits names its own card."""
+    capacity: int = 0
+    """Bytes of the GPU to fit."""
     found: tuple[Suggestion, ...]
 
     @property
     def fitting(self) -> tuple[Suggestion, ...]:
-        """Those with a plan that fits."""
-        return tuple(one for one in self.found if one.figures is not None)
-
-
-class Card(Tried, frozen=True, kw_only=True):
-    """A way, and the smallest card that it fits; where none does, ``closest`` is on the largest."""
-
-    lean: bool
-    """With checkpointing, and the batch cut into micro-batches."""
-    gpu: str = ""
-    """The card that was tried and fits; empty: none does."""
-    sold_as: int = 0
-    """Gigabytes by the name on its box."""
-    capacity: int = 0
-    """Bytes it offers a process."""
-
-
-class Cards(Answer, msgspec.Struct, frozen=True, kw_only=True):
-    """The smallest card for each way, the way that gives up least first."""
-
-    plan: Plan
-    found: tuple[Card, ...]
-
-    @property
-    def fitting(self) -> tuple[Card, ...]:
-        """Those that fit some card, or several of one."""
+        """The ways with a plan that fits."""
         return tuple(one for one in self.found if one.figures is not None)

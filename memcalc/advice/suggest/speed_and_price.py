@@ -32,7 +32,7 @@ _MOVED = {Component.WEIGHTS: 2, Component.MASTER_WEIGHTS: 2, Component.OPTIMIZER
 
 
 def speed(prediction: Prediction, gpu: Gpu) -> Speed | str:
-    """Samples a second of all GPUs together, or why that is not known."""
+    """Return samples a second of all GPUs together, or why that is not known."""
     plan = prediction.plan
     if gpu.tensor_flops is None:
         return f"no published peak of {gpu.name} is on record"
@@ -55,12 +55,12 @@ def speed(prediction: Prediction, gpu: Gpu) -> Speed | str:
 
 
 def offloads(plan: Plan) -> bool:
-    """Whether shards wait in host memory."""
+    """Tell whether shards wait in host memory."""
     return "offload" in dict(plan.parallel_args)
 
 
 def _over_the_bus(prediction: Prediction) -> float | None:
-    """Bytes between host and GPU in a step; ``None``: that is not known."""
+    """Return the bytes between host and GPU in a step, or None if unknown."""
     plan = prediction.plan
     if not offloads(plan):
         return 0
@@ -72,7 +72,7 @@ def _over_the_bus(prediction: Prediction) -> float | None:
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
-    """Prices of one GPU for an hour, in whatever currency they were given."""
+    """Prices of one GPU for an hour, in the currency they were given in."""
 
     each: float | None = None
     """Of any GPU; ``None``: it depends on which."""
@@ -80,8 +80,8 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     """The file."""
 
-    def of(self, gpu: str) -> float:
-        """The price of a GPU by its name in the catalog.
+    def price(self, gpu: str) -> float:
+        """Return the price of a GPU by its name in the catalog.
 
         Raises:
             UsageError: the file has none.

@@ -1,17 +1,17 @@
 """Suggests ways to train that fit a plan's GPU."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.records import Change, Figures, Remedy, fitting, needed
-from memcalc.advice.remedies.rows.same_result import SHARDED, SHARDS
+from memcalc.advice.remedies.records import Change, Figures, Remedy, figures, fit_goal
+from memcalc.advice.remedies.rows.same_result import SHARDED, SHARDS, spread_over
 from memcalc.advice.remedies.search import candidates, search
-from memcalc.advice.remedies.trials import Trials, apply, changed
-from memcalc.advice.suggest.records import Suggestion, Suggestions, Way
+from memcalc.advice.remedies.trials import Trials, apply, change
+from memcalc.advice.suggest.records import Suggestion, Suggestions
 from memcalc.advice.suggest.speed_and_price import speed
 from memcalc.advice.suggest.strategies import ways
 from memcalc.catalog import gpus
@@ -27,12 +27,13 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict, Prediction
 
 COUNTS = (2, 4, 8)
-"""GPUs of a box, where one is too few to train every weight."""
+"""GPUs of a box, where one is too small to train every weight."""
 DEAREST = 4
 """Rank of the most costly remedies that a way may be given: they change how it is trained only."""
 _LEFT_OUT = ("amp", "in backward")
 _STATELESS: tuple[Change, ...] = (("optim", "sgd"), ("optim_args", ()))
-"""What a GPU holds that shares optimizer state with enough others."""
+"""Represents a GPU that shares optimizer state with enough others."""
+Seen = Callable[[Suggestions], None]
 
 
 def suggest(model: str, *, gpu: str, use_cache: bool = True, **settings: Any) -> Suggestions:
@@ -51,10 +52,10 @@ def suggest(model: str, *, gpu: str, use_cache: bool = True, **settings: Any) ->
 
 
 def check_trains(plan: Plan) -> None:
-    """See that a plan is one that ways to train are about.
+    """Check that a plan trains, on a GPU.
 
     Raises:
-        UsageError: it trains nothing, or on no GPU.
+        UsageError: it does not.
     """
     if plan.infers:
         asked = "generate" if plan.generate is not None else "inference"
@@ -66,10 +67,7 @@ def check_trains(plan: Plan) -> None:
 
 
 def suggest_plan(
-    plan: Plan,
-    *,
-    use_cache: bool = True,
-    seen: Callable[[Suggestions], None] = lambda so_far: None,
+    plan: Plan, *, use_cache: bool = True, seen: Seen = lambda so_far: None
 ) -> Suggestions:
     """Find the ways that fit a plan's GPU; ``seen`` is called with those known so far.
 
@@ -79,50 +77,69 @@ def suggest_plan(
     if plan.gpu is None:
         raise UsageError("Suggest for which GPU? Name one with --gpu; see memcalc list gpus.")
     check_trains(plan)
-    gpu = gpus.find(plan.gpu)
-    tried = list(ways(plan))
-    order = [way.key for way in tried]
-    found: list[Suggestion] = []
-
-    def so_far() -> Suggestions:
-        ordered = sorted(found, key=lambda one: (one.figures is None, not one.tight))
-        return Suggestions(plan=plan, gpu=gpu.name, capacity=gpu.memory, found=tuple(ordered))
-
-    def told(one: Suggestion) -> None:
-        found.append(one)
-        found.sort(key=lambda one: order.index(one.way.key))
-        seen(so_far())
-
+    gpu, tried = gpus.find(plan.gpu), list(ways(plan))
+    growing = Growing(Suggestions(plan=plan, gpu=gpu.name, capacity=gpu.memory, found=()), seen)
     answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True)
-    floor = Floor(plan)
-    jobs = [partial(_on_this_many, _divided(plan), way, answers, floor) for way in tried]
-    for one in answers.as_known(jobs):
-        told(one)
-    if plan.devices == 1 and found[0].figures is None and found[0].error is None:
-        found[1:1] = _over_several(plan, tried[0], answers, floor)
-    if all(one.error is not None for one in found):
-        raise UsageError(found[0].error or "Nothing can be tried.")
-    return so_far()
+    finder = _Finder(plan, answers)
+    growing.add_all(answers.as_known([partial(finder.find, way) for way in tried]))
+    first = growing.of_way(tried[0])
+    if plan.devices == 1 and first.figures is None and first.error is None:
+        growing.add_all(finder.find_over_several(tried[0]))
+    return growing.finish()
+
+
+class Growing:
+    """Suggestions that grow while they are searched, the way that gives up least first."""
+
+    def __init__(self, empty: Suggestions, seen: Seen) -> None:
+        self._empty, self._seen = empty, seen
+        self._order = [way.key for way in ways(empty.plan)]
+        self.found: list[Suggestion] = []
+
+    def add_all(self, found: Iterable[Suggestion]) -> None:
+        """Add each suggestion as soon as it is known, and show all."""
+        for one in found:
+            self.found.append(one)
+            self.found.sort(key=self._sort_key)
+            self._seen(self._ordered())
+
+    def of_way(self, way: Remedy) -> Suggestion:
+        """Return the first suggestion of a way."""
+        return next(one for one in self.found if one.way.key == way.key)
+
+    def finish(self) -> Suggestions:
+        """Return all suggestions.
+
+        Raises:
+            UsageError: none could be estimated.
+        """
+        if all(one.error is not None for one in self.found):
+            raise UsageError(self.found[0].error or "Nothing can be tried.")
+        return self._ordered()
+
+    def _sort_key(self, one: Suggestion) -> tuple[int, str, bool]:
+        # More GPUs come after the way itself, remedies after the plan without.
+        key = one.way.key
+        return self._order.index(key.partition(" x ")[0]), key, len(one.remedies) > 0
+
+    def _ordered(self) -> Suggestions:
+        found = self.found
+        if self._empty.gpu is not None:
+            found = sorted(found, key=lambda one: (one.figures is None, not one.tight))
+        return replace(self._empty, found=tuple(found))
 
 
 class Floor:
-    """What plans of one model hold at the least, by closed forms: it rules them out untraced."""
+    """The least memory of plans of one model, by closed forms: it rules plans out untraced."""
 
     def __init__(self, plan: Plan) -> None:
         self.inventory: Inventory | None = None
-        # Whoever traces a plan says why its model cannot be built.
+        # The trace of a plan says why its model cannot be built.
         with contextlib.suppress(MemcalcError):
             self.inventory = Inventories().of(check(replace(plan, lora=None, quant=None)))
 
-    def too_large(self, plan: Plan) -> int | None:
-        """Bytes of weights, gradients and optimizer state that leave no room; ``None``: they do."""
-        size = self.of(plan)
-        if size is None or plan.gpu is None:
-            return None
-        return size if hopeless(size, device_of(gpus.find(plan.gpu), plan=plan)) else None
-
-    def of(self, plan: Plan) -> int | None:
-        """Bytes that a plan holds at the least; ``None``: not known."""
+    def least(self, plan: Plan) -> int | None:
+        """Return the least bytes of a plan, or None if they are not known."""
         if self.inventory is None:
             return None
         try:
@@ -130,144 +147,139 @@ class Floor:
         except MemcalcError:
             return None
 
-
-Base = Prediction | MemcalcError | int
-"""A way estimated; or why it cannot be; or the bytes that it has no room for."""
-
-
-def _on_this_many(plan: Plan, way: Way, answers: Answers, floor: Floor) -> Suggestion:
-    """Search for what fits the GPUs of the plan by one way."""
-    return _suggestion(way, _base(plan, way, answers, floor), answers, floor, _undivided(plan, way))
-
-
-def _base(plan: Plan, way: Way, answers: Answers, floor: Floor) -> Base:
-    """Estimate the plan in a way, unless it cannot fit."""
-    try:
-        there = changed(plan, way.changes)
-    except UsageError as error:
-        return error
-    # Over several GPUs shards may wait in host memory.
-    size = floor.too_large(there) if there.devices == 1 else None
-    return next(answers.predict([there])) if size is None else size
-
-
-def _over_several(plan: Plan, way: Way, answers: Answers, floor: Floor) -> Iterator[Suggestion]:
-    """A way that one GPU is too small for, over the fewest that it fits, with as many samples."""
-    samples = plan.batch * plan.grad_accum
-    for count in COUNTS:
-        if samples % count:
-            return
-        spread = (
-            ("devices", count),
-            ("parallel", SHARDED),
-            ("batch", samples // count),
-            ("grad_accum", 1),
-        )
-        more = replace(
-            way,
-            key=f"{way.key} x {count}",
-            title=f"{way.title}, over {count} GPUs ({SHARDED})",
-            changes=(*way.changes, *spread),
-            costs=f"{count} GPUs, and traffic between them",
-        )
-        if floor.too_large(changed(plan, more.changes)) is not None:
-            continue
-        base = _base(plan, more, answers, floor)
-        # More GPUs are cheaper than the bus.
-        one = _suggestion(more, base, answers, floor, left_out=(*_LEFT_OUT, "offload"))
-        if one.figures is not None:
-            yield one
-            return
-
-
-def _suggestion(
-    way: Way,
-    base: Base,
-    answers: Answers,
-    floor: Floor,
-    undivided: Plan | None = None,
-    left_out: tuple[str, ...] = _LEFT_OUT,
-) -> Suggestion:
-    """What a way comes to; ``undivided`` is its plan where the layout was not said."""
-    if isinstance(base, MemcalcError) and undivided is not None:
-        (base,), undivided = answers.predict([undivided]), None
-    if isinstance(base, int):
-        return Suggestion(way=way, floor=base)
-    if isinstance(base, MemcalcError):
-        return Suggestion(way=way, error=str(base))
-    # The processes are busy with the other ways.
-    trials = Trials(base, answers, side_by_side=1)
-    goal = fitting(trials.before)
-    shards: tuple[Remedy, ...] = ()
-    if undivided is not None:
-        if goal is None:
-            less = _less_divided(way, undivided, trials.before, floor.inventory, answers)
-            if less is not None:
-                return less
-        shards = tuple(one for one in candidates(undivided) if one.key == SHARDED)
-    if goal is None:
-        return _fits(way, trials, trials.before, shards)
-    usable = [
-        r
-        for r in candidates(trials.plan)
-        if r.rank <= DEAREST and r.key not in left_out and r.unfit is None
-    ]
-    found = search(trials, trials.before, usable, goal, floor.inventory)
-    if found.best is not None and found.best.figures is not None:
-        return _fits(way, trials, found.best.figures, (*shards, *found.remedies))
-    every = [trials.before, *(t.figures for t in found.trials if t.figures is not None)]
-
-    def distance(figures: Figures) -> tuple[bool, int]:
-        """How far from fitting: what is tight is nearer than all that does not fit."""
-        tight = figures.fit is not None and figures.fit.verdict is FitVerdict.TIGHT
-        return not tight, needed(figures)
-
-    return Suggestion(way=way, closest=min(every, key=distance))
-
-
-def _divided(plan: Plan) -> Plan:
-    """The plan to begin with: where several GPUs hold the same by default, they share it.
-
-    What divides most is the quickest to trace, and tells whether anything can fit.
-    """
-    return replace(plan, parallel=SHARDED) if plan.devices > 1 and plan.parallel is None else plan
-
-
-def _undivided(plan: Plan, way: Way) -> Plan | None:
-    if _divided(plan) is plan:
-        return None
-    try:
-        return changed(plan, way.changes)
-    except UsageError:
-        return None
-
-
-def _less_divided(
-    way: Way, plan: Plan, divided: Figures, inventory: Inventory | None, answers: Answers
-) -> Suggestion | None:
-    """The layout that divides least and fits; ``None``: only that which divides most does."""
-    assert divided.fit is not None
-    outside = divided.context.low if divided.context is not None else 0
-    known = {one.key: (one,) for one in candidates(plan) if one.key in SHARDS}
-    for name in ("", *SHARDS):
-        if name == SHARDED:
+    def excess(self, plan: Plan) -> int | None:
+        """Return the least bytes of a plan that its GPU has no room for, or None if it may fit."""
+        size = self.least(plan)
+        if size is None or plan.gpu is None:
             return None
-        remedies = known.get(name, ())
-        alone = (("devices", 1), ("parallel", None), *(_STATELESS if name else ()))
-        held = least(changed(plan, alone), inventory) if inventory is not None else 0
-        if held + outside > divided.fit.limit:
-            continue
-        (answer,) = answers.predict([apply(plan, remedies)])
-        if isinstance(answer, MemcalcError):
-            continue
-        there = Trials(answer, answers)
-        if fitting(there.before) is None:
-            return _fits(way, there, there.before, remedies)
-    return None
+        return size if hopeless(size, device_of(gpus.find(plan.gpu), plan=plan)) else None
 
 
-def _fits(way: Way, trials: Trials, figures: Figures, remedies: tuple[Remedy, ...]) -> Suggestion:
-    one = Suggestion(way=way, figures=figures, remedies=remedies)
-    assert trials.plan.gpu is not None
-    rate = speed(trials.prediction(figures.plan), gpus.find(trials.plan.gpu))
+def with_speed(one: Suggestion, prediction: Prediction, gpu: gpus.Gpu) -> Suggestion:
+    """Return a suggestion with its speed, or with why that is not known."""
+    rate = speed(prediction, gpu)
     return replace(one, no_speed=rate) if isinstance(rate, str) else replace(one, speed=rate)
+
+
+def failed(way: Remedy, answer: Prediction | MemcalcError | int, *remedies: Remedy) -> Suggestion:
+    """Return a way that does not fit: its nearest plan, why it failed, or its least bytes."""
+    one = Suggestion(way=way, remedies=remedies)
+    if isinstance(answer, Prediction):
+        return replace(one, closest=figures(answer))
+    if isinstance(answer, int):
+        return replace(one, floor=answer)
+    return replace(one, error=str(answer))
+
+
+class _Finder:
+    """The search for what fits the GPUs of a plan, way by way."""
+
+    def __init__(self, plan: Plan, answers: Answers) -> None:
+        self._plan, self._answers, self._floor = plan, answers, Floor(plan)
+        # Where several GPUs hold the same by default, they share it at first: what divides most is
+        # the quickest to trace, and tells whether anything can fit.
+        self._divides = plan.devices > 1 and plan.parallel is None
+
+    def find(self, way: Remedy) -> Suggestion:
+        """Find the plan that fits by one way."""
+        plan = replace(self._plan, parallel=SHARDED) if self._divides else self._plan
+        answer, undivided = self._estimate(plan, way), None
+        if self._divides:
+            with contextlib.suppress(UsageError):
+                undivided = apply(self._plan, way)
+        if isinstance(answer, MemcalcError) and undivided is not None:
+            (answer,), undivided = self._answers.predict([undivided]), None
+        if not isinstance(answer, Prediction):
+            return failed(way, answer)
+        if undivided is None:
+            return self._search(way, answer)
+        shards = tuple(one for one in candidates(undivided) if one.key == SHARDED)
+        before = figures(answer)
+        less = self._less_divided(way, undivided, before) if fit_goal(before) is None else None
+        return less or self._search(way, answer, shards)
+
+    def find_over_several(self, way: Remedy) -> Iterator[Suggestion]:
+        """Find the fewest GPUs that fit a way too large for one, with the same samples a step."""
+        for count in COUNTS:
+            if self._plan.batch * self._plan.grad_accum % count:
+                return
+            spread = spread_over(self._plan, count)
+            more = replace(
+                way,
+                key=f"{way.key} x {count}",
+                title=f"{way.title}, {spread.title}",
+                changes=(*way.changes, *spread.changes),
+                cost=spread.cost,
+            )
+            if self._floor.excess(apply(self._plan, more)) is not None:
+                continue
+            answer = self._estimate(self._plan, more)
+            if isinstance(answer, Prediction):
+                # More GPUs are cheaper than the bus.
+                one = self._search(more, answer, left_out=(*_LEFT_OUT, "offload"))
+                if one.figures is not None:
+                    yield one
+                    return
+
+    def _estimate(self, plan: Plan, way: Remedy) -> Prediction | MemcalcError | int:
+        """Estimate the plan in a way, unless its least bytes cannot fit."""
+        try:
+            there = apply(plan, way)
+        except UsageError as error:
+            return error
+        # Over several GPUs shards may wait in host memory.
+        size = self._floor.excess(there) if there.devices == 1 else None
+        return next(self._answers.predict([there])) if size is None else size
+
+    def _search(
+        self,
+        way: Remedy,
+        answer: Prediction,
+        shards: tuple[Remedy, ...] = (),
+        left_out: tuple[str, ...] = _LEFT_OUT,
+    ) -> Suggestion:
+        """Add the cheapest remedies with which an estimated way fits."""
+        # The processes are busy with the other ways.
+        trials = Trials(answer, self._answers, side_by_side=1)
+        goal = fit_goal(trials.before)
+        if goal is None:
+            return self._fitting(way, trials, trials.before, shards)
+        rows = [r for r in candidates(trials.plan) if r.rank <= DEAREST and r.key not in left_out]
+        found = search(trials, rows, goal, self._floor.inventory)
+        if found.best is not None and found.best.figures is not None:
+            remedies = (*shards, *found.best.remedies)
+            return self._fitting(way, trials, found.best.figures, remedies)
+        every = [trials.before, *(t.figures for t in found.trials if t.figures is not None)]
+
+        def distance(one: Figures) -> tuple[bool, int]:
+            """Return how far from fitting a plan is: a tight one is nearer than all others."""
+            return one.fit is None or one.fit.verdict is not FitVerdict.TIGHT, one.needed
+
+        return Suggestion(way=way, closest=min(every, key=distance))
+
+    def _less_divided(self, way: Remedy, plan: Plan, divided: Figures) -> Suggestion | None:
+        """Find the layout that divides least and fits, or None if only the last one does."""
+        assert divided.fit is not None
+        outside = divided.context.low if divided.context is not None else 0
+        known = {one.key: (one,) for one in candidates(plan) if one.key in SHARDS}
+        for name in ("", *SHARDS):
+            if name == SHARDED:
+                return None
+            alone = (("devices", 1), ("parallel", None), *(_STATELESS if name else ()))
+            held = self._floor.least(change(plan, alone)) or 0
+            if held + outside > divided.fit.limit:
+                continue
+            remedies = known.get(name, ())
+            (answer,) = self._answers.predict([apply(plan, *remedies)])
+            if isinstance(answer, Prediction) and fit_goal(figures(answer)) is None:
+                there = Trials(answer, self._answers)
+                return self._fitting(way, there, there.before, remedies)
+        return None
+
+    @staticmethod
+    def _fitting(
+        way: Remedy, trials: Trials, found: Figures, remedies: tuple[Remedy, ...]
+    ) -> Suggestion:
+        assert trials.plan.gpu is not None
+        one = Suggestion(way=way, figures=found, remedies=remedies)
+        return with_speed(one, trials.prediction(found.plan), gpus.find(trials.plan.gpu))

@@ -20,7 +20,7 @@ def read(text: str, path: Path) -> Recipe | None:
     Raises:
         UsageError: an argument asks for what memcalc does not answer.
     """
-    tree = _parsed(text)
+    tree = _parse(text)
     if tree is None:
         return None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -52,8 +52,8 @@ def read(text: str, path: Path) -> Recipe | None:
 
 
 def trains(text: str) -> bool:
-    """Whether a script is started by itself and trains: by ``backward()`` or by some Trainer."""
-    tree = _parsed(text)
+    """Tell whether a script can be started and trains, by ``backward()`` or by some Trainer."""
+    tree = _parse(text)
     if tree is None:
         return False
     started: list[ast.AST] = [node for node in tree.body if not isinstance(node, _DEFINITIONS)]
@@ -63,7 +63,7 @@ def trains(text: str) -> bool:
     return any((name := _name(one.func)) == "backward" or name.endswith("Trainer") for one in calls)
 
 
-def _parsed(text: str) -> ast.Module | None:
+def _parse(text: str) -> ast.Module | None:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -77,7 +77,7 @@ def _name(function: ast.expr) -> str:
 
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
-    """Names that the module sets once, to a literal."""
+    """Return the names that the module sets once, to a literal."""
     found: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
@@ -89,7 +89,7 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
 
 
 def _value(node: ast.expr, names: dict[str, Any]) -> Any:
-    """A literal, or a name of one; ``None`` where it depends on the run."""
+    """Return a literal, or a constant by its name; None where it depends on the run."""
     if isinstance(node, ast.Name):
         return names.get(node.id)
     try:
@@ -100,7 +100,7 @@ def _value(node: ast.expr, names: dict[str, Any]) -> Any:
 
 
 def _model(calls: list[ast.Call], names: dict[str, Any]) -> dict[str, Any]:
-    """The first argument of ``AutoModelFor....from_pretrained(...)``, and its head."""
+    """Return the first argument of ``AutoModelFor....from_pretrained(...)``, and its head."""
     for call in calls:
         function = call.func
         if not isinstance(function, ast.Attribute) or function.attr != "from_pretrained":

@@ -12,7 +12,7 @@ from memcalc.estimation.fits import CODE, CONTEXT, NCCL, outside_span
 from memcalc.estimation.serving import probe, sglang, vllm
 from memcalc.estimation.serving.probe import Read, Size
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, FitVerdict, Part, Peak, PhasePeak, Prediction
+from memcalc.records.prediction import Fit, FitVerdict, Peak, PhasePeak, Prediction, Span
 from memcalc.records.serving import TITLES, Capacity, Layers, Serving, Taken
 from memcalc.records.trace import Component, Phase
 from memcalc.units import format_bytes
@@ -179,7 +179,7 @@ class ServingEngine:
         return least, most, pools.page, pools.page_bytes
 
 
-def _item(part: Part, share: float, name: str = CONTEXT) -> Taken:
+def _item(part: Span, share: float, name: str = CONTEXT) -> Taken:
     return Taken(
         name=name,
         low=int(part.low * share),

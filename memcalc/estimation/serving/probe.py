@@ -13,7 +13,7 @@ from memcalc.records.model import DTYPE_BYTES
 from memcalc.records.plan import Plan
 from memcalc.records.serving import Layers
 from memcalc.records.trace import Component, Phase, Trace, walk
-from memcalc.records.values import checked
+from memcalc.records.values import check_value
 
 SHARE = Annotated[float, Meta(ge=0.01, le=1, title="a share from 0.01 to 1")]
 COUNT = Annotated[int, Meta(ge=1, le=1 << 53, title="a whole number from 1")]
@@ -36,7 +36,7 @@ def arguments(plan: Plan, known: dict[str, Any]) -> dict[str, Any]:
                 f"{', '.join(known)}.",
             )
         try:
-            found[name] = checked(f"--engine-arg {name}", known[name], value)
+            found[name] = check_value(f"--engine-arg {name}", known[name], value)
         except SettingError as error:
             raise SettingError("engine_args", str(error)) from None
     return found

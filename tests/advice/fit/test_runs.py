@@ -58,16 +58,6 @@ def test_what_is_larger_than_one_that_does_not_fit_is_not_run():
     assert found[-1].fit.metric == "allocated"
 
 
-def test_questions_come_in_order_and_no_more_are_asked_at_once_than_have_room():
-    answers = Asked(workers=2)
-    runs = Runs(answers, None)
-    plans = [replace(PLAN, batch=n) for n in range(1, 30)]
-    found = runs.each([lambda plan=plan: runs.probe(plan, DEVICE) for plan in plans])
-    assert [probe.batch for probe in found] == [plan.batch for plan in plans]
-    assert sorted(answers.asked) == [(p.batch, 64) for p in plans]
-    assert answers.most <= 2
-
-
 def test_each_answer_comes_as_soon_as_it_is_known():
     waits, jobs = threading.Event(), Asked(workers=2)
     late = jobs.as_known([lambda: waits.wait(30) and "last", lambda: "first"])

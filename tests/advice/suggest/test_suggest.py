@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import memcalc
-from memcalc.advice.remedies.trials import changed
+from memcalc.advice.remedies.trials import apply
 from memcalc.advice.suggest import speed_and_price
 from memcalc.advice.suggest.records import Speed
 from memcalc.advice.suggest.snippets import PROGRAMS, snippet
@@ -62,13 +62,6 @@ def test_what_fits_comes_first_and_what_gives_up_least_before_it(found):
 def test_a_speed_that_nobody_published_is_not_made_up(found):
     for one in found.fitting:
         assert (one.speed is None) == bool(one.no_speed)
-
-
-def test_the_table_names_the_verdict_the_ways_and_the_command(found):
-    text = terminal(list(suggested.blocks(found, suggested.Work())), width=80)
-    assert text.startswith("✓ fits on GTX 1650")
-    assert "memcalc estimate" in text
-    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_without_a_gpu_the_question_is_refused(small_model):
@@ -137,7 +130,7 @@ def test_where_one_gpu_is_too_small_for_all_weights_several_are_tried():
 @pytest.mark.parametrize("preset", ["full", "lora", "qlora"])
 def test_a_way_that_trains_the_whole_model_has_neither_adapters_nor_few_bits(preset):
     plan = make({"model": "gpt2", "preset": preset, "gpu": "RTX 4090"})
-    found = {way.key: changed(plan, way.changes) for way in ways(plan)}
+    found = {way.key: apply(plan, way) for way in ways(plan)}
     assert list(found) == ["full", "full-8bit", "full-bf16", "lora", "qlora"]
     for key in ("full", "full-8bit", "full-bf16"):
         assert (found[key].adapters, found[key].quant) == (None, None)
@@ -149,8 +142,8 @@ def test_a_way_that_trains_the_whole_model_has_neither_adapters_nor_few_bits(pre
 def test_of_a_base_that_is_not_prepared_the_other_ways_are_still_offered():
     plan = make({"model": "gpt2", "quant": "int8", "kbit_prepare": False})
     *others, last = ways(plan)
-    assert all(changed(plan, way.changes).kbit_prepare for way in others)
-    assert changed(plan, last.changes).kbit_prepare is False
+    assert all(apply(plan, way).kbit_prepare for way in others)
+    assert apply(plan, last).kbit_prepare is False
     assert last.title.startswith("QLoRA r=16, 8 bit")
 
 
@@ -165,7 +158,7 @@ def in_4_bit(tmp_path):
 def test_a_checkpoint_that_is_quantised_takes_adapters_alone(in_4_bit):
     plan = make({"model": in_4_bit})
     (way,) = ways(plan)
-    assert (way.key, changed(plan, way.changes).quant) == ("qlora", "nf4")
+    assert (way.key, apply(plan, way).quant) == ("qlora", "nf4")
 
 
 @pytest.mark.parametrize("program", ["trainer", "accelerate"])
@@ -188,17 +181,16 @@ def test_the_cost_is_that_of_all_gpus_for_the_hours():
     assert work.head([FAST]) == ("hours", "cost")
     assert cells(work, 1) == ["0.5 to 1", "1 to 2"]
     assert cells(work, 2) == ["0.5 to 1", "2 to 4"]
-    assert "your currency" in next(work.note()).text
 
 
 def test_a_file_gives_each_gpu_its_price_and_a_machine_that_of_each_of_its_gpus(tmp_path):
     path = tmp_path / "prices.toml"
     path.write_text('T4 = 0.5\n"p5.48xlarge" = 80\n')
     known = speed_and_price.read(str(path))
-    assert known.of("T4") == 0.5
-    assert known.of("H100 SXM") == 10
+    assert known.price("T4") == 0.5
+    assert known.price("H100 SXM") == 10
     with pytest.raises(UsageError, match="no price for L4, only for T4, H100 SXM"):
-        known.of("L4")
+        known.price("L4")
 
 
 @pytest.mark.parametrize("text", ["-1", "nan", "no/such/file"])
@@ -273,16 +265,6 @@ def arguments_told(settings):
     exec(snippet(make({"model": MODEL, **settings}), "trainer"), names)
     args = names["args"]
     return [args.fsdp, args.fsdp_config["version"], args.per_device_train_batch_size]
-
-
-def test_axolotl_is_told_of_four_bits_and_shards():
-    plan = make({"model": MODEL, "preset": "qlora"})
-    known = yaml.safe_load(snippet(plan, "axolotl"))
-    assert (known["adapter"], known["load_in_4bit"], known["lora_r"]) == ("qlora", True, 16)
-    plan = make({"model": MODEL, "devices": 8, "parallel": "fsdp2", "lora": "r=8,target=c_attn"})
-    known = yaml.safe_load(snippet(plan, "axolotl"))
-    assert known["fsdp_version"] == 2
-    assert known["lora_target_modules"] == ["c_attn"]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -1,7 +1,7 @@
 """The table of remedies, by cost: free, slower, less precise.
 
-A row says what changes, where it cannot be done and why, and what it costs, with the source of
-that; what it saves is never said here, but estimated in full. ``rank`` orders by cost:
+A row has the changes, why they cannot be made on a plan, and the cost with its source; the saving
+is never in a row, but estimated in full. ``rank`` orders by cost:
 
 ====  ===================================================================================
 0     same arithmetic, no slower
@@ -37,7 +37,7 @@ def row(
     unfit: str | None = None,
     **changes: Any,
 ) -> Remedy:
-    """A remedy; what it changes are fields of the plan."""
+    """Return a remedy that changes these fields of the plan."""
     return Remedy(
         rank=rank,
         key=key,

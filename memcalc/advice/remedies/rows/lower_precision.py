@@ -26,16 +26,16 @@ _ONE = Parameter(name="weight", shape=(4096, 4096), dtype="float32")
 """Large enough to have whatever state an optimizer keeps."""
 
 
-def half_of(plan: Plan) -> str:
-    """The half precision the GPU computes in."""
+def half_precision(plan: Plan) -> str:
+    """Return the half precision that the plan's GPU computes in."""
     if plan.gpu is not None and not ARCHITECTURES[gpus.find(plan.gpu).capability].bf16:
         return "fp16"
     return "bf16"
 
 
 def of_training(plan: Plan) -> Iterator[Remedy]:
-    """Half precision in products and weights, 8 bit in states, no fp32 beside a quantized base."""
-    half = half_of(plan)
+    """Yield half precision of products and weights, 8-bit states, no fp32 around a 4-bit base."""
+    half = half_precision(plan)
     if plan.precision in ("fp32", "tf32"):
         title = f"autocast to {half} (--precision amp-{half})"
         cost = f"matrix products in {half}; updates stay fp32"
@@ -59,7 +59,7 @@ def of_training(plan: Plan) -> Iterator[Remedy]:
             cost = f"{cost}; a third state carries what rounding loses"
             yield row(
                 *(6, "bf16, corrected", title, cost, rows.CORRECTED),
-                unfit=_lost(plan, name),
+                unfit=_missing_arguments(plan, name),
                 precision="bf16",
                 **_optimizer(plan, name),
             )
@@ -70,20 +70,20 @@ def of_training(plan: Plan) -> Iterator[Remedy]:
 
 
 def of_inference(plan: Plan) -> Iterator[Remedy]:
-    """Where nothing trains no update is lost."""
-    half = half_of(plan)
+    """Yield weights in half precision and in 4 bit, where nothing trains."""
+    half = half_precision(plan)
     if not plan.half_weights:
         title, cost = f"everything in {half} (--precision {half})", "weights, results and cache in"
         yield row(1, half, title, f"{cost} {half}", _HALF, precision=half)
     if plan.scheme is None and plan.engine is None:
         changes = _in_4_bit(plan)
-        title = f"weights in 4 bit ({_typed(changes)})"
+        title = f"weights in 4 bit ({_format_options(changes)})"
         cost = "4-bit weights, dequantized for every product"
         yield row(8, "4 bit", title, cost, rows.FOUR_BIT, unfit=_not_in_4_bit(plan), **changes)
 
 
 def of_adapters(plan: Plan) -> Iterator[Remedy]:
-    """Adapters train instead of the model, smaller ones, or around weights in 4 bit."""
+    """Yield adapters instead of the model, smaller ones, or adapters around weights in 4 bit."""
     if plan.adapters is None:
         title = f"LoRA (--lora {USUAL_LORA})"
         yield row(7, "LoRA", title, "only adapters train", rows.LORA, lora=USUAL_LORA)
@@ -97,42 +97,42 @@ def of_adapters(plan: Plan) -> Iterator[Remedy]:
     if plan.scheme is None:
         changes = _in_4_bit(plan, lora=plan.adapters or USUAL_LORA)
         cost = "only adapters train; 4-bit weights are dequantized for every product"
-        title = f"QLoRA ({_typed(changes)})"
+        title = f"QLoRA ({_format_options(changes)})"
         yield row(8, "QLoRA", title, cost, rows.QLORA, unfit=_not_in_4_bit(plan), **changes)
 
 
 def _in_4_bit(plan: Plan, **others: str) -> dict[str, str]:
-    """The change to weights in 4 bit, which compute in half precision, and others beside it."""
+    """Return the change to weights in 4 bit, which compute in half precision, and these others."""
     wide = plan.precision in ("fp32", "tf32")
-    return {"quant": "nf4-dq", **others, **({"precision": half_of(plan)} if wide else {})}
+    return {"quant": "nf4-dq", **others, **({"precision": half_precision(plan)} if wide else {})}
 
 
 def _not_in_4_bit(plan: Plan) -> str | None:
-    """Why a model is not loaded in 4 bit; ``None``: it can be."""
+    """Return why a model is not loaded in 4 bit, or None if it can be."""
     asked, source = replace(plan, quant="nf4-dq"), models.find(plan.model)
     refused = checkpoint_refusal(asked, source) is not None
     quantised_already = "the checkpoint is quantized already, in another way" if refused else None
     return quant_refusal(asked, source) or quantised_already
 
 
-def _typed(changes: dict[str, str]) -> str:
-    """Changes as options."""
+def _format_options(changes: dict[str, str]) -> str:
+    """Return changes as options of the command line."""
     return " ".join(f"--{name} {value}" for name, value in changes.items())
 
 
 def _not_in_8_bit(plan: Plan, choice: Choice) -> str | None:
-    """Why the optimizer's states are not kept in 8 bit; ``None``: they can be."""
+    """Return why the optimizer's states are not kept in 8 bit, or None if they can be."""
     twin = choice.row.twin_8bit
     if choice.row.closed_form and not choice.state([_ONE]).tensors:
         return f"{choice.row.name} keeps no state with these settings"
     if twin is None:
         return f"no {choice.row.name} with 8-bit states is known"
     cpu = "bitsandbytes' 8-bit states are for GPUs" if plan.target == "cpu" else None
-    return _lost(plan, twin) or cpu
+    return _missing_arguments(plan, twin) or cpu
 
 
 def _optimizer(plan: Plan, name: str | None) -> dict[str, Any]:
-    """The change to another optimizer, with the arguments that it takes too."""
+    """Return the change to another optimizer, with the arguments that both take."""
     if name is None:
         return {}
     takes = _takes(name)
@@ -140,8 +140,8 @@ def _optimizer(plan: Plan, name: str | None) -> dict[str, Any]:
     return {"optim": name, "optim_args": kept}
 
 
-def _lost(plan: Plan, name: str) -> str | None:
-    """What of the plan's arguments another optimizer cannot be told; ``None``: nothing of note."""
+def _missing_arguments(plan: Plan, name: str) -> str | None:
+    """Return which of the plan's arguments another optimizer lacks, or None if it has all."""
     takes = (*_takes(name), *_SWITCHES)
     lost = [key for key, value in plan.optim_args if value and key not in takes]
     return f"{name} has no {', '.join(lost)}" if lost else None

@@ -26,7 +26,7 @@ _NONE = "none known"
 
 
 def of_training(plan: Plan) -> Iterator[Remedy]:
-    """Memory that a step holds without need: the optimizer's lists, gradients, outputs, a cache."""
+    """Yield what frees memory that a step need not hold: lists, gradients, outputs, a cache."""
     choice = registry.of(plan)
     if choice.kind in ("foreach", "for-loop"):
         settled = tuple(one for one in plan.optim_args if one[0] not in ("fused", "foreach"))
@@ -52,7 +52,7 @@ def of_training(plan: Plan) -> Iterator[Remedy]:
 
 
 def of_kernels(plan: Plan) -> Iterator[Remedy]:
-    """Attention whose scores are not written down, and segments that grow."""
+    """Yield attention that does not store its scores, and segments that grow."""
     if plan.attention in ("eager", "math"):
         title = "PyTorch's fused attention (--attention auto)"
         yield row(0, "sdpa", title, _NONE, _SDPA, attention="auto")
@@ -60,7 +60,7 @@ def of_kernels(plan: Plan) -> Iterator[Remedy]:
 
 
 def expandable(plan: Plan) -> Iterator[Remedy]:
-    """Segments grow, so free memory lies in one piece."""
+    """Yield expandable segments, which keep free memory in one piece."""
     packed = "".join(plan.alloc_conf.split())
     if "expandable_segments:true" not in packed.lower():
         kept = _SETTING.sub("", packed).strip(",")
@@ -97,8 +97,8 @@ _CHUNKED = "same loss up to rounding, held by memcalc's tests; operations counte
 
 
 def of_pieces(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """The batch in pieces."""
-    pieces = pieces_of(plan)
+    """Yield micro-batches of a half, or why the batch is not cut."""
+    pieces = list_pieces(plan)
     reason = None
     if plan.inputs:
         reason = "the batch is part of --input's description"
@@ -113,7 +113,7 @@ def of_pieces(plan: Plan, task: Task) -> Iterator[Remedy]:
 
 
 def accumulate(plan: Plan, pieces: int) -> Remedy:
-    """The same batch in so many equal pieces, one after the other."""
+    """Return the remedy that cuts the batch into equal pieces, one after the other."""
     size, count = plan.batch // pieces, plan.grad_accum * pieces
     title = f"micro-batches of {size}, {count} per step (--batch {size} --grad-accum {count})"
     cost = "same gradient; smaller kernels, slower if they leave the GPU idle"
@@ -121,8 +121,8 @@ def accumulate(plan: Plan, pieces: int) -> Remedy:
     return replace(remedy, name=f"accumulate (micro-batches of {size})")
 
 
-def two_of(plan: Plan, pieces: int) -> Remedy:
-    """Two of those micro-batches: what all of them ask for, at a fraction of the events."""
+def accumulate_two(plan: Plan, pieces: int) -> Remedy:
+    """Return a step of two such micro-batches: the memory of all of them, with fewer events."""
     whole, size = accumulate(plan, pieces), plan.batch // pieces
     if plan.grad_accum * pieces == 2:
         return whole
@@ -130,15 +130,15 @@ def two_of(plan: Plan, pieces: int) -> Remedy:
     return replace(whole, name=f"two micro-batches of {size}", changes=changes)
 
 
-def pieces_of(plan: Plan) -> list[int]:
-    """Into how many equal pieces the batch can be cut, fewest first."""
+def list_pieces(plan: Plan) -> list[int]:
+    """Return the numbers of equal pieces that the batch can be cut into, fewest first."""
     if plan.inputs:
         return []
     return [n for n in range(2, plan.batch + 1) if plan.batch % n == 0]
 
 
 def of_layouts(plan: Plan) -> Iterator[Remedy]:
-    """Shards of what several GPUs hold alike, and what of them waits in host memory."""
+    """Yield shards of what several GPUs hold alike, and offload of the shards to host memory."""
     spread, said = layouts.spread(plan), dict(plan.parallel_args)
     if spread.world > 1 and spread.layout in ("ddp", "zero1"):
         for name, what in SHARDS.items():
@@ -169,7 +169,7 @@ def of_layouts(plan: Plan) -> Iterator[Remedy]:
 
 
 def of_losses(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """Logits of a part of the tokens at a time, or none at all by Liger's kernels."""
+    """Yield logits of a part of the tokens at a time, or none at all by Liger's kernels."""
     if plan.loss_chunks == 1 and not plan.liger:
         title = f"loss in {CHUNKS} pieces (--loss-chunks {CHUNKS})"
         yield row(
@@ -188,7 +188,7 @@ def of_losses(plan: Plan, task: Task) -> Iterator[Remedy]:
 
 
 def of_backward(plan: Plan) -> Iterator[Remedy]:
-    """Gradients that are used and freed in backward, and layers that are computed again."""
+    """Yield updates inside backward, and checkpointing."""
     if not plan.optim_in_backward and not registry.of(plan).row.in_backward:
         # What PyTorch itself cannot run together is refused where the changed plan is made.
         clips = plan.max_grad_norm is None and loops.of(plan).clip_to(plan) is not None
@@ -208,9 +208,26 @@ def of_backward(plan: Plan) -> Iterator[Remedy]:
             checkpoint_every=2,
         )
     if not plan.checkpointing or plan.checkpoint_every > 1:
-        yield row(
-            *(4, "checkpointing", "checkpoint every layer (--checkpointing)"),
-            *("layers run their forward twice", _RECOMPUTE),
-            checkpointing=True,
-            checkpoint_every=1,
-        )
+        yield checkpoint_all()
+
+
+def checkpoint_all() -> Remedy:
+    """Return the remedy that recomputes every layer in backward."""
+    return row(
+        *(4, "checkpointing", "checkpoint every layer (--checkpointing)"),
+        *("layers run their forward twice", _RECOMPUTE),
+        checkpointing=True,
+        checkpoint_every=1,
+    )
+
+
+def spread_over(plan: Plan, count: int) -> Remedy:
+    """Return the remedy that shares the model and the samples of a step among several GPUs."""
+    return row(
+        *(3, f"{count} GPUs", f"over {count} GPUs ({SHARDED})"),
+        *(f"{count} GPUs, and traffic between them", _SHARDS),
+        devices=count,
+        parallel=SHARDED,
+        batch=plan.batch * plan.grad_accum // count,
+        grad_accum=1,
+    )
