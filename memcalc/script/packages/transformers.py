@@ -10,7 +10,7 @@ from memcalc.catalog.models import is_reachable, without_hub
 from memcalc.catalog.quantised import settings_in
 from memcalc.engine.patches import Patches
 from memcalc.script.large_weights import NOT_HERE, of_hub
-from memcalc.workload.quantised import held_once, quantise
+from memcalc.workload.quantised import quantise, state_without_ties
 
 
 def install(patches: Patches) -> None:
@@ -148,5 +148,5 @@ def _as_config_says(cls: Any, config: Any) -> dict[str, torch.Tensor]:
     return {
         # What says how a weight was quantized has its numbers.
         name: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
-        for name, tensor in held_once(made).items()
+        for name, tensor in state_without_ties(made).items()
     }

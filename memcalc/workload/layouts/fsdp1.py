@@ -25,12 +25,12 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
 
     options = rank.options
     to_empty(model, "cpu", rank.filler)
-    check = tied(model)
+    check = check_ties(model)
     wrap = functools.partial(
         FullyShardedDataParallel,
         device_mesh=fsdp2.mesh(rank) if len(rank.spread.axes) > 1 else None,
         auto_wrap_policy=_policy(model, options),
-        mixed_precision=_mixed(options),
+        mixed_precision=_mixed_precision(options),
         device_id=rank.device,
         use_orig_params=options.get("use_orig_params", True),
         # HYBRID_SHARD_ZERO2 is private in PyTorch.
@@ -55,7 +55,7 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     return wrapped
 
 
-def tied(model: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
+def check_ties(model: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
     """Make a check for the wrapped model: modules that share a parameter must share a unit."""
     owners: dict[int, list[torch.nn.Module]] = {}
     for module in model.modules():
@@ -67,7 +67,7 @@ def tied(model: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
 
 
 def _check_tied(wrapped: torch.nn.Module, tied: list[list[torch.nn.Module]]) -> None:
-    """FSDP gathers a flat parameter for its own unit only.
+    """Refuse ties between units: FSDP gathers a flat parameter for its own unit only.
 
     Raises:
         UsageError: modules that share a parameter are in different units.
@@ -86,7 +86,7 @@ def _check_tied(wrapped: torch.nn.Module, tied: list[list[torch.nn.Module]]) -> 
 
 
 def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
-    """Which modules become units: blocks, modules with enough parameters, or none."""
+    """Choose the modules that become units: blocks, those with enough parameters, or none."""
     from torch.distributed.fsdp import wrap
 
     from memcalc.workload.blocks import blocks
@@ -105,20 +105,20 @@ def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
     )
 
 
-def _mixed(options: dict[str, Any]) -> MixedPrecision | None:
+def _mixed_precision(options: dict[str, Any]) -> MixedPrecision | None:
     from torch.distributed.fsdp import MixedPrecision
 
-    from memcalc.workload.blocks import dtype_of
+    from memcalc.workload.blocks import parse_dtype
 
     if "param_dtype" not in options and "reduce_dtype" not in options:
         return None
-    low = dtype_of(options.get("param_dtype"))
-    reduce = dtype_of(options.get("reduce_dtype", options.get("param_dtype")))
+    low = parse_dtype(options.get("param_dtype"))
+    reduce = parse_dtype(options.get("reduce_dtype", options.get("param_dtype")))
     return MixedPrecision(param_dtype=low, reduce_dtype=reduce, buffer_dtype=low)
 
 
 def check(plan: Plan) -> None:
-    """Hybrid sharding needs a device mesh, and other strategies take none.
+    """Check that hybrid sharding has a device mesh, and other strategies have none.
 
     Raises:
         UsageError: the mesh is missing, or is given to another strategy.
@@ -167,7 +167,7 @@ LAYOUT = Layout(
     ),
     mixed=("param_dtype", "reduce_dtype"),
     check=check,
-    checked=tied,
+    checked=check_ties,
     quiet=ddp.quiet,
     clip=clip,
 )
