@@ -6,18 +6,36 @@ estimate is checked on a card. A setting that no script here expresses is an err
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
-from memcalc.advice.script_loops import Loops
+from memcalc import registry
 from memcalc.advice.suggest.snippets import bitsandbytes_arguments, lora_config
 from memcalc.catalog import models
 from memcalc.catalog.models import ModelSource
+from memcalc.catalog.positions import lengths
 from memcalc.catalog.quantised import BITSANDBYTES
+from memcalc.dialects import trainer
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
-from memcalc.workload import layouts, tasks
+from memcalc.registry.build_arguments import LEARNING_RATE, arguments_of
+from memcalc.workload import layouts, loops, tasks
 from memcalc.workload.tasks import Head
+
+STEPS = 4
+"""Optimizer steps of a script: state is made in the first, and all that follow are alike."""
+_DTYPES = {
+    "fp32": ("float32", ""),
+    "tf32": ("float32", ""),
+    "amp-fp16": ("float32", "float16"),
+    "amp-bf16": ("float32", "bfloat16"),
+    "bf16+amp": ("bfloat16", "bfloat16"),
+    "bf16": ("bfloat16", ""),
+    "fp16": ("float16", ""),
+}
+"""Dtypes of the weights and of autocast, or empty without autocast."""
 
 _TASKS = (
     *("causal-lm", "image-classification", "masked-lm", "question-answering", "seq2seq-lm"),
@@ -51,22 +69,25 @@ def write(plan: Plan) -> str:
     Raises:
         UsageError: no script expresses a setting of the plan.
     """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     source = models.find(plan.model)
     head = tasks.choose(source, plan.task)
     _check(plan, source, head)
-    script = _Script(plan, source, head)
-    body = [*script.setup(), *script.model(), *script.batches(), *script.run()]
-    imports = sorted(script.imports - {"import torch"}, key=lambda line: (line.split()[1], line))
-    needs_torch = any("torch." in line for line in body)
-    lines = [
-        *script.docstring(),
-        "",
-        *(["import torch"] if needs_torch else []),
-        *imports,
-        "",
-        *body,
-    ]
-    return "\n".join(lines) + "\n"
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    template = templates.get_template("train.py.j2")
+    values = _values(plan, source.config or {}, head)
+    # What the script uses of torch, it imports.
+    uses_torch = "torch." in template.render(values, imports=[], versions="")
+    imports = ["import torch"] if uses_torch else []
+    known = sorted(_imports(plan, head, values), key=lambda line: (line.split()[1], line))
+    return template.render(values, imports=[*imports, *known])
 
 
 def _check(plan: Plan, source: ModelSource, head: Head) -> None:
@@ -94,140 +115,138 @@ def _check(plan: Plan, source: ModelSource, head: Head) -> None:
         raise UsageError("A script quantizes by bitsandbytes: choose --quant nf4, fp4 or int8.")
     if plan.generate is not None and plan.scheme is not None:
         raise UsageError("A script generates with weights as they are: leave --quant out.")
+    if layout == "ddp" and plan.grad_accum > 1 and plan.loop == "plain" and not plan.infers:
+        raise UsageError("A script has no words for --grad-accum with ddp yet.")
+    if layout == "fsdp2" and plan.parallel_args:
+        raise UsageError("A script has no words for --parallel-arg with fsdp2 yet.")
 
 
-class _Script(Loops):
-    """Writes a script: what stands before its loop."""
-
-    def docstring(self) -> Iterator[str]:
-        """Say what is trained, by which versions, and how to start it."""
-        plan = self._plan
-        does = f"Generate {plan.generate} tokens with" if plan.generate else "Train"
-        yield f'"""{does} {plan.model}, as memcalc estimates it; data are random.'
-        yield ""
-        found = [f"{name} {one}" for name in ("torch", "transformers") if (one := _version(name))]
-        yield f"Estimated with {' and '.join(found)}."
-        start = f"torchrun --nproc-per-node {plan.devices}" if plan.devices > 1 else "python"
-        yield f"Start it with: {start} train.py"
-        yield '"""'
-
-    def setup(self) -> Iterator[str]:
-        """Settings of the process."""
-        plan = self._plan
-        if plan.precision == "tf32":
-            yield "torch.backends.cuda.matmul.allow_tf32 = True"
-        if not plan.cudnn_attention:
-            yield "torch.backends.cuda.enable_cudnn_sdp(False)"
-        if plan.cudnn_benchmark:
-            yield "torch.backends.cudnn.benchmark = True"
-        if self._layout != "single" and plan.loop == "plain":
-            self.imports.add("import os")
-            yield 'local_rank = int(os.environ["LOCAL_RANK"])'
-            yield "torch.cuda.set_device(local_rank)"
-            yield 'torch.distributed.init_process_group("nccl")'
-        if plan.loop == "accelerate":
-            self.imports.add("from accelerate import Accelerator")
-            mixed = {"float16": '"fp16"', "bfloat16": '"bf16"'}.get(self._autocast, '"no"')
-            accumulates = f", gradient_accumulation_steps={plan.grad_accum}"
-            more = accumulates if plan.grad_accum > 1 else ""
-            yield f"accelerator = Accelerator(mixed_precision={mixed}{more})"
-
-    # ---- the model
-
-    def model(self) -> Iterator[str]:
-        """Load the model, quantized, with adapters and checkpointing as the plan says."""
-        plan, name = self._plan, self._head.class_name
-        if self._layout == "fsdp2":
-            yield from self._without_memory(name)
-        else:
-            self.imports.add(f"from transformers import {name}")
-            told = [f'"{plan.model}"', f"dtype=torch.{self._weights}", *self._loading()]
-            yield f"model = {name}.from_pretrained("
-            yield from (f"    {one}," for one in told)
-            yield ")"
-        yield from self._moved()
-        yield from self._prepared()
-        yield from self._adapters()
-        prepared = plan.scheme is not None and plan.kbit_prepare
-        if plan.checkpointing and plan.loop != "trainer" and not prepared:
-            told_variant = ", ".join(f"{key}={value}" for key, value in self._variant().items())
-            yield f"model.gradient_checkpointing_enable({told_variant})"
-            if plan.adapters is not None and plan.use_reentrant is not False:
-                yield "model.enable_input_require_grads()"
-        yield f"model.{'eval' if plan.infers else 'train'}()"
-        if plan.loop == "plain":
-            yield from self._spread()
-
-    def _without_memory(self, name: str) -> Iterator[str]:
-        """Make the model without memory: its shards get theirs, and a checkpoint fills them."""
-        self.imports.add(f"from transformers import AutoConfig, {name}")
-        told = [f'"{self._plan.model}"', *self._loading()]
-        yield f"config = AutoConfig.from_pretrained({', '.join(told)})"
-        yield 'with torch.device("meta"):'
-        yield f"    model = {name}(config)"
-
-    def _moved(self) -> Iterator[str]:
-        plan = self._plan
+def _values(plan: Plan, config: Mapping[str, Any], head: Head) -> dict[str, Any]:
+    """Return what the template is filled with."""
+    layout, loop, choice = layouts.of(plan).name, loops.of(plan), registry.of(plan)
+    weights, autocast = _DTYPES[plan.precision]
+    places = plan.loop != "trainer" and layout != "fsdp2"
+    casts = [] if weights == "float32" else [f"torch.{weights}"]
+    module, _, name = choice.row.implementation.rpartition(".")
+    settings = {"lr": LEARNING_RATE, **arguments_of(choice)}
+    given = [
+        f"{key}=torch.{value}" if key.endswith("_dtype") else f"{key}={_literal(value)}"
+        for key, value in settings.items()
+    ]
+    called = f"torch.optim.{name}" if module == "torch.optim" else name
+    versions = [f"{one} {found}" for one in ("torch", "transformers") if (found := _version(one))]
+    reentrant = f'gradient_checkpointing_kwargs={{"use_reentrant": {plan.use_reentrant}}}'
+    return {
+        "plan": plan,
+        "layout": layout,
+        "head": head,
+        "config": config,
+        "steps": STEPS,
+        "weights": weights,
+        "autocast": autocast,
+        "half": {"float16": "fp16", "bfloat16": "bf16"}.get(autocast, "no"),
+        "scales": plan.precision == "amp-fp16",
+        "joins": layout != "single" and plan.loop == "plain",
+        "loading": list(_loading(plan, config, head)),
         # Buffers are cast as well.
-        cast = "" if self._weights == "float32" else f"torch.{self._weights}"
-        places = plan.scheme is None and plan.loop != "trainer" and self._layout != "fsdp2"
-        told = ", ".join(filter(None, ('"cuda"' if places else "", cast)))
-        if told and plan.scheme is None:
-            yield f"model.to({told})"
+        "moves": [*(['"cuda"'] if places else []), *casts] if plan.scheme is None else [],
+        "prepares": plan.scheme is not None and plan.kbit_prepare,
+        "variant": [] if plan.use_reentrant is None else [reentrant],
+        "adapters": lora_config(plan.adapters).replace("'", '"') if plan.adapters else "",
+        "wrapper": [f"{name}={value!r}" for name, value in plan.parallel_args],
+        "tensors": _tensors(plan, config, head),
+        "place_of_padding": "-1" if plan.generate is None else "0" if plan.padding else "",
+        "optimizer": f"{called}(trained, {', '.join(given)})",
+        "trainer_arguments": [
+            f"{key}={_literal(value)}" for key, value in trainer.write(plan).items()
+        ]
+        if plan.loop == "trainer"
+        else [],
+        "norm": loop.clip_to(plan),
+        "keep_outputs": loop.keep_outputs(plan),
+        "versions": " and ".join(versions),
+    }
 
-    def _prepared(self) -> Iterator[str]:
-        plan = self._plan
-        if plan.scheme is None or not plan.kbit_prepare:
-            return
-        self.imports.add("from peft import prepare_model_for_kbit_training")
-        told = [f"use_gradient_checkpointing={plan.checkpointing}"]
-        told += [f"{key}={value}" for key, value in self._variant().items()]
-        yield f"model = prepare_model_for_kbit_training(model, {', '.join(told)})"
 
-    def _variant(self) -> dict[str, str]:
-        """Return the variant of checkpointing that the plan names, as an argument."""
-        if self._plan.use_reentrant is None:
-            return {}
-        return {"gradient_checkpointing_kwargs": f'{{"use_reentrant": {self._plan.use_reentrant}}}'}
+def _imports(plan: Plan, head: Head, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the imports of the script beside torch."""
+    layout, trains = values["layout"], plan.generate is None
+    module, _, name = registry.of(plan).row.implementation.rpartition(".")
+    config = "AutoConfig, " if layout == "fsdp2" else ""
+    yield f"from transformers import {config}{head.class_name}"
+    for wanted, line in (
+        (values["joins"], "import os"),
+        (plan.loop == "accelerate", "from accelerate import Accelerator"),
+        (plan.scheme is not None, "from transformers import BitsAndBytesConfig"),
+        (values["prepares"], "from peft import prepare_model_for_kbit_training"),
+        (plan.adapters is not None, "from peft import LoraConfig, get_peft_model"),
+        (
+            values["joins"] and layout == "ddp",
+            "from torch.nn.parallel import DistributedDataParallel",
+        ),
+        (
+            values["joins"] and layout == "fsdp2",
+            "from torch.distributed.fsdp import fully_shard",
+        ),
+        (
+            plan.loop == "trainer" and trains,
+            "from transformers import Trainer, TrainingArguments",
+        ),
+        (
+            plan.loop != "trainer" and trains and module != "torch.optim",
+            f"from {module} import {name}",
+        ),
+    ):
+        if wanted:
+            yield line
 
-    def _loading(self) -> Iterator[str]:
-        plan, task = self._plan, self._head.task
-        if task.num_labels is not None:
-            yield f"num_labels={task.num_labels}"
-        if task.by_last_token and self._config.get("pad_token_id") is None:
-            yield "pad_token_id=0"
-        if plan.attention == "eager":
-            yield 'attn_implementation="eager"'
-        if plan.scheme is not None:
-            self.imports.add("from transformers import BitsAndBytesConfig")
-            settings = ", ".join(bitsandbytes_arguments(plan))
-            yield f"quantization_config=BitsAndBytesConfig({settings})"
-            yield 'device_map={"": 0}'
 
-    def _adapters(self) -> Iterator[str]:
-        if self._plan.adapters is None:
-            return
-        self.imports.add("from peft import LoraConfig, get_peft_model")
-        config = lora_config(self._plan.adapters).replace("'", '"')
-        yield f"adapters = {config}"
-        yield "model = get_peft_model(model, adapters)"
+def _loading(plan: Plan, config: Mapping[str, Any], head: Head) -> Iterator[str]:
+    """Yield the arguments of ``from_pretrained``."""
+    if head.task.num_labels is not None:
+        yield f"num_labels={head.task.num_labels}"
+    if head.task.by_last_token and config.get("pad_token_id") is None:
+        yield "pad_token_id=0"
+    if plan.attention == "eager":
+        yield 'attn_implementation="eager"'
+    if plan.scheme is not None:
+        settings = ", ".join(bitsandbytes_arguments(plan))
+        yield f"quantization_config=BitsAndBytesConfig({settings})"
+        yield 'device_map={"": 0}'
 
-    def _spread(self) -> Iterator[str]:
-        options = ", ".join(f"{name}={value!r}" for name, value in self._plan.parallel_args)
-        if self._layout == "ddp":
-            self.imports.add("from torch.nn.parallel import DistributedDataParallel")
-            more = f", {options}" if options else ""
-            yield f"model = DistributedDataParallel(model, device_ids=[local_rank]{more})"
-        if self._layout == "fsdp2":
-            if self._plan.parallel_args:
-                raise UsageError("A script has no words for --parallel-arg with fsdp2 yet.")
-            self.imports.add("from torch.distributed.fsdp import fully_shard")
-            yield "for module in model.modules():"
-            yield "    if type(module).__name__ in model._no_split_modules:"
-            yield "        fully_shard(module)"
-            yield "fully_shard(model)"
-            yield 'model.to_empty(device="cuda")'
-            yield "model.tie_weights()"
+
+def _tensors(plan: Plan, config: Mapping[str, Any], head: Head) -> dict[str, str]:
+    """Return the tensors of a batch by name, as Python."""
+    task, batch = head.task, plan.batch
+    place = "" if plan.loop == "trainer" else ', device="cuda"'
+    text, known = config.get("text_config"), lengths(dict(config))
+    size = (text if isinstance(text, dict) else config).get("vocab_size")
+    vocabulary = size if isinstance(size, int) else 1000
+    seq = int(known.exact or plan.seq or known.default)
+    found: dict[str, str] = {}
+    if task.name == "image-classification":
+        size = config.get("image_size") or 224
+        height, width = size if isinstance(size, list) else (size, size)
+        shape = f"{batch}, {config.get('num_channels') or 3}, {height}, {width}"
+        found["pixel_values"] = f"torch.randn({shape}{place})"
+    else:
+        found["input_ids"] = f"torch.randint(1, {vocabulary}, ({batch}, {seq}){place})"
+        is_padded = not task.packed if plan.padding is None else plan.padding
+        if is_padded or plan.generate is not None:
+            found["attention_mask"] = "torch.ones_like(input_ids)"
+    for name in () if plan.infers else task.labels:
+        count = seq if task.labelled is None else task.labelled
+        most = vocabulary if task.vocabulary or count else 2
+        if count and task.name == "token-classification":
+            most = 2
+        shape = f"({batch}, {count})" if count else f"({batch},)"
+        found[name] = f"torch.randint({most}, {shape}{place})"
+    return found
+
+
+def _literal(value: Any) -> str:
+    """Return a setting as Python, with double quotes."""
+    return repr(value).replace("'", '"')
 
 
 def _version(package: str) -> str:
