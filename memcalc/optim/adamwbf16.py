@@ -44,7 +44,7 @@ class AdamWBF16(BatchedOptimizer):
         maximize: Climb instead of descend.
         preheat_steps: Steps over which the rate grows linearly to ``lr``; 0 for none.
         decay_power: After the preheat the rate falls as the step to the power of
-            ``-decay_power``; 0 for no decay.  Multiplies whatever an LR scheduler sets.
+            ``-decay_power``; 0 for no decay.  Multiplies the rate that an LR scheduler sets.
         seed: Of the stochastic rounding.
 
     Sources: the compensated update, Zamirai et al., "Revisiting BFloat16 Training" (2020), and
@@ -111,7 +111,7 @@ class AdamWBF16(BatchedOptimizer):
         return {name: torch.zeros_like(param, dtype=torch.bfloat16) for name in names}
 
     def _complete(self, param: Tensor, values: dict[str, Any]) -> None:
-        """Also accept the state of torch.optim.AdamW, which has no shift, in any dtype."""
+        """Convert the state of torch.optim.AdamW too, which has no shift, in any dtype."""
         super()._complete(param, values)
         for name in ("exp_avg", "exp_avg_sq", "shift"):
             if name in values:

@@ -12,7 +12,7 @@ from memcalc.optim.scalars import Scalars
 
 
 class Work(NamedTuple):
-    """One parameter's part of a batch; n elements, all flat tensors in the same order.
+    """A parameter's part of a batch; n elements, all flat tensors in the same order.
 
     Attributes:
         param: The parameter, or a copy of it in its state's layout, as (n,).
@@ -28,13 +28,13 @@ class Work(NamedTuple):
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Give this rank's part of a DTensor, and any other tensor as it is."""
+    """Give this rank's part of a DTensor, or the tensor itself."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """View a dense tensor, in whatever order of dimensions, as (n,) in order of memory."""
+    """View a dense tensor, in any order of dimensions, as (n,) in order of memory."""
     return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
 
@@ -98,8 +98,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, keeping the dtypes that its tensors were saved with.
 
-        As with torch's optimizers, tensors already on the parameter's device are taken over,
-        not copied.
+        Like torch's optimizers it does not copy tensors that are on the parameter's device.
         """
         # Registered last, so that a user's own hooks see plain tensors.
         handle = self.register_load_state_dict_pre_hook(_shield)
@@ -163,7 +162,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
 
     @abstractmethod
     def _initial_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        """Make the tensors of a parameter's state, of its own shape first."""
+        """Make the tensors of a parameter's state, first one of the parameter's shape."""
 
     @abstractmethod
     def _update(self, works: list[Work], group: dict[str, Any], step: int) -> None:

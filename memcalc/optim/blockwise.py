@@ -4,7 +4,7 @@ By table it takes two look-ups instead of a binary search, and is still exact. O
 are ceil(n / 256) blocks; the last block may be short.
 
 Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (ICLR 2022), sections 1.3
-and 2.1, figure 2.  The 256 numbers that a code can stand for equal those of bitsandbytes 0.50.2
+and 2.1, figure 2.  The 256 numbers that codes mean equal those of bitsandbytes 0.50.2
 (``functional.create_dynamic_map``) bit for bit.  Scales and codes equal its exact (argmin) kernel;
 its compiled CPU kernel takes a short cut near zero and differs there.
 """
@@ -21,10 +21,10 @@ DECADES = 7  # magnitudes 1e-7 .. 1, each with twice as many codes as the one be
 
 
 def dynamic_map(*, signed: bool) -> Tensor:
-    """Make the sorted table of the 256 values that a code can stand for.
+    """Make the sorted table of the 256 values that codes mean.
 
     Decade i covers [10^(i-7), 10^(i-6)) and is cut into 2^i equal cells (2^(i+1) without a
-    sign); a code stands for its cell's middle.  Zero and 1.0 complete the table, so the signed
+    sign); a code means its cell's middle.  Zero and 1.0 complete the table, so the signed
     map has no -1.0.
 
     Args:
@@ -71,7 +71,7 @@ def nearest_code(values: Tensor, qmap: Tensor, *, keep_nonzero: bool = False) ->
         values: float32, any shape, within [-1, 1].
         qmap: float32 (256,), ascending.
         keep_nonzero: never give a positive value the code of 0.  For second moments, which
-            stand in a denominator: a root that vanished would make the next step huge.
+            are in a denominator: a root that vanished would make the next step huge.
 
     Returns:
         uint8 of the same shape.
@@ -116,7 +116,7 @@ def code_tables(device: torch.device, *, signed: bool) -> CodeTables:
 
 
 def _boundaries(qmap: Tensor, *, keep_nonzero: bool) -> Tensor:
-    """Bisect, over the ordered float32s, for the smallest value of each code but the first."""
+    """Find the smallest value of each code but the first, by bisection over ordered float32s."""
     low, high = _ordinal(qmap[:-1]), _ordinal(qmap[1:])
     code = torch.arange(255)
     while bool((high - low > 1).any()):

@@ -124,7 +124,7 @@ def _chunks(n: int) -> Iterator[slice]:
 
 
 def _whole_blocks(n: int) -> Iterator[slice]:
-    """Cut into chunks of whole blocks; a short last block is a chunk of its own."""
+    """Cut into chunks of whole blocks; a short last block is another chunk."""
     tail = n % BLOCK
     yield from _chunks(n - tail)
     if tail:

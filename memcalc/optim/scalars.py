@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Scalars(NamedTuple):
-    """The numbers of one step, the same for a whole batch.
+    """The numbers of one step, for a whole batch.
 
     As an operator's argument it is a list of floats, ``step`` and the two switches included.
 
@@ -41,7 +41,7 @@ class Scalars(NamedTuple):
 
     @property
     def shrink(self) -> float:
-        """The factor of the parameter by decoupled weight decay; 1.0 when there is none."""
+        """The factor of the parameter by decoupled weight decay; 1.0 without decay."""
         return 1.0 - self.lr * self.weight_decay if self.decoupled else 1.0
 
     @property

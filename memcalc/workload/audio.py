@@ -1,6 +1,6 @@
 """Recordings as a feature extractor makes them, and the codes that speech models train on.
 
-What each extractor makes is recorded (``catalog.audio``); a config names sizes of its own.
+The sizes that each extractor makes are recorded (``catalog.audio``), unless a config names them.
 Shapes: B batch, S tokens.
 """
 

@@ -234,7 +234,7 @@ _TOKENS_OR_SOUND = ("pop2piano",)
 """Models that take either tokens or sound."""
 
 
-def read_described(specs: tuple[str, ...]) -> Callable[[Any], Batch]:
+def read_specs(specs: tuple[str, ...]) -> Callable[[Any], Batch]:
     """Return what makes the batches that a user described."""
     parsed = [input_of(spec) for spec in specs]
 

@@ -57,7 +57,7 @@ class JobTrainer(Trainer):  # type: ignore[misc]
         self.remove_callback(PrinterCallback)
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Hand out the job's optimizer."""
+        """Return the job's optimizer."""
         self.optimizer = self._job.optimizer
         return self.optimizer
 
@@ -129,7 +129,7 @@ class _EvaluateAtEnd(TrainerCallback):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def without_arrays(job: Job) -> Iterator[None]:
-    """Free what an evaluation kept when it ends: a simulated run has no numbers to copy."""
+    """Copy no numbers of a simulated evaluation to the host; what it kept is freed at its end."""
     original = EvalLoopContainer.get_arrays
     if job.simulated:
         EvalLoopContainer.get_arrays = lambda container: None

@@ -73,7 +73,7 @@ def build(
 
 
 def _untie(model: Any, config: Mapping[str, Any]) -> None:
-    """Give a head weights of its own where the config's file says that it has them.
+    """Untie a head from the embedding where the config's file says that it is not tied.
 
     T5's class of configs in transformers 5 says otherwise, and ties them until ``from_pretrained``
     finds both in the checkpoint: then it drops this pair alone from ``all_tied_weights_keys``.

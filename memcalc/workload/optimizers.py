@@ -40,7 +40,7 @@ Made = Callable[[torch.nn.Parameter], torch.optim.Optimizer]
 
 
 class InBackward(torch.optim.Optimizer):
-    """One optimizer for a loop; each parameter has a real one, which steps in backward."""
+    """An optimizer for a loop; each parameter has a real one, which steps in backward."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], make: Made) -> None:
         self.each = {parameter: make(parameter) for parameter in parameters}

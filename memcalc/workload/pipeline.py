@@ -42,7 +42,7 @@ def make_stage(model: Any, layers: range, *, first: bool, last: bool) -> nn.Modu
 
     The first stage has what stands before the layers, the last has what follows them. Its forward
     takes what the stage before returns; the last returns logits. A head that is tied to the
-    embedding is a copy of its own, as in transformers.
+    embedding is another copy, as in transformers.
     """
     base, head = model.base_model, model.get_output_embeddings()
     listed, whole = find_layers(model)

@@ -16,7 +16,7 @@ from memcalc.records.trace import EQUAL_LENGTHS
 from memcalc.registry import Choice
 from memcalc.workload import audio, inference, layerdrop, layouts, loops, quantised, tasks
 from memcalc.workload.chunked import chunk_loss
-from memcalc.workload.inputs import Inputs, Use, check, read_described
+from memcalc.workload.inputs import Inputs, Use, check, read_specs
 from memcalc.workload.inventory import take
 from memcalc.workload.job import PRECISIONS, Program
 from memcalc.workload.loops import Loop
@@ -65,7 +65,7 @@ def make_program(
         inventory = take(model, name or plan.model, task.name)
     inference.check(model, plan)
     inputs, notes = _describe_inputs(model, task, plan)
-    batch = inputs.make if inputs is not None else read_described(plan.inputs)
+    batch = inputs.make if inputs is not None else read_specs(plan.inputs)
     if task is CALLABLE:
         check(model, batch("meta"))
     notes.extend(_assumptions(plan, choice, loops.of(plan), cached=cached))

@@ -26,7 +26,7 @@ from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component
 from memcalc.report import predictions
 from memcalc.report.blocks import terminal
-from memcalc.script.serving import server_in
+from memcalc.script.serving import find_server
 from memcalc.units import GIB
 
 H100 = gpus.find("H100 SXM")
@@ -63,24 +63,24 @@ def test_vllms_commands_are_recognized_however_they_are_typed():
         ["python", "-m", "vllm", "serve", "m"],
         ["python3.12", "-m", "vllm.entrypoints.cli.main", "serve", "m"],
     ):
-        found = server_in(words)
+        found = find_server(words)
         assert found.module == "vllm.entrypoints.cli.main"
         assert found.arguments[:2] == ("serve", "m")
         assert found.arguments[2:] == ("--port", "0", "--host", "127.0.0.1")
-    api = server_in(["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"])
+    api = find_server(["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"])
     assert api.module == "vllm.entrypoints.openai.api_server"
     assert api.arguments[:2] == ("--model", "m")
-    given = server_in(["vllm", "bench", "latency"], [("VLLM_USE_V1", "1")])
+    given = find_server(["vllm", "bench", "latency"], [("VLLM_USE_V1", "1")])
     assert given.arguments == ("bench", "latency")
     assert given.environment == (("VLLM_USE_V1", "1"),)
-    assert server_in(["python", "serve.py"]) is None
-    assert server_in(["python", "-m", "vllm_tools"]) is None
+    assert find_server(["python", "serve.py"]) is None
+    assert find_server(["python", "-m", "vllm_tools"]) is None
 
 
 @pytest.mark.parametrize("words", [["vllm"], ["vllm", "chat"], ["vllm", "--version"]])
 def test_a_command_of_vllm_without_an_engine_is_refused(words):
     with pytest.raises(UsageError, match="type memcalc simulate --gpu h100 -- vllm serve MODEL"):
-        server_in(words)
+        find_server(words)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def list_trained(model: torch.nn.Module, weight_decay: float) -> list[Any]:
 class Loop(msgspec.Struct, frozen=True, kw_only=True):
     """A way to train, as people write it.
 
-    One optimizer step repeats: the first differs, because optimizer state is made in it; all that
+    An optimizer step repeats: the first differs, because optimizer state is made in it; all that
     follow are like the second. Loading comes before, evaluation after.
     """
 
