@@ -31,28 +31,15 @@ from memcalc.units import GIB
 
 H100 = gpus.find("H100 SXM")
 ENGINE = EngineFigures(
-    version="0.33.0",
-    architecture="LlamaForCausalLM",
-    share=0.9,
-    blocks=27632,
-    block=16,
-    cache=27632 * (2 << 20),
-    tokens=442112,
-    longest=8192,
-    concurrency=53.96875,
-    sequences=1024,
+    version="0.33.0", architecture="LlamaForCausalLM", share=0.9, blocks=27632, block=16,
+    cache=27632 * (2 << 20), tokens=442112, longest=8192, concurrency=53.96875, sequences=1024,
     batched_tokens=8192,
-)
+)  # fmt: skip
 """vLLM 0.33.0 said so of Llama-3-8B on an H100 over the stub driver, as did its log."""
 WORKER = WorkerFigures(
-    weights=16062686208,
-    parameters=8030261248,
-    consumed=16649289728,
-    activations=1918940672,
-    graphs=0,
-    requested=76518536050,
-    available=57950305650,
-)
+    weights=16062686208, parameters=8030261248, consumed=16649289728, activations=1918940672,
+    graphs=0, requested=76518536050, available=57950305650,
+)  # fmt: skip
 PLAN = make({"command": "vllm serve llama", "gpu": "h100"})
 
 
@@ -317,19 +304,11 @@ def _wait_for_end_of(process):
 
 NEEDS_VLLM = pytest.mark.skipif(python_with_vllm() is None, reason="needs vLLM")
 LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "torch_dtype": "bfloat16",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
+    "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "max_position_embeddings": 8192, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -60,16 +60,10 @@ def test_the_trainers_own_fp16_is_told_apart_from_weights_in_fp16(found):
 
 
 BART = {
-    "model_type": "bart",
-    "vocab_size": 100,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-}
+    "model_type": "bart", "vocab_size": 100, "d_model": 32, "encoder_layers": 2,
+    "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+}  # fmt: skip
 
 
 def test_no_layer_is_left_out_inside_and_shares_are_what_they_were_outside():

@@ -95,7 +95,7 @@ def test_a_model_is_found_in_a_module_and_in_a_file(file, name):
         ([], "missing a required argument: 'x'"),
     ],
 )
-def test_inputs_that_the_forward_does_not_take_are_refused_report_by_name(file, inputs, said):
+def test_inputs_that_the_forward_does_not_take_are_refused_by_name(file, inputs, said):
     with pytest.raises(UsageError, match=said) as caught:
         program("own_net:Net", *inputs)
     assert "it takes x, scale" in str(caught.value)
