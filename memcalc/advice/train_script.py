@@ -19,6 +19,7 @@ from memcalc.catalog.positions import lengths
 from memcalc.catalog.quantised import BITSANDBYTES
 from memcalc.dialects import trainer
 from memcalc.errors import UsageError
+from memcalc.records.names import AUTOCAST_DTYPES, WEIGHT_DTYPES
 from memcalc.records.plan import Plan
 from memcalc.registry.build_arguments import LEARNING_RATE, arguments_of
 from memcalc.workload import layouts, loops, tasks
@@ -26,17 +27,6 @@ from memcalc.workload.tasks import Head
 
 STEPS = 4
 """Optimizer steps of a script: state is made in the first, and all that follow are alike."""
-_DTYPES = {
-    "fp32": ("float32", ""),
-    "tf32": ("float32", ""),
-    "amp-fp16": ("float32", "float16"),
-    "amp-bf16": ("float32", "bfloat16"),
-    "bf16+amp": ("bfloat16", "bfloat16"),
-    "bf16": ("bfloat16", ""),
-    "fp16": ("float16", ""),
-}
-"""Dtypes of the weights and of autocast, or empty without autocast."""
-
 _TASKS = (
     *("causal-lm", "image-classification", "masked-lm", "question-answering", "seq2seq-lm"),
     *("sequence-classification", "token-classification"),
@@ -124,7 +114,8 @@ def _check(plan: Plan, source: ModelSource, head: Head) -> None:
 def _values(plan: Plan, config: Mapping[str, Any], head: Head) -> dict[str, Any]:
     """Return what the template is filled with."""
     layout, loop, choice = layouts.of(plan).name, loops.of(plan), registry.of(plan)
-    weights, autocast = _DTYPES[plan.precision]
+    weights = WEIGHT_DTYPES.get(plan.precision, "float32")
+    autocast = AUTOCAST_DTYPES.get(plan.precision, "")
     places = plan.loop != "trainer" and layout != "fsdp2"
     casts = [] if weights == "float32" else [f"torch.{weights}"]
     module, _, name = choice.row.implementation.rpartition(".")

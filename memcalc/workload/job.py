@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
+from memcalc.records.names import AUTOCAST_DTYPES, WEIGHT_DTYPES
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice
 from memcalc.workload import layouts
@@ -37,13 +38,12 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PRECISIONS = {
-    "fp32": Precision(weights=torch.float32),
-    "tf32": Precision(weights=torch.float32),
-    "amp-fp16": Precision(weights=torch.float32, autocast=torch.float16, scaled=True),
-    "amp-bf16": Precision(weights=torch.float32, autocast=torch.bfloat16),
-    "bf16+amp": Precision(weights=torch.bfloat16, autocast=torch.bfloat16),
-    "bf16": Precision(weights=torch.bfloat16),
-    "fp16": Precision(weights=torch.float16),
+    name: Precision(
+        weights=getattr(torch, WEIGHT_DTYPES.get(name, "float32")),
+        autocast=getattr(torch, AUTOCAST_DTYPES.get(name, ""), None),
+        scaled=name == "amp-fp16",
+    )
+    for name in ("fp32", "tf32", *AUTOCAST_DTYPES, *WEIGHT_DTYPES)
 }
 
 
@@ -144,7 +144,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def sync_gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Make the context of a micro-batch: gradients are exchanged with a step's last one."""
         quiet = self.layout.quiet
-        if self.plan.grad_accum == 1 or quiet is None or layouts.exchanges_each(self.plan):
+        each = dict(self.plan.parallel_args).get(layouts.NO_SYNC) is False
+        if self.plan.grad_accum == 1 or quiet is None or each:
             return contextlib.nullcontext()
         return quiet(self.model, last)
 

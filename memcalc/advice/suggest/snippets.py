@@ -11,12 +11,11 @@ from memcalc.catalog import models
 from memcalc.catalog.quantised import BITSANDBYTES, TORCHAO, settings_in
 from memcalc.dialects import accelerate, axolotl, edit, llamafactory, swift, trainer, trl
 from memcalc.errors import UsageError, unknown
-from memcalc.records.names import ZERO_STAGES
+from memcalc.records.names import WEIGHT_DTYPES, ZERO_STAGES
 from memcalc.records.plan import Plan
 from memcalc.records.values import adapter
 
 Lines = list[str]
-_HALVES = {"bf16": "bfloat16", "bf16+amp": "bfloat16", "fp16": "float16"}
 
 
 def lora_config(adapters: str) -> str:
@@ -30,7 +29,7 @@ def bitsandbytes_arguments(plan: Plan) -> Lines:
     """Return the arguments of ``BitsAndBytesConfig`` for the plan's scheme, as Python."""
     told = [f"{name}={value!r}" for name, value in BITSANDBYTES[plan.scheme or ""].items()]
     if "load_in_4bit=True" in told:
-        default = _HALVES.get(plan.precision.removeprefix("amp-"), "float32")
+        default = WEIGHT_DTYPES.get(plan.precision.removeprefix("amp-"), "float32")
         told.append(f"bnb_4bit_compute_dtype=torch.{plan.bnb_4bit_compute_dtype or default}")
     return [one.replace("'", '"') for one in told]
 
@@ -64,7 +63,9 @@ def _already(plan: Plan) -> bool:
 
 def _loading(plan: Plan) -> Iterator[str]:
     """Return comments on how the model is loaded."""
-    said = [f"dtype=torch.{_HALVES[plan.precision]}"] if plan.precision in _HALVES else []
+    said = (
+        [f"dtype=torch.{WEIGHT_DTYPES[plan.precision]}"] if plan.precision in WEIGHT_DTYPES else []
+    )
     if plan.scheme in TORCHAO or plan.scheme in BITSANDBYTES:
         own = 'int(os.environ["LOCAL_RANK"])' if plan.devices > 1 else "0"
         said += [] if _already(plan) else ["quantization_config=quantization_config"]

@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.errors import UsageError, unknown
-from memcalc.records.names import AUTOCAST_DTYPES, DTYPES, STRATEGIES, WRAPS
+from memcalc.records.names import AUTOCAST_DTYPES, DTYPES, PREFETCHES, STRATEGIES, WRAPS
 from memcalc.records.plan import Plan
 from memcalc.workload.spread import Spread
 
@@ -127,7 +127,7 @@ def driven() -> tuple[str, ...]:
     return tuple(name for name in names() if find(name).handed_over is not None)
 
 
-_NO_SYNC = "no_sync"
+NO_SYNC = "no_sync"
 """False: gradients are exchanged with every micro-batch; no argument of a wrapper."""
 _AUTOCAST = "autocast"
 """True: the forward runs under autocast beside mixed precision; no argument of a wrapper."""
@@ -164,6 +164,10 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: str(value).upper().removeprefix("_") in STRATEGIES,
         f"one of {', '.join(STRATEGIES)}",
     ),
+    "backward_prefetch": (
+        lambda value: str(value).upper() in PREFETCHES,
+        f"one of {', '.join(PREFETCHES)}",
+    ),
     "device_mesh": (
         lambda value: _parse_mesh(value) is not None,
         "replicas by shards, such as 2x8",
@@ -189,7 +193,7 @@ def of(plan: Plan) -> Layout:
     if inner:
         options = {name for one in (layout, *inner) for name in one.options}
         layout = replace(layout, options=tuple(sorted(options)))
-    known = (*layout.options, _NO_SYNC) if layout.quiet else layout.options
+    known = (*layout.options, NO_SYNC) if layout.quiet else layout.options
     for name, value in plan.parallel_args:
         if name not in known:
             raise UsageError(
@@ -218,7 +222,7 @@ def _inner_layouts(over: Spread) -> list[str]:
 
 def arguments(plan: Plan) -> dict[str, Any]:
     """Return the arguments of a plan's wrapper: its own, and dtypes of its precision."""
-    own = (_NO_SYNC, _AUTOCAST)
+    own = (NO_SYNC, _AUTOCAST)
     given = {name: value for name, value in plan.parallel_args if name not in own}
     if not mixes(plan):
         return given
@@ -251,11 +255,6 @@ def _mixed_arguments(plan: Plan) -> tuple[str, ...]:
     if over.layout in _INSIDE:
         return find("fsdp2").mixed if over.sharding else ()
     return find(over.layout).mixed
-
-
-def exchanges_each(plan: Plan) -> bool:
-    """Return True if gradients are exchanged with every micro-batch, without ``no_sync``."""
-    return dict(plan.parallel_args).get(_NO_SYNC, True) is False
 
 
 def replicas(plan: Plan) -> int:

@@ -14,16 +14,22 @@ from memcalc.workload.layouts import Layout, Rank, ddp, fsdp2
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision
+    from torch.distributed.fsdp import MixedPrecision
 
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     """Wrap each block and the root; wrapping moves their weights from the host."""
-    from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, ShardingStrategy
+    from torch.distributed.fsdp import (
+        BackwardPrefetch,
+        CPUOffload,
+        FullyShardedDataParallel,
+        ShardingStrategy,
+    )
 
     from memcalc.workload.blocks import to_empty
 
     options = rank.options
+    prefetch = str(options.get("backward_prefetch", "BACKWARD_PRE"))
     to_empty(model, "cpu", rank.filler)
     check = check_ties(model)
     wrap = functools.partial(
@@ -37,7 +43,7 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
         sharding_strategy={one.name.removeprefix("_"): one for one in ShardingStrategy}[
             str(options.get("sharding_strategy", "FULL_SHARD")).upper().removeprefix("_")
         ],
-        backward_prefetch=_prefetch(str(options.get("backward_prefetch", "BACKWARD_PRE"))),
+        backward_prefetch=getattr(BackwardPrefetch, prefetch.upper(), None),
         forward_prefetch=bool(options.get("forward_prefetch", False)),
         cpu_offload=CPUOffload(True) if options.get("offload") == "cpu" else None,
     )
@@ -56,33 +62,30 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
 
 
 def check_ties(model: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
-    """Make a check for the wrapped model: modules that share a parameter must share a unit."""
+    """Make a check for the wrapped model: modules that share a parameter must share a unit.
+
+    FSDP gathers a flat parameter for its own unit only. The check raises ``UsageError``.
+    """
     owners: dict[int, list[torch.nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(module)
-    return functools.partial(
-        _check_tied, tied=[modules for modules in owners.values() if len(modules) > 1]
-    )
 
+    def check(wrapped: torch.nn.Module) -> None:
+        units: dict[torch.nn.Module, torch.nn.Module] = {}
+        for unit in wrapped.modules():
+            if isinstance(unit, type(wrapped)):
+                # Inner units come later and overwrite.
+                units.update(dict.fromkeys(unit.modules(), unit))
+        if any(len({units[module] for module in modules}) > 1 for modules in tied):
+            raise UsageError(
+                "Tied weights would be in two units of FullyShardedDataParallel, which PyTorch "
+                "does not support: wrap only the layers (auto_wrap_policy=TRANSFORMER_BASED_WRAP) "
+                "or nothing (NO_WRAP)."
+            )
 
-def _check_tied(wrapped: torch.nn.Module, tied: list[list[torch.nn.Module]]) -> None:
-    """Refuse ties between units: FSDP gathers a flat parameter for its own unit only.
-
-    Raises:
-        UsageError: modules that share a parameter are in different units.
-    """
-    units: dict[torch.nn.Module, torch.nn.Module] = {}
-    for unit in wrapped.modules():
-        if isinstance(unit, type(wrapped)):
-            # Inner units come later and overwrite.
-            units.update(dict.fromkeys(unit.modules(), unit))
-    if any(len({units[module] for module in modules}) > 1 for modules in tied):
-        raise UsageError(
-            "Tied weights would be in two units of FullyShardedDataParallel, which PyTorch does "
-            "not support: wrap only the layers (auto_wrap_policy=TRANSFORMER_BASED_WRAP) or "
-            "nothing (NO_WRAP)."
-        )
+    tied = [modules for modules in owners.values() if len(modules) > 1]
+    return check
 
 
 def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
@@ -136,17 +139,6 @@ def check(plan: Plan) -> None:
             f"--parallel-arg device_mesh needs sharding_strategy=HYBRID_SHARD, and {strategy} "
             "shards over all GPUs: leave it out."
         )
-
-
-def _prefetch(name: str) -> BackwardPrefetch | None:
-    from torch.distributed.fsdp import BackwardPrefetch
-
-    known = {one.name: one for one in BackwardPrefetch}
-    if name.upper() not in (*known, "NO_PREFETCH"):
-        raise UsageError(
-            f"{name!r} is not a backward_prefetch: choose one of {', '.join(known)}, NO_PREFETCH."
-        )
-    return known.get(name.upper())
 
 
 def clip(model: torch.nn.Module, norm: float) -> Any:
