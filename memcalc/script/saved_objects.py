@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.serialization import default_restore_location, location_tag
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 _OVERHEAD = 1024
 """Bytes of a file beside its tensors and its pickle, about."""
@@ -26,7 +27,8 @@ class SavedObject:
         self._storages: dict[tuple[str, int], torch.UntypedStorage] = {}
         """Copies on the host, by where each storage was and its address there."""
         self._pickled = io.BytesIO()
-        self._value = None
+        self._parts: tuple[list[Any], Any] | None = None
+        """Parts of a value that pickle does not take, and how they make it up."""
         pickler = pickle.Pickler(self._pickled, protocol=2)
         pickler.persistent_id = self._keep  # type: ignore[method-assign]
         try:
@@ -35,8 +37,13 @@ class SavedObject:
                 warnings.simplefilter("ignore")
                 pickler.dump(value)
         except Exception:
-            # Another pickle module might save it: then it is loaded as it is now.
-            self._value = value
+            # Another pickle module might take it: a part that is none is loaded as it is now.
+            self._storages.clear()
+            self._pickled.truncate(0)
+            parts, structure = tree_flatten(value)
+            if not (len(parts) == 1 and parts[0] is value):
+                parts = [SavedObject(part) for part in parts]
+            self._parts = parts, structure
 
     def _keep(self, value: Any) -> Any:
         typed = isinstance(value, torch.storage.TypedStorage)
@@ -52,13 +59,17 @@ class SavedObject:
     @property
     def bytes(self) -> int:
         """The size of the file that it would be saved to, about."""
-        storages = sum(storage.nbytes() for storage in self._storages.values())
-        return storages + self._pickled.getbuffer().nbytes + _OVERHEAD
+        parts, _ = self._parts or ([], None)
+        held = sum(part.bytes for part in parts if isinstance(part, SavedObject))
+        held += sum(storage.nbytes() for storage in self._storages.values())
+        return held + self._pickled.getbuffer().nbytes + _OVERHEAD
 
     def load(self, location: Any) -> Any:
         """Make the object again, with its tensors where ``map_location`` wants them."""
-        if self._value is not None:
-            return self._value
+        if self._parts is not None:
+            parts, structure = self._parts
+            loaded = (p.load(location) if isinstance(p, SavedObject) else p for p in parts)
+            return tree_unflatten(list(loaded), structure)
         placed: dict[Any, Any] = {}
 
         def find(saved: Any) -> Any:

@@ -46,12 +46,9 @@ def sharding(job: Job) -> dict[str, Any] | None:
 
 
 def engine(job: Job) -> dict[str, Any] | None:
-    """Return DeepSpeed's settings; None: the layout is not one of DeepSpeed's."""
-    return deepspeed_config(job) if job.layout.package == "deepspeed" else None
-
-
-def deepspeed_config(job: Job) -> dict[str, Any]:
-    """Return DeepSpeed's settings as a file of it has them."""
+    """Return DeepSpeed's settings as a file has them; None: the layout is not DeepSpeed's."""
+    if job.layout.package != "deepspeed":
+        return None
     return deepspeed.write(job.plan, job.max_grad_norm, getattr(job.model, "config", object()))
 
 

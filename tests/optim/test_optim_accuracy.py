@@ -49,16 +49,6 @@ def test_adamw8bit_is_at_least_as_near_to_float64_as_bitsandbytes(
     assert rms(ours - exact) <= (1 + 4 / (2 * n) ** 0.5) * rms(theirs - exact)
 
 
-def test_adamw8bit_is_nearer_to_float64_than_bitsandbytes_where_gradients_differ_in_scale():
-    setting = {"lr": 1e-3, "betas": (0.9, 0.9), "eps": 1e-10, "weight_decay": 0.0}
-    grads = gradients((20_000,), torch.float32, seed=5, steps=STEPS, spread=1.0)
-    value = start((20_000,), torch.float32, seed=5)
-    *_, exact = adam_in_float64(value, grads, **setting)
-    ours, _ = train(AdamW8bit, value, grads, **setting)
-    theirs, _ = train(bitsandbytes.optim.AdamW8bit, value, grads, **setting)
-    assert rms(ours - exact) < 0.8 * rms(theirs - exact)
-
-
 @pytest.mark.parametrize(("make", "decoupled"), [(AdamW8bit, True), (Adam8bit, False)])
 @given(setting=SETTINGS, seed=st.integers(0, 999), shape=st.sampled_from([(1,), (3, 5), (4095,)]))
 @settings(max_examples=settings().max_examples // 3)

@@ -131,24 +131,6 @@ def test_components_of_a_script(run, what):
     assert {name: components.get(name, 0) for name in expected} == expected
 
 
-WARMED = """
-    import torch
-
-    model = torch.nn.Linear(256, 256).cuda()
-    rows = torch.ones(4096, 256, device="cuda")
-    with torch.cuda.stream(torch.cuda.Stream()):
-        for _ in range(3):
-            model(model(model(rows).sigmoid()).sigmoid()).sum().backward()
-"""
-
-
-@pytest.mark.nightly
-def test_what_a_step_on_another_stream_saves_is_activations(run):
-    components = run(WARMED, steps=0).traced.prediction.components
-    assert components[Component.ACTIVATIONS] >= 4 * 4096 * 256
-    assert not components.get(Component.COMMUNICATION)
-
-
 HELD = """
     import torch
 

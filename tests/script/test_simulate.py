@@ -58,20 +58,6 @@ def test_a_script_that_crashes_is_named_in_one_sentence(run):
         run("import ctypes; ctypes.string_at(0)")
 
 
-def test_checkpoints_are_not_written_and_can_be_loaded_again(run, tmp_path):
-    found = run(
-        """
-        import torch
-        model = torch.nn.Linear(4, 4).cuda()
-        torch.save(model.state_dict(), "best.pt")
-        model.load_state_dict(torch.load("best.pt"))
-        """
-    )
-    assert found.ending.code == 0
-    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["train.py"]
-    assert "checkpoints are not written (train.py:4)" in found.traced.prediction.assumptions
-
-
 @pytest.mark.nightly
 def test_quantised_weights_are_told_from_what_turns_them_back(run):
     found = run(
