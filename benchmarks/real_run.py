@@ -14,9 +14,9 @@ from memcalc import registry
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import MemcalcError
 from memcalc.records.plan import Plan
-from memcalc.workload.job import loss_of
+from memcalc.workload.job import find_loss
 from memcalc.workload.model import build, configure
-from memcalc.workload.prepare import program_of
+from memcalc.workload.prepare import make_program
 from memcalc.workload.tasks import choose
 
 MOST = 800_000_000
@@ -86,10 +86,10 @@ def refusal(plan: Plan, model_type: str) -> str:
     head = choose(source, plan.task)
     torch.manual_seed(0)
     model = build(source, head).train()
-    program = program_of(plan, registry.find(plan.optim, {}), model, head.task)
+    program = make_program(plan, registry.find(plan.optim, {}), model, head.task)
     try:
         outputs = program.model(**program.batch("cpu"))
-        loss_of(outputs).backward()
+        find_loss(outputs).backward()
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
     return ""

@@ -207,10 +207,10 @@ def _body(test: Callable[..., Any], given: Mapping[str, Any]) -> None:
 
 def _simulated(body: Callable[[], Any], budget: TestBudget) -> int:
     """Bytes of the peak of a test's body on a simulated GPU."""
-    from memcalc.script.live import run_apart
+    from memcalc.script.live import run_in_child
 
     try:
-        found = run_apart(body, {"gpu": budget.gpu, "steps": 0}, "test")
+        found = run_in_child(body, {"gpu": budget.gpu, "steps": 0}, "test")
     except _SkippedThereError as error:
         pytest.skip(str(error))
     except MemcalcError as error:

@@ -19,7 +19,7 @@ import transformers
 
 from memcalc.catalog import architectures
 from memcalc.catalog.positions import KEYS
-from memcalc.workload.model import _of_text, _settle
+from memcalc.workload.model import select_text_part, set_missing_tokens
 
 PATH = pathlib.Path(__file__).parent.parent / "configs" / "positions.json"
 FEW = 24
@@ -56,11 +56,11 @@ class Kind:
                 setattr(part, key, positions)
             try:
                 change(part)
-                model = self.model(_of_text(config, self.model)).eval()
+                model = self.model(select_text_part(config, self.model)).eval()
             except Exception as error:
                 failed = error
                 continue
-            _settle(model)
+            set_missing_tokens(model)
             return model
         raise failed
 

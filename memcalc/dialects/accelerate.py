@@ -12,7 +12,7 @@ from typing import Any, get_args
 from memcalc.dialects import deepspeed
 from memcalc.dialects.recipe import Recipe, count, flag, mapping, table
 from memcalc.errors import UsageError
-from memcalc.records.names import STRATEGIES, WRAPS, ZERO_STAGES
+from memcalc.records.names import PREFETCHES, STRATEGIES, WRAPS, ZERO_STAGES
 from memcalc.records.plan import CompileMode, Plan
 
 NAME = "accelerate"
@@ -53,7 +53,6 @@ _FSDP_READ = frozenset(
 """The second version takes some of these without a meaning, as accelerate itself says."""
 _LEAST = 100_000_000
 """What ``accelerate launch`` takes for ``fsdp_min_num_params`` where a file names none."""
-_PREFETCHES = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
@@ -279,7 +278,7 @@ def _first(keys: Mapping[str, Any], file: str) -> dict[str, Any]:
     if strategy != "FULL_SHARD":
         found["sharding_strategy"] = strategy
     # accelerate hands on no prefetching where the file names none; FSDP's own default is another.
-    found["backward_prefetch"] = _named(keys, "backward_prefetch", "NO_PREFETCH", _PREFETCHES, file)
+    found["backward_prefetch"] = _named(keys, "backward_prefetch", "NO_PREFETCH", PREFETCHES, file)
     if flag(keys.get("forward_prefetch", False), "fsdp_forward_prefetch", file):
         found["forward_prefetch"] = True
     if not flag(keys.get("use_orig_params", True), "fsdp_use_orig_params", file):

@@ -217,11 +217,11 @@ class Notebook:
 
     def _name_quantised(self, tensor: torch.Tensor) -> None:
         if type(tensor) in (torch.nn.Parameter, torch.Tensor) or (
-            not isinstance(tensor, torch.nn.Parameter) or quantised.original(tensor) is None
+            not isinstance(tensor, torch.nn.Parameter) or quantised.original_shape(tensor) is None
         ):
             return
         self.name(Component.QUANTISATION_CONSTANTS, quantised.constants(tensor).values())
-        self.name(Component.QUANTISED_WEIGHTS, [quantised.packed(tensor)])
+        self.name(Component.QUANTISED_WEIGHTS, [quantised.packed_values(tensor)])
 
     def name_state(self, optimizer: Any, homes: Mapping[int, str]) -> None:
         """Name what an optimizer keeps; ``homes``: modules of parameters, by the ids of these."""

@@ -25,7 +25,7 @@ from memcalc.workload.job import Job, Program
 from memcalc.workload.layouts import Rank
 from memcalc.workload.model import with_weights
 from memcalc.workload.optimizers import InBackward, make, restore, saved_state
-from memcalc.workload.prepare import finished, prepare, program_of
+from memcalc.workload.prepare import finish_quantized, make_program, prepare
 
 Move = Callable[[torch.nn.Module], Any]
 Make = Callable[[str, torch.Tensor], torch.Tensor]
@@ -71,7 +71,7 @@ def build(plan: Plan, *, real_weights: bool) -> Program:
         )
     if real_weights:
         model, task = with_weights(plan)
-        return program_of(plan, choice, model, task)
+        return make_program(plan, choice, model, task)
     with parameters_on_meta():
         return prepare(plan, choice, device="cpu")
 
@@ -104,13 +104,13 @@ def load(
     if plan.scheme is None:
         return program, optimizer
     if plan.infers and plan.adapters is None:
-        return finished(program, program.model), None
+        return finish_quantized(program, program.model), None
     begin(Phase.PREPARE)
     with Patches() as patches:
         for name in internals.DRAWS if simulated else ():
             # Adapters are made on the host, where drawing them takes seconds.
             patches.wrap(torch.nn.init, name, lambda _, tensor, *__, **___: tensor)
-        program = finished(program, program.model)
+        program = finish_quantized(program, program.model)
         if not plan.infers:
             if names is not None:
                 names.know(program.model)
@@ -134,7 +134,7 @@ def place(program: Program, device: str, *, simulated: bool = False) -> Program:
         if device == "cpu":
             # The meter of host memory follows this thread alone.
             os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
-        checkpoint = quantised.written(program.model, program.plan)
+        checkpoint = quantised.make_checkpoint(program.model, program.plan)
         # A plan may have the base loaded elsewhere, from where a wrapper brings it here.
         place = str(dict(program.plan.parallel_args).get("load", _device(device)))
         make: Make = _empty if simulated else random

@@ -109,7 +109,7 @@ def asked(program: Program) -> tuple[int, ...]:
     """
     plan, spread, layout = program.plan, layouts.spread(program.plan), layouts.of(program.plan)
     if plan.rank not in (None, "all"):
-        return (layouts.checked_rank(plan),)
+        return (layouts.chosen_rank(plan.rank, layouts.spread(plan).world),)
     if spread.stages > 1:
         return tuple(range(0, spread.world, spread.world // spread.stages))
     even = layout.even is None or layout.even(program.model, spread)

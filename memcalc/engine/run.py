@@ -29,7 +29,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.trace import NO_GRADIENT, UNCOUNTED_FLOPS, Component, Trace
 from memcalc.units import format_bytes
 from memcalc.workload import layerdrop, layouts, long_decode, loops, quantised
-from memcalc.workload.inference import caches_of
+from memcalc.workload.inference import find_caches
 from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.job import Program
 from memcalc.workload.optimizers import InBackward
@@ -248,7 +248,7 @@ def _train(
     coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
 
     def batch() -> Batch:
-        sized = program.resized(plan.batch, next(coming)) if lengths else program
+        sized = program.resize(plan.batch, next(coming)) if lengths else program
         return _batch(sized, followed.counters)
 
     # The checkpoint of a run that resumes is made by a step that is none of it.
@@ -269,14 +269,14 @@ def _infer(program: Program, followed: _Followed) -> None:
     def given(module: Any, args: Any, named: dict[str, Any]) -> None:
         # A beam search orders its cache anew between two passes.
         if phases.step in told:
-            counters.name(Component.KV_CACHE, caches_of(named))
+            counters.name(Component.KV_CACHE, find_caches(named))
 
     def returned(module: Any, args: Any, outputs: Any) -> None:
         if isinstance(outputs, Mapping) and phases.step in told:
             followed.kept_on_host = sum(
-                one.nbytes for one in caches_of(outputs) if one.device.type == "cpu"
+                one.nbytes for one in find_caches(outputs) if one.device.type == "cpu"
             )
-            counters.name(Component.KV_CACHE, caches_of(outputs))
+            counters.name(Component.KV_CACHE, find_caches(outputs))
 
     noted = replace(program, batch=lambda _: _batch(program, counters))
     with contextlib.ExitStack() as hooks:
@@ -303,6 +303,6 @@ def _said(program: Program, kept_on_host: int) -> Iterator[str]:
             f"{kept_on_host:,} bytes of the cache are in pinned host memory at the end "
             "(PyTorch rounds each block up to a power of two); the GPU holds one layer and the next"
         )
-    skipped = (long_decode.said(passes),) if passes and long_decode.is_long(passes) else ()
-    scheme = () if program.plan.scheme is None else (quantised.described(program.inventory),)
+    skipped = (long_decode.note(passes),) if passes and long_decode.is_long(passes) else ()
+    scheme = () if program.plan.scheme is None else (quantised.describe(program.inventory),)
     yield from dict.fromkeys((*program.assumptions, *scheme, *skipped))

@@ -126,7 +126,7 @@ def _check_flash_attn(plan: Plan, gpu: Gpu | None) -> None:
 def _check_layout(plan: Plan, choice: Choice) -> None:
     with _blamed_on("parallel"):
         layout = layouts.of(plan)
-        layouts.checked_rank(plan)
+        layouts.chosen_rank(plan.rank, layouts.spread(plan).world)
         several = layout.name != layouts.SINGLE
         missing = layout.package and extras.lacking(
             f"--parallel {plan.parallel} needs", layout.package, f"torch-memcalc[{layout.package}]"

@@ -43,7 +43,7 @@ from memcalc.units import GIB, format_bytes
 from memcalc.workload import cache_layers, layouts, tasks
 from memcalc.workload.inventory import whole
 from memcalc.workload.job import Program
-from memcalc.workload.model import in_its_words
+from memcalc.workload.model import report_by_name
 
 _OUT_OF_MEMORY = "OutOfMemoryError"
 """PyTorch's own, by its name."""
@@ -158,7 +158,7 @@ class SimulatedRun:
         keep = bool(request.get("keep"))
         cudnn = self._settle(rank)
         try:
-            with in_its_words(plan.model, crumbs.where):
+            with report_by_name(plan.model, crumbs.where):
                 traced = run.trace(
                     self.program,
                     lengths=request.get("lengths", ()),

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from memcalc.optim.base import BatchedOptimizer, Work, check_adam_settings, local, scalars_of
-from memcalc.optim.batch import Batch8bit, Batch32bit
 from memcalc.optim.blockwise import blocks_of, dynamic_map
 from memcalc.optim.ops import run
 
@@ -107,24 +106,17 @@ class Adam8bit(BatchedOptimizer):
     def _update(self, works: list[Work], group: dict[str, Any], step: int) -> None:
         lr = float(group["lr"])
         scalars = scalars_of(group, step, lr=lr, decoupled=self._decoupled)
-        params, grads = [w.param for w in works], [w.grad for w in works]
-        state1, state2 = [w.state["state1"] for w in works], [w.state["state2"] for w in works]
-        if state1[0].dtype != torch.uint8:
-            run(Batch32bit(params=params, grads=grads, state1=state1, state2=state2), scalars)
-            return
-        run(
-            Batch8bit(
-                params=params,
-                grads=grads,
-                state1=state1,
-                state2=state2,
-                absmax1=[w.state["absmax1"] for w in works],
-                absmax2=[w.state["absmax2"] for w in works],
-                qmap1=works[0].state["qmap1"],
-                qmap2=works[0].state["qmap2"],
-            ),
-            scalars,
-        )
+        first = works[0].state
+        columns = [
+            [w.state[name] for w in works]
+            for name in ("state1", "state2", "absmax1", "absmax2")
+            if name in first
+        ]
+        given = [w.param for w in works], [w.grad for w in works], *columns
+        if "qmap1" in first:
+            run("adam_8bit", *given, first["qmap1"], first["qmap2"], scalars=scalars)
+        else:
+            run("adam_32bit", *given, scalars=scalars)
 
 
 class AdamW8bit(Adam8bit):
@@ -147,16 +139,8 @@ class AdamW8bit(Adam8bit):
         optim_bits: int = 8,
         maximize: bool = False,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            min_8bit_size=min_8bit_size,
-            optim_bits=optim_bits,
-            maximize=maximize,
-        )
+        more = {"min_8bit_size": min_8bit_size, "optim_bits": optim_bits, "maximize": maximize}
+        super().__init__(params, lr, betas, eps, weight_decay, **more)  # type: ignore[arg-type]
 
 
 def embeddings_in_32bit(model: nn.Module) -> list[dict[str, Any]]:

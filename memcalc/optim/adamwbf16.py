@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from memcalc.optim.base import BatchedOptimizer, Work, check_adam_settings, scalars_of
-from memcalc.optim.batch import BatchBF16
 from memcalc.optim.ops import run
 from memcalc.optim.rounding import stream_key
 
@@ -45,7 +44,7 @@ class AdamWBF16(BatchedOptimizer):
         maximize: Climb instead of descend.
         preheat_steps: Steps over which the rate grows linearly to ``lr``; 0 for none.
         decay_power: After the preheat the rate falls as the step to the power of
-            ``-decay_power``; 0 for no decay.  Multiplies whatever an LR scheduler sets.
+            ``-decay_power``; 0 for no decay.  Multiplies the rate that an LR scheduler sets.
         seed: Of the stochastic rounding.
 
     Sources: the compensated update, Zamirai et al., "Revisiting BFloat16 Training" (2020), and
@@ -112,7 +111,7 @@ class AdamWBF16(BatchedOptimizer):
         return {name: torch.zeros_like(param, dtype=torch.bfloat16) for name in names}
 
     def _complete(self, param: Tensor, values: dict[str, Any]) -> None:
-        """Also accept the state of torch.optim.AdamW, which has no shift, in any dtype."""
+        """Convert the state of torch.optim.AdamW too, which has no shift, in any dtype."""
         super()._complete(param, values)
         for name in ("exp_avg", "exp_avg_sq", "shift"):
             if name in values:
@@ -124,14 +123,12 @@ class AdamWBF16(BatchedOptimizer):
         factor = schedule_factor(
             step, preheat_steps=group["preheat_steps"], decay_power=group["decay_power"]
         )
+        names = ("exp_avg", "exp_avg_sq", "shift")
         run(
-            BatchBF16(
-                params=[w.param for w in works],
-                grads=[w.grad for w in works],
-                exp_avg=[w.state["exp_avg"] for w in works],
-                exp_avg_sq=[w.state["exp_avg_sq"] for w in works],
-                shift=[w.state["shift"] for w in works],
-                keys=[stream_key(group["seed"], step, w.ordinal) for w in works],
-            ),
-            scalars_of(group, step, lr=float(group["lr"]) * factor, decoupled=True),
+            "adamw_bf16",
+            [w.param for w in works],
+            [w.grad for w in works],
+            *([w.state[name] for w in works] for name in names),
+            [stream_key(group["seed"], step, w.ordinal) for w in works],
+            scalars=scalars_of(group, step, lr=float(group["lr"]) * factor, decoupled=True),
         )

@@ -3,29 +3,24 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from memcalc.optim.batch import Scalars
+from memcalc.optim.scalars import Scalars
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """One parameter's part of a batch; n elements, all flat tensors in the same order.
+class Work(NamedTuple):
+    """A parameter's part of a batch; n elements, all flat tensors in the same order.
 
     Attributes:
-        laid_out: The parameter itself, or a copy of it in its state's layout.
-        copies: Whether it holds a copy of the parameter or of the gradient.
-        param: ``laid_out`` as (n,).
+        param: The parameter, or a copy of it in its state's layout, as (n,).
         grad: The gradient as (n,), in the same order.
         state: The state's tensors by name, flat.
         ordinal: The parameter's place in the optimizer.
     """
 
-    laid_out: Tensor
-    copies: bool
     param: Tensor
     grad: Tensor
     state: dict[str, Tensor]
@@ -33,35 +28,14 @@ class Work:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Give this rank's part of a DTensor, and any other tensor as it is."""
+    """Give this rank's part of a DTensor, or the tensor itself."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """View a dense tensor, in whatever order of dimensions, as (n,) in order of memory."""
+    """View a dense tensor, in any order of dimensions, as (n,) in order of memory."""
     return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
-
-
-def work_on(param: Tensor, grad: Tensor, state: dict[str, Tensor], ordinal: int) -> Work:
-    """Lay a parameter and its gradient out like its state, by views where that is possible.
-
-    Args:
-        param: Local, any strides.
-        grad: Local, any strides and floating dtype.
-        state: Not empty; its first tensor is dense and of the parameter's shape.
-        ordinal: The parameter's place in the optimizer.
-    """
-    like = next(iter(state.values()))
-    laid_out, laid_out_grad = _like(param, like), _like(grad, like)
-    return Work(
-        laid_out=laid_out,
-        copies=laid_out is not param or laid_out_grad is not grad,
-        param=flat(laid_out),
-        grad=flat(laid_out_grad),
-        state={name: flat(tensor) for name, tensor in state.items()},
-        ordinal=ordinal,
-    )
 
 
 def _like(tensor: Tensor, like: Tensor) -> Tensor:
@@ -124,8 +98,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, keeping the dtypes that its tensors were saved with.
 
-        As with torch's optimizers, tensors already on the parameter's device are taken over,
-        not copied.
+        Like torch's optimizers it does not copy tensors that are on the parameter's device.
         """
         # Registered last, so that a user's own hooks see plain tensors.
         handle = self.register_load_state_dict_pre_hook(_shield)
@@ -154,20 +127,34 @@ class BatchedOptimizer(torch.optim.Optimizer):
                 state["step"] = 0
                 state.update(self._initial_state(param, group))
             state["step"] += 1
-            tensors = {name: local(t) for name, t in state.items() if isinstance(t, Tensor)}
-            target = local(param)
-            work = work_on(target, local(grad), tensors, ordinal)
-            if work.copies:
-                # A layout that must be copied is updated alone, to hold its copies only as long.
-                self._update([work], group, state["step"])
-                if work.laid_out is not target:
-                    target.copy_(work.laid_out)
-                del work
-                continue
-            key = (target.device, target.dtype, work.grad.dtype, tuple(tensors), state["step"])
-            batches.setdefault(key, []).append(work)
+            work = self._work_on(param, grad, group, ordinal)
+            if work is not None:
+                tensors = work.param, work.grad
+                kinds = (work.param.device, *(tensor.dtype for tensor in tensors), *work.state)
+                batches.setdefault((*kinds, state["step"]), []).append(work)
         for key, works in batches.items():
             self._update(works, group, key[-1])
+
+    def _work_on(
+        self, param: Tensor, grad: Tensor, group: dict[str, Any], ordinal: int
+    ) -> Work | None:
+        """Lay a parameter and its gradient out like its state, by views where that is possible.
+
+        A layout that must be copied is updated at once and alone, to hold its copies only as long;
+        then there is nothing to return.
+        """
+        target, gradient, values = local(param), local(grad), self.state[param]
+        state = {name: local(t) for name, t in values.items() if isinstance(t, Tensor)}
+        like = next(iter(state.values()))
+        laid_out, laid_out_grad = _like(target, like), _like(gradient, like)
+        flat_state = {name: flat(tensor) for name, tensor in state.items()}
+        work = Work(flat(laid_out), flat(laid_out_grad), flat_state, ordinal)
+        if laid_out is target and laid_out_grad is gradient:
+            return work
+        self._update([work], group, values["step"])
+        if laid_out is not target:
+            target.copy_(laid_out)
+        return None
 
     @abstractmethod
     def _check_group(self, group: dict[str, Any]) -> None:
@@ -175,7 +162,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
 
     @abstractmethod
     def _initial_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        """Make the tensors of a parameter's state, of its own shape first."""
+        """Make the tensors of a parameter's state, first one of the parameter's shape."""
 
     @abstractmethod
     def _update(self, works: list[Work], group: dict[str, Any], step: int) -> None:
@@ -189,17 +176,9 @@ class BatchedOptimizer(torch.optim.Optimizer):
 
 def scalars_of(group: dict[str, Any], step: int, *, lr: float, decoupled: bool) -> Scalars:
     """Collect a step's numbers from a parameter group."""
-    beta1, beta2 = group["betas"]
-    return Scalars(
-        lr=lr,
-        beta1=float(beta1),
-        beta2=float(beta2),
-        eps=float(group["eps"]),
-        weight_decay=float(group["weight_decay"]),
-        step=step,
-        maximize=bool(group["maximize"]),
-        decoupled=decoupled,
-    )
+    names = ("eps", "weight_decay")
+    numbers = (lr, *group["betas"], *(group[name] for name in names), step, group["maximize"])
+    return Scalars._make(map(float, (*numbers, decoupled)))
 
 
 def check_adam_settings(group: dict[str, Any]) -> None:

@@ -1,11 +1,10 @@
-"""Block-wise 8-bit quantization, written plainly: the reference that faster code is held to.
+"""Codes of block-wise 8-bit quantization: the nearest one, by search and by table.
 
-Below it the same by table: two look-ups instead of a binary search, and still exact.
-
-Shapes: n elements, in ceil(n / 256) blocks; the last block may be short.
+By table it takes two look-ups instead of a binary search, and is still exact. Of n elements there
+are ceil(n / 256) blocks; the last block may be short.
 
 Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (ICLR 2022), sections 1.3
-and 2.1, figure 2.  The 256 numbers that a code can stand for equal those of bitsandbytes 0.50.2
+and 2.1, figure 2.  The 256 numbers that codes mean equal those of bitsandbytes 0.50.2
 (``functional.create_dynamic_map``) bit for bit.  Scales and codes equal its exact (argmin) kernel;
 its compiled CPU kernel takes a short cut near zero and differs there.
 """
@@ -22,10 +21,10 @@ DECADES = 7  # magnitudes 1e-7 .. 1, each with twice as many codes as the one be
 
 
 def dynamic_map(*, signed: bool) -> Tensor:
-    """Make the sorted table of the 256 values that a code can stand for.
+    """Make the sorted table of the 256 values that codes mean.
 
     Decade i covers [10^(i-7), 10^(i-6)) and is cut into 2^i equal cells (2^(i+1) without a
-    sign); a code stands for its cell's middle.  Zero and 1.0 complete the table, so the signed
+    sign); a code means its cell's middle.  Zero and 1.0 complete the table, so the signed
     map has no -1.0.
 
     Args:
@@ -60,12 +59,6 @@ def blocks_of(n: int) -> int:
     return -(-n // BLOCK)
 
 
-def by_block(values: Tensor) -> Tensor:
-    """Pad a flat tensor with zeros to whole blocks: (n,) to (ceil(n / 256), 256)."""
-    padding = blocks_of(values.numel()) * BLOCK - values.numel()
-    return torch.nn.functional.pad(values, (0, padding)).view(-1, BLOCK)
-
-
 def reciprocal_scales(absmax: Tensor) -> Tensor:
     """Invert the scales; a block too small to invert (below 1.2e-38) is stored as zeros."""
     return torch.where(absmax < SMALLEST_NORMAL, 0.0, absmax.reciprocal())
@@ -78,7 +71,7 @@ def nearest_code(values: Tensor, qmap: Tensor, *, keep_nonzero: bool = False) ->
         values: float32, any shape, within [-1, 1].
         qmap: float32 (256,), ascending.
         keep_nonzero: never give a positive value the code of 0.  For second moments, which
-            stand in a denominator: a root that vanished would make the next step huge.
+            are in a denominator: a root that vanished would make the next step huge.
 
     Returns:
         uint8 of the same shape.
@@ -89,39 +82,6 @@ def nearest_code(values: Tensor, qmap: Tensor, *, keep_nonzero: bool = False) ->
     if keep_nonzero:
         codes = torch.where((values > 0) & (qmap[codes] == 0), codes + 1, codes)
     return codes.to(torch.uint8)
-
-
-def quantize(values: Tensor, qmap: Tensor, *, keep_nonzero: bool = False) -> tuple[Tensor, Tensor]:
-    """Quantize a flat float32 tensor block by block.
-
-    Args:
-        values: float32 (n,).
-        qmap: float32 (256,), ascending.
-        keep_nonzero: see ``nearest_code``.
-
-    Returns:
-        The codes, uint8 (n,), and the scales (each block's largest magnitude), float32
-        (ceil(n / 256),).  A NaN makes its block's scale NaN, so it is not hidden.
-    """
-    blocks = by_block(values)
-    absmax = blocks.abs().amax(dim=1)
-    scaled = blocks * reciprocal_scales(absmax)[:, None]
-    codes = nearest_code(scaled, qmap, keep_nonzero=keep_nonzero)
-    return codes.view(-1)[: values.numel()], absmax
-
-
-def dequantize(codes: Tensor, absmax: Tensor, qmap: Tensor) -> Tensor:
-    """Undo ``quantize`` up to its rounding.
-
-    Args:
-        codes: uint8 (n,).
-        absmax: float32 (ceil(n / 256),).
-        qmap: float32 (256,).
-
-    Returns:
-        float32 (n,).
-    """
-    return (by_block(qmap[codes.long()]) * absmax[:, None]).view(-1)[: codes.numel()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +116,7 @@ def code_tables(device: torch.device, *, signed: bool) -> CodeTables:
 
 
 def _boundaries(qmap: Tensor, *, keep_nonzero: bool) -> Tensor:
-    """Bisect, over the ordered float32s, for the smallest value of each code but the first."""
+    """Find the smallest value of each code but the first, by bisection over ordered float32s."""
     low, high = _ordinal(qmap[:-1]), _ordinal(qmap[1:])
     code = torch.arange(255)
     while bool((high - low > 1).any()):

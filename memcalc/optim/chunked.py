@@ -5,14 +5,11 @@ not grow with the model.  Small tensors lie side by side in one chunk, so that t
 of each torch call.  The arithmetic is the reference's, operation for operation.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from memcalc.optim.batch import Batch8bit, Batch32bit, BatchBF16, Scalars
 from memcalc.optim.blockwise import BLOCK, CodeTables, code_tables, reciprocal_scales
 from memcalc.optim.rounding import (
     high_half,
@@ -22,10 +19,12 @@ from memcalc.optim.rounding import (
     round_stochastic_,
     weyl_indices,
 )
+from memcalc.optim.scalars import Scalars
 
 # Elements per chunk.  On two cores with 2 MiB of cache each, 131072 was fastest of 16384 ..
 # 524288: smaller chunks pay per call, larger ones leave the cache.
 CHUNK = 131072
+_Tensors = list[Tensor]
 
 
 class Scratch:
@@ -48,68 +47,75 @@ class Scratch:
         self.index = empty(torch.int32)
 
 
-def adam_32bit(batch: Batch32bit, s: Scalars) -> None:
-    """Update the batch in place, as ``reference.adam_32bit`` does."""
-    work = Scratch(batch.params[0].device)
-    for_each_run(batch, lambda one: _one_32bit(one, s, work), room=CHUNK, multiple=1)
+def adam_32bit(
+    params: _Tensors, grads: _Tensors, state1: _Tensors, state2: _Tensors, s: Scalars
+) -> None:
+    """Update in place; moments are float32."""
+    work = Scratch(params[0].device)
+
+    def update(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> None:
+        for part in _chunks(p.numel()):
+            work.grow(part)
+            value = _as_float32(p[part], work.value)
+            _advance(value, _as_float32(g[part], work.grad), m[part], v[part], work.root, s)
+            _store(value, p[part])
+
+    _for_each_run((params, grads, state1, state2), update, multiple=1)
 
 
-def adam_8bit(batch: Batch8bit, s: Scalars) -> None:
-    """Update the batch in place, as ``reference.adam_8bit`` does."""
-    work = Scratch(batch.params[0].device)
-    for_each_run(batch, lambda one: _one_8bit(one, s, work), room=CHUNK, multiple=BLOCK)
+def adam_8bit(
+    params: _Tensors, grads: _Tensors, state1: _Tensors, state2: _Tensors,
+    absmax1: _Tensors, absmax2: _Tensors, qmap1: Tensor, qmap2: Tensor, s: Scalars,
+) -> None:  # fmt: skip
+    """Update in place; moments are uint8 codes with a scale for each block."""
+    work = Scratch(params[0].device)
+    tables1 = code_tables(qmap1.device, signed=True)
+    tables2 = code_tables(qmap2.device, signed=False)
+
+    def update(p: Tensor, g: Tensor, *state: Tensor) -> None:
+        for part in _whole_blocks(p.numel()):
+            work.grow(part)
+            blocks = slice(part.start // BLOCK, -(-part.stop // BLOCK))
+            codes1, codes2 = (one[part] for one in state[:2])
+            scales1, scales2 = (one[blocks] for one in state[2:])
+            m = _dequantize(codes1, scales1, qmap1, work.m, work.index)
+            v = _dequantize(codes2, scales2, qmap2, work.v, work.index)
+            value = _as_float32(p[part], work.value)
+            _advance(value, _as_float32(g[part], work.grad), m, v, work.root, s)
+            _store(value, p[part])
+            _quantize_(m, codes1, scales1, tables1, work)
+            _quantize_(v, codes2, scales2, tables2, work)
+
+    columns = params, grads, state1, state2, absmax1, absmax2
+    _for_each_run(columns, update, multiple=BLOCK)
 
 
-def _one_32bit(batch: Batch32bit, s: Scalars, work: "Scratch") -> None:
-    p, g, m, v = batch.params[0], batch.grads[0], batch.state1[0], batch.state2[0]
-    for part in _chunks(p.numel()):
-        work.grow(part)
-        value = _as_float32(p[part], work.value)
-        _advance(value, _as_float32(g[part], work.grad), m[part], v[part], work.root, s)
-        _store(value, p[part])
-
-
-def _one_8bit(batch: Batch8bit, s: Scalars, work: "Scratch") -> None:
-    p, g = batch.params[0], batch.grads[0]
-    tables1 = code_tables(batch.qmap1.device, signed=True)
-    tables2 = code_tables(batch.qmap2.device, signed=False)
-    for part in _whole_blocks(p.numel()):
-        work.grow(part)
-        blocks = slice(part.start // BLOCK, -(-part.stop // BLOCK))
-        codes1, scales1 = batch.state1[0][part], batch.absmax1[0][blocks]
-        codes2, scales2 = batch.state2[0][part], batch.absmax2[0][blocks]
-        m = _dequantize(codes1, scales1, batch.qmap1, work.m, work.index)
-        v = _dequantize(codes2, scales2, batch.qmap2, work.v, work.index)
-        value = _as_float32(p[part], work.value)
-        _advance(value, _as_float32(g[part], work.grad), m, v, work.root, s)
-        _store(value, p[part])
-        _quantize_(m, codes1, scales1, tables1, work)
-        _quantize_(v, codes2, scales2, tables2, work)
-
-
-def adamw_bf16(batch: BatchBF16, s: Scalars) -> None:
-    """Update the batch in place, as ``reference.adamw_bf16`` does."""
-    device = batch.params[0].device
+def adamw_bf16(
+    params: _Tensors, grads: _Tensors, exp_avg: _Tensors, exp_avg_sq: _Tensors,
+    shift: _Tensors, keys: list[int], s: Scalars,
+) -> None:  # fmt: skip
+    """Update in place; parameters, moments and correction are bf16, with a random key for each."""
+    device = params[0].device
     work = Scratch(device)
-    work.grow(slice(0, min(CHUNK, max(p.numel() for p in batch.params))))
+    work.grow(slice(0, min(CHUNK, max(p.numel() for p in params))))
     weyl = weyl_indices(work.size, device)
     bits = torch.empty_like(weyl)
-    for i, p in enumerate(batch.params):
+    for i, p in enumerate(params):
         for part in _chunks(p.numel()):
             n = part.stop - part.start
-            m = _as_float32(batch.exp_avg[i][part], work.m)
-            v = _as_float32(batch.exp_avg_sq[i][part], work.v)
-            value = torch.add(p[part], batch.shift[i][part].float(), out=work.value[:n])
-            _advance(value, _as_float32(batch.grads[i][part], work.grad), m, v, work.root, s)
+            m = _as_float32(exp_avg[i][part], work.m)
+            v = _as_float32(exp_avg_sq[i][part], work.v)
+            value = torch.add(p[part], shift[i][part].float(), out=work.value[:n])
+            _advance(value, _as_float32(grads[i][part], work.grad), m, v, work.root, s)
             p[part].copy_(value)
 
             half, noise = work.index[:n], bits[:n]
-            random_bits(weyl[:n], part.start, batch.keys[i], out=noise, scratch=half)
-            batch.exp_avg[i][part].copy_(round_stochastic_(m, low_half(noise, out=half)))
-            batch.exp_avg_sq[i][part].copy_(round_stochastic_(v, high_half(noise, out=half)))
+            random_bits(weyl[:n], part.start, keys[i], out=noise, scratch=half)
+            exp_avg[i][part].copy_(round_stochastic_(m, low_half(noise, out=half)))
+            exp_avg_sq[i][part].copy_(round_stochastic_(v, high_half(noise, out=half)))
             remix_(noise, half)
             rest = value.sub_(p[part])
-            batch.shift[i][part].copy_(round_stochastic_(rest, high_half(noise, out=half)))
+            shift[i][part].copy_(round_stochastic_(rest, high_half(noise, out=half)))
 
 
 def _chunks(n: int) -> Iterator[slice]:
@@ -118,7 +124,7 @@ def _chunks(n: int) -> Iterator[slice]:
 
 
 def _whole_blocks(n: int) -> Iterator[slice]:
-    """Cut into chunks of whole blocks; a short last block is a chunk of its own."""
+    """Cut into chunks of whole blocks; a short last block is another chunk."""
     tail = n % BLOCK
     yield from _chunks(n - tail)
     if tail:
@@ -176,56 +182,38 @@ def _quantize_(
     codes.copy_(index.add_(code))
 
 
-Batch = TypeVar("Batch", Batch8bit, Batch32bit)
-
-
-def for_each_run(
-    batch: Batch, update: Callable[[Batch], None], *, room: int, multiple: int
+def _for_each_run(
+    columns: Sequence[_Tensors], update: Callable[..., None], *, multiple: int
 ) -> None:
-    """Update a batch run by run: a large tensor alone, small ones packed together.
+    """Update tensors run by run: a large one alone, small ones packed together.
 
     Args:
-        batch: What to update in place.
-        update: Updates, in place, a batch of one tensor.
-        room: Elements that a packed run may have.
+        columns: Parameters, gradients and states of the same tensors.
+        update: Updates one tensor in place, of which it is given each column's part.
         multiple: Only tensors whose element count it divides are packed, so that blocks of that
             many elements stay whole.
     """
-    for run in _runs([p.numel() for p in batch.params], room, multiple):
-        part = _with_lists(batch, lambda tensors: [tensors[i] for i in run])  # noqa: B023
-        if len(run) == 1:
-            update(part)
-            continue
-        packed = _with_lists(part, lambda tensors: [torch.cat(tensors)])
-        update(packed)
-        for name in _lists(part):
-            if name != "grads":
-                tensors = getattr(part, name)
-                pieces = torch.split(getattr(packed, name)[0], [t.numel() for t in tensors])
-                torch._foreach_copy_(tensors, pieces)
+    for run in _runs([p.numel() for p in columns[0]], multiple):
+        parts = [[column[i] for i in run] for column in columns]
+        packed = [torch.cat(part) if len(run) > 1 else part[0] for part in parts]
+        update(*packed)
+        for number, (part, whole) in enumerate(zip(parts, packed, strict=True)):
+            if len(run) > 1 and number != 1:  # gradients stay as they are
+                torch._foreach_copy_(part, torch.split(whole, [t.numel() for t in part]))
 
 
-def _runs(sizes: list[int], room: int, multiple: int) -> Iterator[list[int]]:
-    """Yield every index once: alone, or with others whose sizes sum to at most the room."""
+def _runs(sizes: list[int], multiple: int) -> Iterator[list[int]]:
+    """Yield every index once: alone, or with others whose sizes sum to at most a chunk."""
     run: list[int] = []
     filled = 0
     for index, size in enumerate(sizes):
-        if size % multiple or size > room // 2:
+        if size % multiple or size > CHUNK // 2:
             yield [index]
             continue
-        if filled + size > room:
+        if filled + size > CHUNK:
             yield run
             run, filled = [], 0
         run.append(index)
         filled += size
     if run:
         yield run
-
-
-def _lists(batch: Batch) -> list[str]:
-    return [f.name for f in fields(batch) if isinstance(getattr(batch, f.name), list)]
-
-
-def _with_lists(batch: Batch, change: Callable[[list[Tensor]], list[Tensor]]) -> Batch:
-    changed: dict[str, Any] = {name: change(getattr(batch, name)) for name in _lists(batch)}
-    return replace(batch, **changed)

@@ -175,7 +175,7 @@ def adam_32bit(
 
 @triton.jit
 def _random_bits(index, key):
-    """``rounding.random_bits`` of elements, uint32."""
+    """Compute ``rounding.random_bits`` of elements, uint32."""
     x = index * _WEYL + key
     x = (x ^ (x >> 16)) * _MIX1
     x = (x ^ (x >> 15)) * _MIX2

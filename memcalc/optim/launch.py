@@ -3,7 +3,6 @@
 Beyond parameters and states a launch holds one table, 8 bytes for each part of each tensor.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from memcalc.optim import kernels, table
-from memcalc.optim.batch import Batch8bit, Batch32bit, BatchBF16, Scalars
 from memcalc.optim.blockwise import BLOCK
+from memcalc.optim.scalars import Scalars
 
 WARPS = 8
 _TYPES = {
@@ -20,82 +19,79 @@ _TYPES = {
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
 }
+_Tensors = list[Tensor]
 
 
-def adam_8bit(batch: Batch8bit, s: Scalars) -> None:
-    """Update the batch in place, as ``reference.adam_8bit`` does."""
-    columns = [batch.params, batch.grads, batch.state1, batch.state2]
-    scales = [batch.absmax1, batch.absmax2]
-    types = {"PARAM": _type(batch.params), "GRAD": _type(batch.grads)}
-    maps = (batch.qmap1, batch.qmap2)
-    for chosen, even in _launches(columns):
-        rows = [_row(columns + scales, i) for i in chosen]
-        options = {**types, "EVEN": even, "BLOCKS": table.SPANS[even] // BLOCK}
-        _launch(kernels.adam_8bit, rows, (*maps, *s.arguments()), options, maps[0])
+def adam_8bit(
+    params: _Tensors, grads: _Tensors, state1: _Tensors, state2: _Tensors,
+    absmax1: _Tensors, absmax2: _Tensors, qmap1: Tensor, qmap2: Tensor, s: Scalars,
+) -> None:  # fmt: skip
+    """Update in place; moments are uint8 codes with a scale for each block."""
+    columns = [params, grads, state1, state2]
+    types = {"PARAM": _TYPES[params[0].dtype], "GRAD": _TYPES[grads[0].dtype]}
+    _launch(kernels.adam_8bit, columns, (qmap1, qmap2, *s.arguments()), types, [absmax1, absmax2])
 
 
-def adam_32bit(batch: Batch32bit, s: Scalars) -> None:
-    """Update the batch in place, as ``reference.adam_32bit`` does."""
-    columns = [batch.params, batch.grads, batch.state1, batch.state2]
-    types = {"PARAM": _type(batch.params), "GRAD": _type(batch.grads)}
-    for chosen, even in _launches(columns):
-        rows = [_row(columns, i) for i in chosen]
-        like = batch.params[0]
-        options = {**types, "EVEN": even, "SPAN": table.SPANS[even]}
-        _launch(kernels.adam_32bit, rows, s.arguments(), options, like)
+def adam_32bit(
+    params: _Tensors, grads: _Tensors, state1: _Tensors, state2: _Tensors, s: Scalars
+) -> None:
+    """Update in place; moments are float32."""
+    types = {"PARAM": _TYPES[params[0].dtype], "GRAD": _TYPES[grads[0].dtype]}
+    _launch(kernels.adam_32bit, [params, grads, state1, state2], s.arguments(), types)
 
 
-def adamw_bf16(batch: BatchBF16, s: Scalars) -> None:
-    """Update the batch in place, as ``reference.adamw_bf16`` does."""
-    columns = [batch.params, batch.grads, batch.exp_avg, batch.exp_avg_sq, batch.shift]
-    types = {"GRAD": _type(batch.grads)}
-    for chosen, even in _launches(columns):
-        rows = [[*_row(columns, i), batch.keys[i]] for i in chosen]
-        like = batch.params[0]
-        options = {**types, "EVEN": even, "SPAN": table.SPANS[even]}
-        _launch(kernels.adamw_bf16, rows, s.arguments(), options, like)
+def adamw_bf16(
+    params: _Tensors, grads: _Tensors, exp_avg: _Tensors, exp_avg_sq: _Tensors,
+    shift: _Tensors, keys: list[int], s: Scalars,
+) -> None:  # fmt: skip
+    """Update in place; parameters, moments and correction are bf16, with a random key for each."""
+    columns = [params, grads, exp_avg, exp_avg_sq, shift]
+    types = {"GRAD": _TYPES[grads[0].dtype]}
+    _launch(kernels.adamw_bf16, columns, s.arguments(), types, keys=keys)
 
 
 def probe() -> None:
     """Compile and run the smallest kernel on the current GPU, raising what keeps it from that."""
-    names = ("params", "grads", "state1", "state2")
-    tensors = {name: [torch.zeros(16, device="cuda")] for name in names}
-    scalars = Scalars(
-        lr=0.0, beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0,
-        step=1, maximize=False, decoupled=True,
-    )  # fmt: skip
-    adam_32bit(Batch32bit(**tensors), scalars)
-
-
-def _type(tensors: list[Tensor]) -> Any:
-    return _TYPES[tensors[0].dtype]
-
-
-def _launches(columns: list[list[Tensor]]) -> Iterator[tuple[list[int], bool]]:
-    return table.split(
-        table.is_even(p.numel(), (column[i].data_ptr() for column in columns))
-        for i, p in enumerate(columns[0])
-    )
-
-
-def _row(columns: list[list[Tensor]], i: int) -> list[int]:
-    return [columns[0][i].numel(), *(column[i].data_ptr() for column in columns)]
+    params, grads, state1, state2 = ([torch.zeros(16, device="cuda")] for _ in range(4))
+    numbers = Scalars(0.0, 0.0, 0.0, 1.0, 0.0, step=1, maximize=False, decoupled=True)
+    adam_32bit(params, grads, state1, state2, numbers)
 
 
 def _launch(
-    kernel: Any, rows: list[list[int]], arguments: tuple[Any, ...], options: Any, like: Tensor
+    kernel: Any,
+    columns: list[_Tensors],
+    arguments: tuple[Any, ...],
+    types: dict[str, Any],
+    scales: list[_Tensors] | None = None,
+    keys: list[int] | None = None,
 ) -> None:
-    words, programs = table.fill(rows, table.SPANS[options["EVEN"]])
-    lines = torch.tensor(words, dtype=torch.int64)
-    if like.is_cuda:
-        # Pinned, so that the copy does not wait for the work already queued.
-        lines = lines.pin_memory().to(like.device, non_blocking=True)
-    with torch.cuda.device_of(like):
-        kernel[(programs,)](
-            lines,
-            *arguments,
-            COUNT=len(rows),
-            DEPTH=table.depth(len(rows)),
-            num_warps=WARPS,
-            **options,
-        )
+    """Launch a kernel on the tensors that allow wide loads in all columns, and on the others."""
+    sizes, like = [p.numel() for p in columns[0]], columns[0][0]
+    addresses = [[t.data_ptr() for t in row] for row in zip(*columns, strict=True)]
+    for chosen, even in table.split(map(table.is_even, sizes, addresses)):
+        rows = [
+            [
+                *(sizes[i], *addresses[i]),
+                *(column[i].data_ptr() for column in scales or ()),
+                *([keys[i]] if keys is not None else ()),
+            ]
+            for i in chosen
+        ]
+        span = table.SPANS[even]
+        words, programs = table.fill(rows, span)
+        lines = torch.tensor(words, dtype=torch.int64)
+        if like.is_cuda:
+            # Pinned, so that the copy does not wait for the work already queued.
+            lines = lines.pin_memory().to(like.device, non_blocking=True)
+        extent = {"BLOCKS": span // BLOCK} if scales is not None else {"SPAN": span}
+        with torch.cuda.device_of(like):
+            kernel[(programs,)](
+                lines,
+                *arguments,
+                COUNT=len(rows),
+                DEPTH=table.depth(len(rows)),
+                EVEN=even,
+                num_warps=WARPS,
+                **extent,
+                **types,
+            )

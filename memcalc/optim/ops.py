@@ -8,7 +8,6 @@ no effect but its mutation, and, like the fused kernel, no temporaries.
 import importlib.util
 import warnings
 from collections.abc import Callable
-from dataclasses import fields
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -16,34 +15,24 @@ from typing import Any
 import torch
 
 from memcalc.optim import chunked
-from memcalc.optim.batch import Batch8bit, Batch32bit, BatchBF16, Scalars
+from memcalc.optim.scalars import Scalars
 
-Batch = Batch32bit | Batch8bit | BatchBF16
 _LIBRARY: Any = torch.library.Library("memcalc_optim", "DEF")
-_SCHEMAS: dict[type[Batch], tuple[str, str]] = {
-    Batch32bit: (
-        "adam_32bit",
-        "Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state1, Tensor(c!)[] state2",
-    ),
-    Batch8bit: (
-        "adam_8bit",
-        "Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state1, Tensor(c!)[] state2,"
-        " Tensor(d!)[] absmax1, Tensor(e!)[] absmax2, Tensor qmap1, Tensor qmap2",
-    ),
-    BatchBF16: (
-        "adamw_bf16",
-        "Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avg, Tensor(c!)[] exp_avg_sq,"
-        " Tensor(d!)[] shift, int[] keys",
-    ),
+_MOMENTS = "Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state1, Tensor(c!)[] state2"
+_SCHEMAS = {
+    "adam_32bit": _MOMENTS,
+    "adam_8bit": f"{_MOMENTS}, Tensor(d!)[] absmax1, Tensor(e!)[] absmax2,"
+    " Tensor qmap1, Tensor qmap2",
+    "adamw_bf16": "Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avg,"
+    " Tensor(c!)[] exp_avg_sq, Tensor(d!)[] shift, int[] keys",
 }
-"""The function of a path that updates a batch, and the batch's fields as a schema has them."""
+"""Arguments of each update but its scalars; the paths have functions of the same names. Tensors
+are flat and dense, those of a list of one dtype, and lists run in parallel."""
 
 
-def run(batch: Batch, scalars: Scalars) -> None:
-    """Update the batch in place on its device."""
-    name, _ = _SCHEMAS[type(batch)]
-    given = (getattr(batch, field.name) for field in fields(batch))
-    getattr(torch.ops.memcalc_optim, f"{name}_")(*given, scalars.pack())
+def run(name: str, *given: Any, scalars: Scalars) -> None:
+    """Run an update in place on the device of its tensors; see ``_SCHEMAS`` for what to give."""
+    getattr(torch.ops.memcalc_optim, f"{name}_")(*given, list(map(float, scalars)))
 
 
 @cache
@@ -66,22 +55,15 @@ def cuda_path() -> ModuleType:
     return launch
 
 
-def _nothing(*_: Any) -> None:
-    """Stand for an update where tensors hold no data."""
-
-
-def _implement(kind: type[Batch], name: str, key: str, path: Callable[[], Any]) -> None:
-    names = [field.name for field in fields(kind)]
-
+def _implement(name: str, key: str, path: Callable[[], ModuleType]) -> None:
     def update(*given: Any) -> None:
-        batch = kind(**dict(zip(names, given[:-1], strict=True)))
-        getattr(path(), name)(batch, Scalars.unpack(given[-1]))
+        getattr(path(), name)(*given[:-1], Scalars(*given[-1]))
 
     _LIBRARY.impl(f"{name}_", update, key)
 
 
-for _kind, (_name, _schema) in _SCHEMAS.items():
+for _name, _schema in _SCHEMAS.items():
     _LIBRARY.define(f"{_name}_({_schema}, float[] scalars) -> ()")
-    _LIBRARY.impl(f"{_name}_", _nothing, "Meta")
-    _implement(_kind, _name, "CompositeExplicitAutograd", lambda: chunked)
-    _implement(_kind, _name, "CUDA", cuda_path)
+    _LIBRARY.impl(f"{_name}_", lambda *_: None, "Meta")
+    _implement(_name, "CompositeExplicitAutograd", lambda: chunked)
+    _implement(_name, "CUDA", cuda_path)

@@ -27,7 +27,7 @@ def signed32(value: int) -> int:
 
 
 def stream_key(seed: int, step: int, ordinal: int) -> int:
-    """Mix seed, step and the parameter's place in the optimizer into one int32 key."""
+    """Combine seed, step and the parameter's place in the optimizer into one int32 key."""
     state = 0
     for word in (seed, step, ordinal):
         state = (state + (word & _MASK64) + 0x9E3779B97F4A7C15) & _MASK64

@@ -1,6 +1,6 @@
 """A launch's table: which tensors share a launch, and where each one's programs and parts are.
 
-Holds no Triton, so that a launch can be planned, counted and tested where there is none.
+Holds no Triton, so that a launch can be planned, counted and tested without it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ def fill(rows: Sequence[Sequence[int]], span: int) -> tuple[list[int], int]:
     """Lay out the table of a launch.
 
     Args:
-        rows: for each tensor its element count, then whatever the kernel wants of it.
+        rows: for each tensor its element count, then the other words of its row.
         span: elements per program.
 
     Returns:
@@ -47,5 +47,5 @@ def fill(rows: Sequence[Sequence[int]], span: int) -> tuple[list[int], int]:
 
 
 def depth(tensors: int) -> int:
-    """Count the halvings that find one of so many tensors."""
+    """Count the halvings that find one of this many tensors."""
     return max(tensors - 1, 0).bit_length()

@@ -6,6 +6,8 @@ PLAIN_TENSORS = ("ddp", "zero1", "fsdp1")
 """Layouts of PyTorch that hand an optimizer plain tensors, which any kernel takes; no DTensors."""
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 """How FSDP's first version shards, by accelerate's names and in its order."""
+PREFETCHES = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
+"""When FSDP's first version gathers the next unit in backward, by accelerate's names."""
 WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 """What accelerate calls the ways to choose FSDP's units, the layers of the model first."""
 TRAINER_OPTIM = "adamw_torch_fused"
@@ -16,5 +18,7 @@ FLASH_ATTN = "flash_attention_2"
 """What transformers calls attention by the package flash-attn, of version 2."""
 AUTOCAST_DTYPES = {"amp-bf16": "bfloat16", "bf16+amp": "bfloat16", "amp-fp16": "float16"}
 """Dtype of autocast by the precisions that have one."""
+WEIGHT_DTYPES = {"bf16": "bfloat16", "bf16+amp": "bfloat16", "fp16": "float16"}
+"""Dtype of weights by the precisions that keep them in 16 bits."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """PyTorch's names of dtypes by the short ones."""

@@ -77,7 +77,7 @@ def _unusual_layout(prediction: Prediction) -> Iterator[Line]:
     plan = prediction.plan
     if plan.parallel is not None and plan.devices == 1 and layouts.spread(plan).world == 1:
         yield Line(f"  {plan.parallel} is over 1 GPU: add --devices 8, or as many as you have")
-    if layouts.autocasts_gathered(plan):
+    if layouts.autocasts_fp32_units(plan):
         copies = prediction.components.get(Component.AUTOCAST_COPIES, 0)
         words = "autocast copies the gathered weights"
         if copies:

@@ -16,7 +16,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import LONGER, FitVerdict, OnGpu, Prediction
 from memcalc.records.trace import Trace
 from memcalc.script.growth import find_growth
-from memcalc.script.records import Answers, Ending
+from memcalc.script.records import Ending, RankAnswers
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,11 +26,11 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     traced: Traced | None
     """``None``: it never used the GPU."""
     served: Prediction | None = None
-    """What a serving engine says that the program starts; ``None``: it starts none, or trains."""
+    """A serving engine's figures, where the program starts one and does not train."""
 
 
-def as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
-    """What the program's end says of its figures."""
+def add_ending(traced: Traced, ending: Ending, room: int | None) -> Traced:
+    """Add what the program's end says of its figures."""
     prediction = traced.prediction
     grows = find_growth(traced.trace, room, prediction.peak.reserved or 0)
     prediction = replace(prediction, growth=grows, refusal=ending.refusal)
@@ -51,7 +51,7 @@ def as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
 
 
 def _until_then(prediction: Prediction, code: int) -> Prediction:
-    """A program that failed might have taken more: that it fits is not known then."""
+    """Say that a program failed: it might have taken more, so whether it fits is not known."""
     until_then = f"the script ended with exit code {code}; figures cover the run until then"
     told = replace(prediction, assumptions=(until_then, *prediction.assumptions))
     if told.fit is None or told.fit.verdict not in FITTING:
@@ -59,8 +59,10 @@ def _until_then(prediction: Prediction, code: int) -> Prediction:
     return replace(told, fit=None, unknown={**told.unknown, "fit": until_then})
 
 
-def answered(question: Asked, traces: Mapping[int, Trace], state: OptimizerState) -> Traced | None:
-    """The answer of the GPU on which most is, beside the peaks of all; ``None``: none was used."""
+def predict_gpus(
+    question: Asked, traces: Mapping[int, Trace], state: OptimizerState
+) -> Traced | None:
+    """Predict for the GPU that holds most, beside the peaks of all; None: none was used."""
     found = {
         gpu: Traced(
             prediction=predict(question, trace, state, engine.player(question.plan)), trace=trace
@@ -78,10 +80,10 @@ def answered(question: Asked, traces: Mapping[int, Trace], state: OptimizerState
     return replace(chosen, prediction=replace(chosen.prediction, device=device, gpus=gpus))
 
 
-def of_ranks(found: Mapping[int, Simulated], answers: Answers, plan: Plan) -> Simulated:
-    """The answer of the rank that needs most, beside the figures of all that were run.
+def combine_ranks(found: Mapping[int, Simulated], answers: RankAnswers, plan: Plan) -> Simulated:
+    """Return the answer of the rank that needs most, beside the figures of all that were run.
 
-    One that failed ends all, whatever it needs.
+    The exit code is that of a rank that failed, whether it needs most or not.
     """
     known = {rank: one.traced for rank, one in found.items() if one.traced is not None}
     code = next((one.ending.code for one in found.values() if one.ending.code), 0)
@@ -101,14 +103,14 @@ def of_ranks(found: Mapping[int, Simulated], answers: Answers, plan: Plan) -> Si
             )
             for rank, one in sorted(known.items())
         )
-        told = tuple(_said_of_others(answers, found))
+        told = tuple(_describe_others(answers, found))
         prediction = replace(prediction, ranks=rows, assumptions=(*told, *prediction.assumptions))
     ending = replace(found[most].ending, code=code)
     return Simulated(ending=ending, traced=replace(known[most], prediction=prediction))
 
 
-def _said_of_others(answers: Answers, found: Mapping[int, Simulated]) -> Iterator[str]:
-    """Which ranks were not run, and why; and which have nothing on the GPU."""
+def _describe_others(answers: RankAnswers, found: Mapping[int, Simulated]) -> Iterator[str]:
+    """Yield sentences on ranks that were not run, or have nothing on the GPU."""
     for rank, others in answers.alike.items():
         are = "are" if len(others) > 1 else "is"
         if not answers.stages:

@@ -23,7 +23,7 @@ def simulate(
     """Run the code of a ``with`` on a simulated GPU: nothing is computed, nothing is allocated.
 
     ``with memcalc.simulate(gpu="t4") as run: train()``, then ``run.prediction``. Models that are
-    moved to the GPU inside are simulated from then on, and have no values.
+    moved to the GPU inside have no values.
 
     Args:
         gpu: which GPU; ``None``: any, without a limit of memory. Where memory runs out, the code

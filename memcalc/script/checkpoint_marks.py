@@ -1,4 +1,4 @@
-"""The marks that stand in files for checkpoints that a simulated script saved."""
+"""Marks in the files of checkpoints that a simulated script saved."""
 
 import contextlib
 import os
@@ -16,12 +16,12 @@ LENGTH = len(_MARK % 0)
 
 
 def mark(number: int) -> bytes:
-    """Return the bytes that stand for a checkpoint."""
+    """Return the bytes that mark a checkpoint."""
     return _MARK % number
 
 
 def number_in(file: Any) -> int | None:
-    """Return the number of the mark that comes next in an open file; ``None``: there is none."""
+    """Return the number of the mark that comes next in an open file, or None."""
     try:
         at = file.tell()
         head = file.read(LENGTH)
@@ -33,7 +33,7 @@ def number_in(file: Any) -> int | None:
 
 
 def number_of(path: Path | str) -> int | None:
-    """Return the number of the mark that a file begins with; ``None``: there is none."""
+    """Return the number of the mark that a file begins with, or None."""
     try:
         with open(path, "rb") as opened:
             return number_in(opened)

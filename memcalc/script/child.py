@@ -40,7 +40,7 @@ from memcalc.script.records import ANSWER, REQUEST, Answer, Ending, Request
 _ONE_OF_MANY = "this is rank {} of {}; messages of others are assumed to have arrived"
 _LEFT = "The code called os._exit({}), which ends a process at once: leave that call out."
 _INTERRUPTED = 130
-"""What a shell says of a program that Ctrl-C ended."""
+"""A shell's exit code of a program that Ctrl-C ended."""
 
 
 def main(shared: Path) -> None:
@@ -57,56 +57,69 @@ def main(shared: Path) -> None:
 
 def run_program(request: Request, answered: Path) -> NoReturn:
     """Run the program in this process, as one rank where others train with it, and end it."""
-    world = request.world or 1
-    session = Session(request.steps, one_of_many=world > 1)
-    for said in (*request.said, *map(stand_ins.install, request.stand_ins)):
-        session.say(said)
-    sys.meta_path.append(compiled.Compiled(session.say))
-    if world > 1:
-        session.say(_ONE_OF_MANY.format(request.rank, world))
-    ending, leave, own = Ending(code=0), os._exit, os.getpid()
-    stack = contextlib.ExitStack()
-    session.values.reads.opposite = request.opposite
-    stack.enter_context(as_main(request.program))
-    stack.enter_context(session)
-    others = surroundings.program(request, session)
+    _Run(request, answered).run()
 
-    def end() -> NoReturn:
-        stack.close()
-        told = msgspec.structs.replace(
-            ending,
+
+class _Run:
+    """One run of a program in this process."""
+
+    def __init__(self, request: Request, answered: Path) -> None:
+        self._request, self._answered = request, answered
+        self._world = request.world or 1
+        self._session = Session(request.steps, one_of_many=self._world > 1)
+        self._ending = Ending(code=0)
+        self._exit, self._own = os._exit, os.getpid()
+        self._stack = contextlib.ExitStack()
+        self._others: Iterable[str] = ()
+
+    def run(self) -> NoReturn:
+        """Run it until it or something else ends it, write what it took, and end this process."""
+        request, session = self._request, self._session
+        for assumed in (*request.said, *map(stand_ins.install, request.stand_ins)):
+            session.say(assumed)
+        sys.meta_path.append(compiled.Compiled(session.say))
+        if self._world > 1:
+            session.say(_ONE_OF_MANY.format(request.rank, self._world))
+        session.values.reads.opposite = request.opposite
+        self._stack.enter_context(as_main(request.program))
+        self._stack.enter_context(session)
+        self._others = surroundings.program(request, session)
+        os._exit = posix._exit = self._leave
+        self._ending = _run_to_end(request, session)
+        # Python's exit ends daemon threads, whose errors nobody sees.
+        threading.excepthook = lambda _: None
+        if not self._ending.stopped and not _raised:
+            atexit._run_exitfuncs()
+        if self._ending.code == 1 and _by_number:
+            _explain(session.values.reads.lines)
+        self._end()
+
+    def _end(self) -> NoReturn:
+        self._stack.close()
+        session = self._session
+        ending = msgspec.structs.replace(
+            self._ending,
             steps=session.steps.most,
-            started=tuple(others),
+            started=tuple(self._others),
             others=internals.most_of_others(),
             trains=session.phases.backwards > 0,
             decides=session.values.reads.decisions,
         )
-        answer = _answer(session, request, told)
-        _write(answered, msgspec.json.encode(answer))
+        answer = _make_answer(session, self._request, ending)
+        _write(self._answered, msgspec.json.encode(answer))
         flush()
         # Threads of PyTorch's would wait for a GPU that never answers.
-        leave(ending.code)
+        self._exit(ending.code)
 
-    def leaves(status: int) -> NoReturn:
-        """As ``os._exit``, which would take the answer with it."""
-        nonlocal ending
-        if os.getpid() != own or threading.current_thread() is not threading.main_thread():
-            leave(status)
-        if request.work:
-            _raised.update(_described(EstimateError(_LEFT.format(status))))
+    def _leave(self, status: int) -> NoReturn:
+        """Take the place of ``os._exit``, which would take the answer with it."""
+        if os.getpid() != self._own or threading.current_thread() is not threading.main_thread():
+            self._exit(status)
+        if self._request.work:
+            _raised.update(_serialize(EstimateError(_LEFT.format(status))))
             status = status or 1
-        ending = msgspec.structs.replace(ending, code=status)
-        end()
-
-    os._exit = posix._exit = leaves
-    ending = _ended(request, session)
-    # Python's exit ends daemon threads, whose errors nobody sees.
-    threading.excepthook = lambda _: None
-    if not ending.stopped and not _raised:
-        atexit._run_exitfuncs()
-    if ending.code == 1 and _by_number:
-        _explain(session.values.reads.lines)
-    end()
+        self._ending = msgspec.structs.replace(self._ending, code=status)
+        self._end()
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -120,11 +133,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _explain(lines: Iterable[str]) -> None:
-    """Say where an error of a number may come from.
-
-    Args:
-        lines: those that read a number that is not computed.
-    """
+    """Say which lines read numbers that are not computed: one may cause the error."""
     if torch.cuda.is_initialized():
         at = f" (at {', '.join(lines)})" if lines else ""
         print(f"memcalc: {_NOT_COMPUTED.format(at=at)}", file=sys.stderr)
@@ -140,7 +149,7 @@ _NOT_COMPUTED = (
 )
 
 
-def _ended(request: Request, session: Session) -> Ending:
+def _run_to_end(request: Request, session: Session) -> Ending:
     """Run the program until its last line, or until it or something else ends it."""
     if (refusal := simulated_gpu.without_kernels()) is not None:
         print(f"memcalc: {refusal}", file=sys.stderr)
@@ -158,15 +167,15 @@ def _ended(request: Request, session: Session) -> Ending:
     except BaseException as error:
         session.phases.end(failed=isinstance(error, torch.cuda.OutOfMemoryError))
         if request.work:
-            _raised.update(_described(error))
+            _raised.update(_serialize(error))
             lacks = stand_ins.lacking(error)
-            return Ending(code=1, out_of_memory=_lacked(error), lacks=lacks)
-        return _failed(error)
+            return Ending(code=1, out_of_memory=_memory_error(error), lacks=lacks)
+        return _report(error)
     return Ending(code=0)
 
 
-def _failed(error: BaseException) -> Ending:
-    """What ended a program."""
+def _report(error: BaseException) -> Ending:
+    """Show what ended a program, and what helps."""
     if isinstance(error, KeyboardInterrupt):
         return Ending(code=_INTERRUPTED)
     if isinstance(error, ChildDeathError):
@@ -191,11 +200,11 @@ def _failed(error: BaseException) -> Ending:
         helps = f"{way}." if way else _OTHER_PYTHON.format(sys.executable)
     if helps:
         print(f"memcalc: {helps}", file=sys.stderr)
-    return Ending(code=1, out_of_memory=_lacked(error))
+    return Ending(code=1, out_of_memory=_memory_error(error))
 
 
-def _lacked(error: BaseException) -> str:
-    """Return what PyTorch said of memory; empty: something else went wrong."""
+def _memory_error(error: BaseException) -> str:
+    """Return PyTorch's words on memory; empty: another error."""
     return str(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
 
 
@@ -204,10 +213,10 @@ _OTHER_PYTHON = (
     "memcalc simulate --python $(which python) -- python train.py."
 )
 _raised: dict[str, str] = {}
-"""What a function raised, for whoever sent it."""
+"""The error of a function that ran in place of a program, for the process that sent it."""
 
 
-def _described(error: BaseException) -> dict[str, str]:
+def _serialize(error: BaseException) -> dict[str, str]:
     trace = "".join(traceback.format_exception(error))
     found = {"kind": type(error).__name__, "text": str(error), "trace": trace}
     with contextlib.suppress(Exception):
@@ -215,7 +224,7 @@ def _described(error: BaseException) -> dict[str, str]:
     return found
 
 
-def _answer(session: Session, request: Request, ending: Ending) -> Answer:
+def _make_answer(session: Session, request: Request, ending: Ending) -> Answer:
     traces, refusal = session.recorded(request.program.name)
     if ending.out_of_memory:
         ending = msgspec.structs.replace(ending, refusal=refusal)
@@ -239,7 +248,7 @@ def _code_of(error: SystemExit) -> int:
 
 
 def _show(error: BaseException) -> None:
-    """The program's own traceback; where memory ran out, the user's own frames alone."""
+    """Show the program's traceback; where memory ran out, the user's own frames alone."""
     shown = traceback.TracebackException.from_exception(error)
     own = str(Path(__file__).resolve().parents[1])
     only_users = isinstance(error, torch.cuda.OutOfMemoryError)

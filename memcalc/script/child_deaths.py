@@ -46,15 +46,15 @@ class ChildDeaths:
         """Lines that started a child, by its number."""
 
     def install(self, patches: Patches) -> None:
-        """Watch every child from now on."""
+        """Watch every child that starts."""
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(_END) is signal.SIG_DFL:
             signal.signal(_END, _end_main)
             patches.also(lambda: signal.signal(_END, signal.SIG_DFL))
         patches.wrap(process.BaseProcess, "start", self._start)
-        patches.wrap(os, "waitpid", self._waited)
+        patches.wrap(os, "waitpid", self._waitpid)
         patches.wrap(os, "kill", self._kill)
-        patches.wrap(subprocess.Popen, "_handle_exitstatus", self._ended)
+        patches.wrap(subprocess.Popen, "_handle_exitstatus", self._handle_exit)
 
     def _start(self, original: Any, child: Any) -> None:
         line = source_lines.line()
@@ -68,13 +68,15 @@ class ChildDeaths:
             self._sent.add(pid)
         original(pid, number)
 
-    def _waited(self, original: Any, pid: int, options: int) -> tuple[int, int]:
+    def _waitpid(self, original: Any, pid: int, options: int) -> tuple[int, int]:
         found: tuple[int, int] = original(pid, options)
         if found[0] and os.WIFSIGNALED(found[1]):
             self._tell(found[0], os.WTERMSIG(found[1]))
         return found
 
-    def _ended(self, original: Any, child: Any, status: int, *args: Any, **kwargs: Any) -> None:
+    def _handle_exit(
+        self, original: Any, child: Any, status: int, *args: Any, **kwargs: Any
+    ) -> None:
         original(child, status, *args, **kwargs)
         if os.WIFSIGNALED(status):
             self._tell(child.pid, os.WTERMSIG(status))

@@ -1,9 +1,10 @@
 """Finds memory that a program keeps of every step and never frees.
 
-A batch that grows is no leak: the one before is freed. So what counts are tensors of each step that
-outlive the steps after it.
+A batch that grows is no leak: the one before is freed. So only tensors of a step that outlive the
+steps after it count.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from itertools import pairwise
 
@@ -11,38 +12,41 @@ from memcalc.records.prediction import Growth
 from memcalc.records.trace import FILLED, GRAPH, Component, Phase, Storage, Trace
 
 _FEWEST = 3
-"""Steps from which tensors must be left before this is no accident."""
+"""The fewest steps that must leave tensors before this is no accident."""
 _MADE_ONCE = (Component.WEIGHTS, Component.OPTIMIZER_STATE, Component.WORKSPACES)
-"""In one step for one parameter or kernel, and for another in the next."""
+"""Made in one step for one parameter or kernel, and for another in the next."""
 
 
 def find_growth(trace: Trace, room: int | None, reserved: int) -> Growth | None:
-    """Return what a run leaves behind in each step; ``None``: nothing, or too few steps to tell.
+    """Return the memory that a run keeps of each step, or None: none, or too few steps to tell.
 
     Args:
         trace: the run.
-        room: bytes that the allocator may take; ``None``: no GPU is named.
+        room: bytes that the allocator may take; None: no GPU is named.
         reserved: bytes that it has taken so far.
     """
-    points = _points(trace)
+    points = _find_points(trace)
     if len(points) < _FEWEST + 1:
         return None
-    left, more = _left(trace, points)
+    leftovers, more = _find_leftovers(trace, points)
     if more <= 0:
         return None
-    watched = len(left) <= _FEWEST
-    kept = _from_the_same_lines(left) if watched else left
-    sizes = [sum(one.bytes for one in of_step) for of_step in kept]
-    growing = sizes[1:] if watched else _from_first(sizes)
+    if len(leftovers) <= _FEWEST:
+        # All lines of few steps are known: those that leave something of every step count.
+        lines = set.intersection(*({one.line for one in step} for step in leftovers)) - {""}
+        leftovers = [[one for one in step if one.line in lines] for step in leftovers]
+        growing = [sum(one.bytes for one in step) for step in leftovers[1:]]
+    else:
+        growing = _since_first([sum(one.bytes for one in step) for step in leftovers])
     each = round(sum(growing) / len(growing)) if growing else 0
     if not each:
         return None
-    every = [one for of_step in kept for one in of_step]
-    first = [one for of_step in kept[:_FEWEST] for one in of_step]
-    holder, _, filled = _keeper(every).partition(FILLED)
+    every = [one for step in leftovers for one in step]
+    first = [one for step in leftovers[:_FEWEST] for one in step]
+    holder, _, filled = _find_holder(every).partition(FILLED)
     return Growth(
         bytes=each,
-        # Of later steps only the lines of backward are known.
+        # Only the lines of backward are known in later steps.
         line=_most(first or every, "line"),
         holder=holder,
         filled=filled,
@@ -52,8 +56,8 @@ def find_growth(trace: Trace, room: int | None, reserved: int) -> Growth | None:
     )
 
 
-def _points(trace: Trace) -> list[int]:
-    """The events at which the backward of each step begins: its batch has replaced the last."""
+def _find_points(trace: Trace) -> list[int]:
+    """Return the events at which the backward of each step begins: its batch is the only one."""
     begins: dict[int, int] = {}
     for mark in trace.marks:
         if mark.phase is Phase.BACKWARD:
@@ -61,43 +65,39 @@ def _points(trace: Trace) -> list[int]:
     return [begins[step] for step in sorted(begins)]
 
 
-def _left(trace: Trace, points: list[int]) -> tuple[list[list[Storage]], int]:
-    """What each step but the last leaves alive at the last point; and how many more that makes.
+def _find_leftovers(trace: Trace, points: list[int]) -> tuple[list[list[Storage]], int]:
+    """Return what each step but the last two leaves at the last point, and if this grows.
 
-    The last step is not over there: its batch and its outputs live on. What is older is counted,
-    and not weighed: of three batches that are always kept there are three, whatever their size.
+    The last step is not over: its batch and outputs live on. Whether older tensors become more is
+    counted and not weighed: three batches that are always kept are three, of any size. In the
+    first steps optimizers make their state: the count begins in the middle.
+
+    Returns:
+        The tensors by step, and how many more older tensors there are at the end.
     """
     born: dict[int, int] = {}
-    older: list[int] = []
-    fresh = 0
-    for moment, event in enumerate((*trace.events[: points[-1]], 0)):
-        while len(older) < len(points) and points[len(older)] <= moment:
-            older.append(len(born) - fresh)
-            fresh = 0
-        if moment == points[-1]:
-            break
+    died: dict[int, int] = {}
+    for moment, event in enumerate(trace.events[: points[-1]]):
         if event >= 0:
-            born[event] = len(older) - 1
-            fresh += 1
-        elif born.pop(~event) == len(older) - 1:
-            fresh -= 1
+            born[event] = moment
+        else:
+            died[~event] = moment
+
+    def count_older(at: int) -> int:
+        before, now = points[at - 1], points[at]
+        alive = (moment for number, moment in born.items() if died.get(number, now) >= now)
+        return sum(moment < before for moment in alive)
+
     found: list[list[Storage]] = [[] for _ in points[:-2]]
-    for number, step in born.items():
-        storage = trace.storages[number]
+    for number in (number for number in born if number not in died):
+        step, storage = bisect_right(points, born[number]) - 1, trace.storages[number]
         if 0 <= step < len(found) and storage.component not in _MADE_ONCE:
             found[step].append(storage)
-    # In the first steps optimizers make their state, which is older from the second on.
-    return found, older[-1] - older[len(points) // 2]
+    return found, count_older(len(points) - 1) - count_older(len(points) // 2)
 
 
-def _from_the_same_lines(left: list[list[Storage]]) -> list[list[Storage]]:
-    """What lines of code leave of every step; of few steps all lines are known."""
-    lines = set.intersection(*({one.line for one in of_step} for of_step in left)) - {""}
-    return [[one for one in of_step if one.line in lines] for of_step in left]
-
-
-def _from_first(sizes: list[int]) -> list[int]:
-    """What is left of each step since some is left again and again until the end; else nothing."""
+def _since_first(sizes: list[int]) -> list[int]:
+    """Return the sizes since the first that recurs until the end, or nothing."""
     steps = [step for step, size in enumerate(sizes) if size and step]
     if len(steps) < _FEWEST:
         return []
@@ -106,8 +106,8 @@ def _from_first(sizes: list[int]) -> list[int]:
     return sizes[steps[0] :] if ends and steps[0] <= longest else []
 
 
-def _keeper(storages: list[Storage]) -> str:
-    """The variable that holds most of these storages, or a graph that does; empty: unknown."""
+def _find_holder(storages: list[Storage]) -> str:
+    """Return the variable or graph that holds most of these storages, or empty: unknown."""
     filled = [one for one in storages if FILLED in one.op]
     graphs = [one for one in filled if GRAPH in one.op]
     most = 2 * sum(one.bytes for one in filled) >= sum(one.bytes for one in storages if one.op)
@@ -115,7 +115,7 @@ def _keeper(storages: list[Storage]) -> str:
 
 
 def _most(storages: list[Storage], name: str) -> str:
-    """What is said of most of the bytes of these storages, if anything."""
+    """Return the value of an attribute that most bytes of these storages have, or empty."""
     found: Counter[str] = Counter()
     for one in storages:
         found[getattr(one, name)] += one.bytes

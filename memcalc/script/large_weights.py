@@ -22,12 +22,12 @@ _SAID = "weights beyond the first 0.2 billion are not initialized on the host (-
 
 
 def of_hub(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those options of ``from_pretrained`` that say where the hub's files are."""
+    """Return the options of ``from_pretrained`` that say where the hub's files are."""
     return {key: options[key] for key in _OF_HUB if key in options}
 
 
 def install(patches: Patches) -> None:
-    """Draw no more from some number of weights on, and say that they are zeros."""
+    """Draw the first weights as on any machine, leave all further ones zeros, and say so."""
     drawn = [0]
 
     def draw(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """Launchers that start one process per GPU: their script, and each process's environment.
 
 The launchers' own parsers read their command lines (torchrun of PyTorch, accelerate, DeepSpeed).
-What a process finds in its environment is what torchrun sets (torch/distributed/elastic/agent/
+Processes find the variables that torchrun sets (torch/distributed/elastic/agent/
 server/local_elastic_agent.py, 2.13); accelerate's and DeepSpeed's launchers set no less.
 """
 
@@ -29,15 +29,15 @@ NAMES = {
 }
 """Launchers by what is typed, as a command or after ``python -m``."""
 OTHERS = ("mpirun", "srun", "horovodrun")
-"""What starts processes too, and says nothing of them that a script could be told."""
+"""Launchers whose number of processes is not in their command line."""
 _PORT = 29500
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a launcher was told."""
+    """The settings of a launcher."""
 
     script: str
-    """Path or module of what each process runs."""
+    """The path or module that each process runs."""
     arguments: tuple[str, ...]
     is_module: bool = False
     local: int = 1
@@ -45,24 +45,24 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 1
     """Machines."""
     own: dict[str, str] = {}
-    """What the launcher itself sets in the environment beside ranks."""
+    """Variables that the launcher itself sets beside ranks."""
     assumed: str = ""
-    """What is not said of it, and how that is taken."""
+    """A sentence on a setting that is assumed."""
     names_rank: bool = False
-    """Each process is told its number on the machine by its first argument, too."""
+    """The first argument of each process is its number on the machine, too."""
 
     @property
     def world(self) -> int:
-        """Processes on all machines."""
+        """The number of processes on all machines."""
         return self.local * self.nodes
 
     def words(self, rank: int) -> tuple[str, ...]:
-        """Arguments of the process of this rank."""
+        """Return the arguments of the process of this rank."""
         named = (f"--local-rank={rank % self.local}",) if self.names_rank else ()
         return (*named, *self.arguments)
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What the process of this rank finds."""
+        """Return the variables of the process of this rank."""
         names = {
             "RANK": rank,
             "LOCAL_RANK": rank % self.local,
@@ -93,7 +93,7 @@ def parse(launcher: str, words: Sequence[str], gpus: int | None = None) -> Launc
 
 
 def _torchrun(words: list[str], gpus: int | None, *, older: bool = False) -> Launch:
-    """What came before torchrun tells the script which process it is by an argument as well."""
+    """Read torchrun's words, or those of the older launcher, which adds ``--local-rank``."""
     from torch.distributed.run import get_args_parser
 
     def parser() -> Any:
@@ -103,7 +103,7 @@ def _torchrun(words: list[str], gpus: int | None, *, older: bool = False) -> Lau
             made.add_argument("--use-env", "--use_env", action="store_true")
         return made
 
-    given = _parsed("torch.distributed.launch" if older else "torchrun", parser, words)
+    given = _parse_words("torch.distributed.launch" if older else "torchrun", parser, words)
     if given.no_python:
         raise UsageError("torchrun --no-python starts a program that is not Python.")
     return Launch(
@@ -111,12 +111,12 @@ def _torchrun(words: list[str], gpus: int | None, *, older: bool = False) -> Lau
         arguments=tuple(given.training_script_args),
         names_rank=older and not given.use_env,
         is_module=bool(given.module),
-        local=_processes(given.nproc_per_node, gpus),
-        nodes=_nodes(str(given.nnodes)),
+        local=_count_processes(given.nproc_per_node, gpus),
+        nodes=_count_nodes(str(given.nnodes)),
     )
 
 
-def _processes(text: str, gpus: int | None) -> int:
+def _count_processes(text: str, gpus: int | None) -> int:
     if text in ("auto", "gpu") and gpus is not None:
         return gpus
     if text in ("auto", "gpu", "cpu"):
@@ -130,8 +130,8 @@ def _processes(text: str, gpus: int | None) -> int:
     raise UsageError(f"torchrun --nproc-per-node {text} is no number of processes.")
 
 
-def _nodes(text: str) -> int:
-    """Of an elastic range the largest."""
+def _count_nodes(text: str) -> int:
+    """Return the number of machines, the largest of an elastic range."""
     try:
         return max(int(part) for part in text.split(":"))
     except ValueError:
@@ -141,11 +141,11 @@ def _nodes(text: str) -> int:
 def _accelerate(words: list[str], gpus: int | None) -> Launch:
     if words[:1] == ["launch"]:
         words = words[1:]
-    launch = _imported("accelerate.commands.launch", "accelerate")
-    given = _parsed("accelerate launch", launch.launch_command_parser, words)
+    launch = _import("accelerate.commands.launch", "accelerate")
+    given = _parse_words("accelerate launch", launch.launch_command_parser, words)
     unsaid = given.num_processes is None
     # Its own reading of defaults and of --config_file.
-    with contextlib.redirect_stdout(io.StringIO()), _on_machine_of(gpus or 1):
+    with contextlib.redirect_stdout(io.StringIO()), _with_gpus(gpus or 1):
         given, defaults, from_file = launch._validate_launch_command(given)
     nodes = given.num_machines or 1
     total = given.num_processes or 1
@@ -174,8 +174,8 @@ _ONE = (
 
 
 @contextlib.contextmanager
-def _on_machine_of(gpus: int) -> Iterator[None]:
-    """PyTorch finds so many GPUs."""
+def _with_gpus(gpus: int) -> Iterator[None]:
+    """Let PyTorch find this many GPUs."""
     import torch
 
     with Patches() as patches:
@@ -185,7 +185,7 @@ def _on_machine_of(gpus: int) -> Iterator[None]:
 
 
 def _with_deepspeed(given: Any, defaults: Any, precision_of_file: bool) -> Any:
-    """What processes find where DeepSpeed trains, by ``launch_command`` of accelerate 1.15."""
+    """Return DeepSpeed's variables, as ``launch_command`` of accelerate 1.15 makes them."""
     if importlib.util.find_spec("deepspeed") is None:
         raise _missing("deepspeed", "the config asks for it")
     fields = [*defaults.deepspeed_config] if defaults else []
@@ -198,8 +198,8 @@ def _deepspeed(words: list[str], gpus: int | None) -> Launch:
     with Patches() as patches:
         # It asks what GPU there is as it is imported, and the simulated one comes later.
         patches.environment("DS_ACCELERATOR", os.environ.get("DS_ACCELERATOR", "cuda"))
-        runner = _imported("deepspeed.launcher.runner", "deepspeed")
-    given = _parsed("deepspeed", lambda: runner, words)
+        runner = _import("deepspeed.launcher.runner", "deepspeed")
+    given = _parse_words("deepspeed", lambda: runner, words)
     local = given.num_gpus if given.num_gpus > 0 else gpus
     if local is None:
         raise UsageError(
@@ -215,7 +215,7 @@ def _deepspeed(words: list[str], gpus: int | None) -> Launch:
     )
 
 
-def _imported(module: str, package: str) -> Any:
+def _import(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -229,14 +229,14 @@ def _missing(package: str, why: str) -> UsageError:
     )
 
 
-def _parsed(name: str, parser: Callable[[], Any], words: list[str]) -> Any:
-    """What the launcher's parser makes of its words; what it prints becomes one sentence."""
-    said = io.StringIO()
+def _parse_words(name: str, parser: Callable[[], Any], words: list[str]) -> Any:
+    """Parse words by the launcher's parser; its output becomes one sentence."""
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
             return parser().parse_args(words)
     except SystemExit:
-        lines = [line for line in said.getvalue().splitlines() if line.strip()]
+        lines = [line for line in output.getvalue().splitlines() if line.strip()]
         why = lines[-1].split("error: ")[-1] if lines else "no script is named"
         raise UsageError(f"{name} does not take this: {why}") from None
 

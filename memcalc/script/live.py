@@ -1,6 +1,6 @@
 """Simulates live objects: a block of code, or a module with its optimizer.
 
-It runs in a process of its own over the stub driver.
+It runs in another process over the stub driver.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ EMPTY = "Nothing was on the GPU: does the code use torch.device('cuda')?"
 
 
 class Simulation:
-    """A simulated GPU for the code inside a ``with``; what it took is there afterwards.
+    """A simulated GPU for the code inside a ``with``, and afterwards its prediction.
 
-    The code runs in a process of its own: names that it assigns are not seen behind the block.
+    The code runs in another process: names that it assigns are not seen behind the block.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ class Simulation:
         plan = plan_of([source_lines.line() or sys.argv[0] or "python"], **self._settings)
         frame = sys._getframe(1)
         body = pickling.body_at(frame)
-        self._found, self._error = run_work(asked(plan), pickling.sent("the block", body))
+        self._found, self._error = run_work(asked(plan), pickling.dump("the block", body))
         self._undo = pickling.skip(frame)
         return self
 
@@ -56,7 +56,7 @@ class Simulation:
 
     @property
     def prediction(self) -> Prediction:
-        """What the code took: phases, components, the peak, whether it fits.
+        """The code's phases, components and peak, and whether it fits.
 
         Raises:
             EstimateError: the code has not ended, or put nothing on the GPU.
@@ -77,17 +77,17 @@ class Simulation:
         return self._found.prediction._repr_html_() if self._found is not None else None
 
 
-def run_apart(work: Callable[[], Any], settings: Mapping[str, Any], name: str) -> Traced | None:
-    """Run code on a simulated GPU in a process of its own; this one stays as it is.
+def run_in_child(work: Callable[[], Any], settings: Mapping[str, Any], name: str) -> Traced | None:
+    """Run code on a simulated GPU in another process; this one does not change.
 
     Returns:
-        What it took; ``None``: it used no GPU.
+        Its prediction and trace, or None if it used no GPU.
 
     Raises:
         EstimateError: the process died.
         Exception: what the code raised.
     """
-    found, error = run_work(asked(plan_of([name], **settings)), pickling.sent(name, work))
+    found, error = run_work(asked(plan_of([name], **settings)), pickling.dump(name, work))
     if error is not None:
         raise error
     if found is not None:
@@ -121,7 +121,7 @@ def estimate_module(
         raise UsageError("Give inputs: a batch as the module is called with it.")
     work = functools.partial(_train, module, optimizer, loss, inputs, targets, steps)
     try:
-        found = run_apart(work, {**settings, "steps": 0}, type(module).__name__)
+        found = run_in_child(work, {**settings, "steps": 0}, type(module).__name__)
     except (EstimateError, UsageError):
         raise
     except SystemExit as error:
@@ -148,7 +148,7 @@ def _train(
     stepper = _optimizer(optimizer, model)
     given, wanted = on_gpu(inputs), on_gpu(targets)
     for _ in range(steps):
-        _loss(loss, _called(model, given), wanted).backward()
+        _loss(loss, _call(model, given), wanted).backward()
         if stepper is None:
             model.zero_grad()
             continue
@@ -178,7 +178,7 @@ def on_gpu(value: Any) -> Any:
     return tuple(on_gpu(item) for item in value) if isinstance(value, list | tuple) else value
 
 
-def _called(model: torch.nn.Module, given: Any) -> Any:
+def _call(model: torch.nn.Module, given: Any) -> Any:
     if isinstance(given, Mapping):
         return model(**given)
     return model(*given) if isinstance(given, tuple) else model(given)

@@ -30,9 +30,9 @@ def both_ways(found: Simulated, again: Again, seconds: float) -> Simulated:
         seconds: that a run takes.
 
     Returns:
-        The answer of the run that made most optimizer steps, which is the first unless decisions
-        kept that from training. An assumption tells what the others need. Where one of them does
-        not fit, it is no more than tight.
+        The answer of the run that made most optimizer steps: the first, unless decisions kept it
+        from training. An assumption tells what the others need. It is tight at most if one of them
+        does not fit.
     """
     if found.traced is None or found.ending.code or not found.ending.decides:
         return found
@@ -62,7 +62,7 @@ def _fails(way: Simulated | None) -> bool:
 
 
 def _other_way(again: Again, line: str) -> tuple[Simulated | None, str]:
-    """Return the answer of the other way, or None and why there is none."""
+    """Return the answer of the other way, or None and the reason."""
     try:
         found = again(line)
     except EstimateError as error:

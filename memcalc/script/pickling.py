@@ -19,8 +19,8 @@ _SMALL = 1 << 20
 """Elements of the largest tensor that travels with its values."""
 
 
-def sent(what: str, value: Any) -> bytes:
-    """What ``pickle.loads`` makes the value of, in a process over the stub driver.
+def dump(what: str, value: Any) -> bytes:
+    """Pickle a value for a process over the stub driver; large tensors travel without values.
 
     Raises:
         EstimateError: it cannot be sent.
@@ -37,7 +37,7 @@ def sent(what: str, value: Any) -> bytes:
             is_plain = type(obj) in (torch.Tensor, torch.nn.Parameter)
             if is_plain and obj.layout is torch.strided and (obj.numel() > _SMALL or obj.is_cuda):
                 kind = str(obj.device), obj.requires_grad, isinstance(obj, torch.nn.Parameter)
-                return _shaped, (tuple(obj.shape), obj.stride(), obj.dtype, *kind)
+                return _make_tensor, (tuple(obj.shape), obj.stride(), obj.dtype, *kind)
             return super().reducer_override(obj)
 
     buffer = io.BytesIO()
@@ -51,7 +51,7 @@ def sent(what: str, value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _shaped(
+def _make_tensor(
     shape: Any, stride: Any, dtype: Any, device: str, requires_grad: bool, is_parameter: bool
 ) -> torch.Tensor:
     made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
@@ -89,7 +89,7 @@ def body_at(frame: FrameType) -> Callable[[], None]:
     lines = text.splitlines(keepends=True)
     first, last = block.body[0], block.body[-1]
     if first.lineno == block.lineno:
-        source = format_scalar(lines, first, last)
+        source = _cut(lines, first, last)
     else:
         source = textwrap.dedent("".join(lines[first.lineno - 1 : last.end_lineno]))
     try:
@@ -102,12 +102,12 @@ def body_at(frame: FrameType) -> Callable[[], None]:
     held = {**frame.f_globals, **frame.f_locals}
     names = {name: held[name] for name in _used(code) if name in held}
     for name, value in names.items():
-        sent(name, value)
+        dump(name, value)
     return functools.partial(_run, source, file, first.lineno, names)
 
 
-def format_scalar(lines: list[str], first: ast.stmt, last: ast.stmt) -> str:
-    """Statements on the line of their ``with``."""
+def _cut(lines: list[str], first: ast.stmt, last: ast.stmt) -> str:
+    """Return the text of statements that begin on the line of their ``with``."""
     assert last.end_lineno is not None
     text = "".join(lines[first.lineno - 1 : last.end_lineno]).encode()
     tail = len(lines[last.end_lineno - 1].encode()) - (last.end_col_offset or 0)

@@ -28,12 +28,12 @@ from memcalc.estimation.question import Asked
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.replay import UNLIMITED
 from memcalc.script import checkpoint_marks
-from memcalc.script.answer import Simulated, answered
+from memcalc.script.answer import Simulated, predict_gpus
 from memcalc.script.command import Program
 from memcalc.script.launchers import Launch
 from memcalc.script.protect import settle
-from memcalc.script.records import ANSWER, REQUEST, Answer, Answers, Request
-from memcalc.script.serving import served_by
+from memcalc.script.records import ANSWER, REQUEST, Answer, RankAnswers, Request
+from memcalc.script.serving import predict_served
 from memcalc.script.streams import stderr_or_nothing
 
 _CARRIED = 8 << 20
@@ -70,10 +70,10 @@ _HOME = str(Path(__file__).resolve().parents[2])
 
 
 class Ran(NamedTuple):
-    """What a program took, by rank; one that trains alone is the first."""
+    """The use of the GPU by rank; a program that trains alone is the first."""
 
     found: dict[int, Simulated]
-    answers: Answers | None = None
+    answers: RankAnswers | None = None
     """``None``: no ranks were asked for."""
 
 
@@ -96,7 +96,7 @@ class Run:
         self.raised: BaseException | None = None
         """By the function that ran in place of a program."""
         self._of_files: tuple[str, ...] = ()
-        """What is assumed because of the files that it wrote or changed."""
+        """Assumptions on the files that it wrote or changed."""
         self._question, self._program, self._launch = question, program, launch
         self._folder, self._python = folder, question.plan.python or sys.executable
 
@@ -109,7 +109,7 @@ class Run:
         opposite: str = "",
         rank: int | str | None = None,
     ) -> Ran:
-        """Run it in a process of its own, limited to the GPU's memory or not.
+        """Run it in a process, limited to the GPU's memory or not.
 
         Args:
             limited: memory is no larger than the GPU's.
@@ -146,15 +146,26 @@ class Run:
         if not answer:
             name = "process of the program"
             raise EstimateError(ending(name, done.returncode, kills=kills))
+        return self._read(answer, one_of_many=request.one_of_many)
+
+    def _read(self, answer: bytes, *, one_of_many: bool) -> Ran:
+        """Read what a process wrote; a program's own process may put anything there."""
         try:
-            if request.one_of_many:
-                return self._of_ranks(msgspec.json.decode(answer, type=Answers))
-            one = msgspec.json.decode(answer, type=Answer)
+            if not one_of_many:
+                one = msgspec.json.decode(answer, type=Answer)
+                # A function is the caller's own code.
+                self.raised = _rebuild_error(one.raised) if self._work and one.raised else None
+                return Ran({0: self._interpret(one, None)})
+            answers = msgspec.json.decode(answer, type=RankAnswers)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
-        # A program's own process may put anything there; a function is the caller's own code.
-        self.raised = _raised(one.raised) if self._work and one.raised else None
-        return Ran({0: self._understood(one, None)})
+        if answers.refusal:
+            raise (UsageError if answers.refused else EstimateError)(answers.refusal)
+        found = {
+            rank: self._interpret(one, rank if answers.world > 1 else None)
+            for rank, one in answers.answers.items()
+        }
+        return Ran(found, answers)
 
     def with_stand_ins(self, *, limited: bool, quiet: bool = False) -> Ran:
         """Run it, and again with something in place of each package that it ended for lack of."""
@@ -163,15 +174,6 @@ class Run:
             self.stand_ins += tuple(sorted(lacks))
             ran = self.ranks(limited=limited, quiet=quiet)
         return ran
-
-    def _of_ranks(self, answers: Answers) -> Ran:
-        if answers.refusal:
-            raise (UsageError if answers.refused else EstimateError)(answers.refusal)
-        found = {
-            rank: self._understood(answer, rank if answers.world > 1 else None)
-            for rank, answer in answers.answers.items()
-        }
-        return Ran(found, answers)
 
     def _run(
         self, shared: Path, environment: dict[str, str], *, quiet: bool
@@ -228,7 +230,7 @@ class Run:
         )
 
     def _environment(self, *, limited: bool) -> dict[str, str]:
-        """Variables of the process: the stub driver, the GPU, and caches of the simulation."""
+        """Return the process's variables: the stub driver, the GPU, and the simulation's caches."""
         question, plan = self._question, self._question.plan
         told = card_of(question.gpu)
         room = told.room if limited else UNLIMITED
@@ -260,7 +262,7 @@ class Run:
         return found
 
     def _engine(self) -> Environment | None:
-        """The environment with the releases that the plan names; ``None``: it names none."""
+        """Return the environment with the releases that the plan names, or None."""
         plan = self._question.plan
         if plan.torch is None and plan.transformers is None:
             return None
@@ -270,7 +272,7 @@ class Run:
             )
         return environment.find(plan.torch, plan.transformers)
 
-    def _understood(self, answer: Answer, rank: int | None) -> Simulated:
+    def _interpret(self, answer: Answer, rank: int | None) -> Simulated:
         """Read what one process took; ``rank``: its number where others train with it."""
         try:
             traces = {gpu: unpack(data) for gpu, data in answer.traces.items()}
@@ -279,25 +281,25 @@ class Run:
         if rank is not None and len(traces) == 1:
             # The GPU of a process that has one, whatever its number on the machine.
             traces = dict.fromkeys((0,), *traces.values())
-        traced = answered(self._question, traces, answer.state)
+        traced = predict_gpus(self._question, traces, answer.state)
         count = self._question.plan.devices
         one_of_many = any(max(trace.groups, default=1) > 1 for trace in traces.values())
         launched = one_of_many or self._launch is not None
         if traced is not None and len(traces) < count and not launched:
-            traced = _with_assumptions(traced, _ALONE.format(used=len(traces), count=count))
+            traced = _assume(traced, _ALONE.format(used=len(traces), count=count))
         if traced is not None:
-            traced = _with_assumptions(traced, *self._of_files)
-        served = served_by(answer, self._question.plan, self._question.gpu)
+            traced = _assume(traced, *self._of_files)
+        served = predict_served(answer, self._question.plan, self._question.gpu)
         return Simulated(ending=answer.ending, traced=traced, served=served)
 
 
-def _with_assumptions(traced: Traced, *assumed: str) -> Traced:
+def _assume(traced: Traced, *assumed: str) -> Traced:
     told = (*assumed, *traced.prediction.assumptions)
     return replace(traced, prediction=replace(traced.prediction, assumptions=told))
 
 
-def _raised(kept: dict[str, str]) -> BaseException:
-    """What a function raised in the other process, with its traceback there as a note."""
+def _rebuild_error(kept: dict[str, str]) -> BaseException:
+    """Rebuild the error of a function in the other process, with its traceback as a note."""
     error: BaseException
     try:
         error = pickle.loads(base64.b64decode(kept["error"]))

@@ -24,13 +24,12 @@ from memcalc.engine.follow import mail
 from memcalc.engine.follow.mail import Ties
 from memcalc.files.trace_file import unpack
 from memcalc.records.trace import changes
-from memcalc.script.records import Answer, Answers, Request
-from memcalc.script.starting import FOUND, Found
+from memcalc.script.records import FOUND, Answer, Found, RankAnswers, Request
 
 _LOOK = 0.02
 """Seconds between two looks at what runs."""
 _SHOWN = 4000
-"""Bytes at the end of what a rank printed that are shown if it fails and another's were."""
+"""Bytes at the end of a failed rank's output that are shown where another rank's output was."""
 
 
 class Ranks:
@@ -56,17 +55,17 @@ class Ranks:
         # Ctrl-C ends the ranks, whose answers are to be taken.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def run(self) -> Answers:
+    def run(self) -> RankAnswers:
         """Run the ranks that are asked for, and those that they need."""
         world = self._request.world or self._scout()
         rank = self._request.rank
         if isinstance(rank, int) and rank >= world:
             count = "one process" if world == 1 else f"{world} processes"
             refusal = f"--rank {rank}: the program starts {count}, and they count from 0."
-            return Answers(world=world, answers={}, refusal=refusal, refused=True)
+            return RankAnswers(world=world, answers={}, refusal=refusal, refused=True)
         if self._found is None and self._request.world is None:
             # It has run to its end in search of others.
-            return Answers(world=1, answers={0: self._answer(0)})
+            return RankAnswers(world=1, answers={0: self._answer(0)})
         if rank == "all":
             # Nearly every script imports it by its first optimizer.
             importlib.import_module("torch._dynamo")
@@ -76,7 +75,7 @@ class Ranks:
             self._start()
             self._reap()
             if rank == "all":
-                self._ask(self._others())
+                self._ask(self._find_others())
             self._help()
             time.sleep(_LOOK)
         return self._answers(world)
@@ -132,12 +131,12 @@ class Ranks:
         flush()
         process = os.fork()
         if process == 0:
-            self._be(rank, helps=helps, scouts=scouts)
+            self._run_as(rank, helps=helps, scouts=scouts)
         self._running[process] = rank
         if helps:
             self._helpers.add(rank)
 
-    def _be(self, rank: int, *, helps: bool, scouts: bool) -> NoReturn:
+    def _run_as(self, rank: int, *, helps: bool, scouts: bool) -> NoReturn:
         """Run as one rank in this copy."""
         die_with(os.getppid(), signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -177,7 +176,7 @@ class Ranks:
         }
 
     def _reap(self) -> None:
-        """Take note of the ranks that have ended."""
+        """Note the ranks that have ended."""
         while self._running:
             process, status = os.waitpid(-1, os.WNOHANG)
             if not process:
@@ -187,17 +186,17 @@ class Ranks:
                 self._ended[rank] = os.waitstatus_to_exitcode(status)
                 mail.say_ended(self._folder, rank)
 
-    def _others(self) -> Iterator[int]:
-        """For each stage a rank, where messages are passed; else the last is enough.
+    def _find_others(self) -> Iterator[int]:
+        """Yield a rank of each stage that has none yet, where messages are passed.
 
-        The last may hold a smaller share, or be a stage itself.
+        Without messages the last is enough; it may hold a smaller share.
         """
         for ranks in self._stages():
             if not set(ranks) & set(self._asked):
                 yield ranks[0]
 
     def _ties(self, rank: int) -> Ties:
-        """How a rank is tied to others, as far as it has told."""
+        """Return how a rank is tied to others, as far as it has told."""
         answer = self._file(rank, "answer")
         if rank in self._ended and answer.exists():
             return self._answer(rank).ties or Ties()
@@ -211,26 +210,26 @@ class Ranks:
         """
         return msgspec.json.decode(self._file(rank, "answer").read_bytes(), type=Answer)
 
-    def _answers(self, world: int) -> Answers:
+    def _answers(self, world: int) -> RankAnswers:
         found: dict[int, Answer] = {}
         for rank in self._asked:
             code = self._ended[rank]
             if not self._file(rank, "answer").exists():
                 why = ending(f"process of rank {rank}", code, kills=self._kills)
-                return Answers(world=world, answers={}, refusal=why)
+                return RankAnswers(world=world, answers={}, refusal=why)
             found[rank] = self._answer(rank)
             if code and rank != self._asked[0]:
                 self._show(rank)
         if self._request.rank != "all":
-            return Answers(world=world, answers=found)
+            return RankAnswers(world=world, answers=found)
         stages = tuple(self._stages())
-        alike = dict(_alike(found, stages, world))
-        return Answers(world=world, answers=found, stages=stages, alike=alike)
+        alike = dict(_find_alike(found, stages, world))
+        return RankAnswers(world=world, answers=found, stages=stages, alike=alike)
 
     def _stages(self) -> list[tuple[int, ...]]:
-        """Ranks that pass messages on from the first, each with those that do the same.
+        """Return the ranks that pass messages on from the first, each with its like.
 
-        Those stand at the same place of another group that was made together with the first's.
+        They are at the same place of other groups that were made together with the first's.
         """
         tied, groups = {0}, tuple[tuple[int, ...], ...]()
         while more := {peer for rank in tied for peer in self._ties(rank).peers} - tied:
@@ -253,15 +252,15 @@ class Ranks:
         return self._answered.parent / f"rank{rank}.{kind}"
 
 
-def _alike(
+def _find_alike(
     found: dict[int, Answer], stages: tuple[tuple[int, ...], ...], world: int
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Ranks that were not run, by the one that was and does the same.
+    """Yield a rank that was run with the ranks that do the same and were not run.
 
     Without messages each does the same on its share: the first and the last take as much.
     """
     alike = stages
-    if not stages and len({_took(answer) for answer in found.values()}) == 1:
+    if not stages and len({_peaks(answer) for answer in found.values()}) == 1:
         alike = (tuple(range(world)),)
     for ranks in alike:
         run = [rank for rank in ranks if rank in found]
@@ -269,8 +268,8 @@ def _alike(
             yield run[0], tuple(rank for rank in ranks if rank not in found)
 
 
-def _took(answer: Answer) -> tuple[int, ...]:
-    """The most bytes that a process had on each of its GPUs."""
+def _peaks(answer: Answer) -> tuple[int, ...]:
+    """Return the most bytes that a process had on each of its GPUs."""
     traces = map(unpack, answer.traces.values())
     return tuple(
         max(accumulate(changes(one.events, [each.bytes for each in one.storages])), default=0)

@@ -11,10 +11,12 @@ from memcalc.script.launchers import Launch
 
 REQUEST, ANSWER = "request.json", "answer.json"
 """Files in the folder that a program's process shares with memcalc's own."""
+FOUND = "found.json"
+"""A file in the folder of the messages between ranks."""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a program."""
+    """How a program ended."""
 
     code: int
     """Its exit code."""
@@ -23,7 +25,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     """Optimizer steps that it made."""
     out_of_memory: str = ""
-    """What PyTorch said of memory, where that ended the program."""
+    """PyTorch's error, where the program ran out of memory."""
     refusal: Refusal | None = None
     """The request that found no room, where that ended the program."""
     started: tuple[str, ...] = ()
@@ -39,14 +41,14 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run, and how."""
+    """A program to run."""
 
     program: Program
     steps: int
     gpus: int = 1
     """Of the machine, as far as the user named them."""
     launch: Launch | None = None
-    """What its launcher was told; ``None``: it is started alone."""
+    """Its launcher's settings; ``None``: it is started alone."""
     rank: int | str | None = None
     """Which of its processes to run, as plans say it; ``None``: the first alone."""
     world: int | None = None
@@ -58,7 +60,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     opposite: str = ""
     """A line whose decisions by numbers that are not computed go the other way."""
     said: tuple[str, ...] = ()
-    """What is assumed so far."""
+    """Assumptions so far."""
     serving: str = ""
     """A folder in which a serving engine writes its figures."""
     stand_ins: tuple[str, ...] = ()
@@ -70,12 +72,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def one_of_many(self) -> bool:
-        """Its processes are run by rank, or looked for."""
+        """True if its processes are run by rank, or looked for."""
         return self.rank is not None or (self.world or 1) > 1
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program took of the GPU, and how it ended."""
+    """A program's use of the GPU, and how it ended."""
 
     ending: Ending
     state: OptimizerState
@@ -89,8 +91,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """How its process is tied to others; ``None``: it trains alone."""
 
 
-class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    """What processes of a program took that train together."""
+class RankAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers of processes that train together."""
 
     world: int
     answers: dict[int, Answer]
@@ -104,3 +106,17 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no answer."""
     refused: bool = False
     """For what was asked; else a process died."""
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """The processes that a program was seen to start itself."""
+
+    world: int
+    variables: dict[str, str] = {}
+    """Variables in the environment of all of them."""
+    numbers: tuple[str, ...] = ()
+    """Variables that hold the rank."""
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """Return the variables of the process of this rank."""
+        return {**self.variables, **dict.fromkeys(self.numbers, str(rank))}

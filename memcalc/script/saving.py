@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
-from memcalc.engine.torch_internals import storage_key
 from memcalc.script import checkpoint_marks as marks
 from memcalc.script.namespace import is_inside
+from memcalc.script.saved_objects import SavedObject, SavedTensors
 
 NOT_WRITTEN = "checkpoints are not written"
-"""What an answer says of all that is saved."""
+"""The sentence of an answer on everything that is saved."""
 _open, _rename = open, os.rename
 
 
 class UnwrittenFiles:
-    """Keeps what a script saves in memory, and a file with a mark in the place of it."""
+    """Keeps what a script saves in memory, and a marked file in its place."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Any] = {}
@@ -45,18 +44,18 @@ class UnwrittenFiles:
             patches.wrap(os, name, self._rename)
 
     def put(self, file: Any, content: Any, size: int = 0) -> None:
-        """Keep what was saved in a path, or something open, and would have so many bytes."""
+        """Keep what was saved to a path, or to an open file, in place of this many bytes."""
         with self._lock:
             number, self._next = self._next, self._next + 1
             self._kept[number] = content
             if isinstance(file, str | bytes | os.PathLike):
-                self._forget_what_is_gone()
+                self._forget_deleted()
                 self._mark(file, number, size)
             else:
                 file.write(marks.mark(number))
 
     def get(self, file: Any, missing: Any = None) -> Any:
-        """Return what was saved there; ``missing`` if nothing was."""
+        """Return what was saved to a file, or ``missing``."""
         is_path = isinstance(file, str | os.PathLike)
         number = (marks.number_of if is_path else marks.number_in)(file)
         if number is None and is_path:
@@ -102,7 +101,7 @@ class UnwrittenFiles:
                 if marks.number_of(path) is not None:
                     marks.note_mark(path)
 
-    def _forget_what_is_gone(self) -> None:
+    def _forget_deleted(self) -> None:
         for number, places in list(self._places.items()):
             if all(_is_gone(number, *place) for place in places):
                 self._close_places(number)
@@ -133,7 +132,7 @@ def _is_old(path: Any) -> bool:
 
 
 def _is_same(descriptor: int, before: os.stat_result) -> bool:
-    """A script may close descriptors that it has not opened, and get their numbers itself."""
+    """Return False if the script has closed the descriptor, and got its number for another file."""
     try:
         return os.path.samestat(os.fstat(descriptor), before)
     except OSError:
@@ -141,7 +140,7 @@ def _is_same(descriptor: int, before: os.stat_result) -> bool:
 
 
 def _is_gone(number: int, descriptor: int, before: os.stat_result) -> bool:
-    """Return whether a file was deleted, or other things were written to it."""
+    """Return True if a file was deleted, or other things were written to it."""
     if not _is_same(descriptor, before):
         return False
     is_deleted = not os.fstat(descriptor).st_nlink
@@ -149,7 +148,7 @@ def _is_gone(number: int, descriptor: int, before: os.stat_result) -> bool:
 
 
 def _move(original: Any, source: Any, target: Any, **kwargs: Any) -> None:
-    """As ``os.rename``: also between overlays, and of a folder that was there before."""
+    """Move as ``os.rename`` does, also between overlays, and folders from before the run."""
     try:
         (original if kwargs else _rename)(source, target, **kwargs)
     except OSError as error:
@@ -165,80 +164,6 @@ def _move(original: Any, source: Any, target: Any, **kwargs: Any) -> None:
             os.unlink(source)
 
 
-_NOTHING = object()
-
-
-class _Kept:
-    """A tensor of a checkpoint: where it was, which storage it is a view of, and what of it."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.device = tensor.device
-        self.host = tensor.detach().to("cpu", copy=True)
-        self.plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and (
-            tensor.layout is torch.strided
-        )
-        self.storage = storage_key(tensor) if self.plain else id(self)
-        self.elements = self.host.numel()
-        if self.plain:
-            self.elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-            self.view = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-
-    def loaded(self, location: Any, storages: dict[Any, torch.Tensor]) -> torch.Tensor:
-        """The tensor where it is wanted; tensors of one storage share it again."""
-        wanted = _location(location, self.device)
-        if wanted.type != "cuda":
-            return self.host
-        if not self.plain:
-            return self.host.to(wanted)
-        key = self.storage, self.host.dtype
-        if key not in storages:
-            storages[key] = _arrived(self.host, self.elements, wanted)
-        return storages[key].as_strided(*self.view)
-
-
-class _Object:
-    """An object of a checkpoint, such as a whole module: its tensors are held on the host."""
-
-    def __init__(self, value: Any) -> None:
-        self._devices: dict[int, torch.device] = {}
-        self.tensors: list[torch.Tensor] = []
-        with _copying(self._to_host):
-            self._value = copy.deepcopy(value)
-
-    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        host = tensor.detach().to("cpu", copy=True)
-        self._devices[host.data_ptr()] = tensor.device
-        self.tensors.append(host)
-        return host
-
-    def loaded(self, location: Any) -> Any:
-        """Return a copy with each tensor where it is wanted."""
-
-        def to_device(host: torch.Tensor) -> torch.Tensor:
-            was = self._devices.get(host.data_ptr(), host.device)
-            return host.detach().to(_location(location, was), copy=True)
-
-        with _copying(to_device):
-            return copy.deepcopy(self._value)
-
-
-@contextlib.contextmanager
-def _copying(change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Have ``copy.deepcopy`` change tensors; parameters stay parameters."""
-
-    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-        if id(tensor) not in memo:
-            parameter = type(tensor) is torch.nn.Parameter
-            made = change(tensor.data if parameter else tensor)
-            memo[id(tensor)] = torch.nn.Parameter(made, tensor.requires_grad) if parameter else made
-        return memo[id(tensor)]  # type: ignore[no-any-return]
-
-    with Patches() as inside:
-        for kind in (torch.Tensor, torch.nn.Parameter):
-            inside.set(kind, "__deepcopy__", copied)
-        yield
-
-
 def install(patches: Patches) -> UnwrittenFiles:
     """Keep checkpoints in place of writing them, and say so; returns the files."""
     files = UnwrittenFiles()
@@ -246,8 +171,8 @@ def install(patches: Patches) -> UnwrittenFiles:
     checkpoints = _Checkpoints(files, patches)
     patches.wrap(torch, "save", checkpoints.save)
     patches.wrap(torch, "load", checkpoints.load)
-    patches.when_imported("safetensors", checkpoints.opened)
-    patches.when_imported("safetensors.torch", checkpoints.safetensors)
+    patches.when_imported("safetensors", checkpoints.replace_opening)
+    patches.when_imported("safetensors.torch", checkpoints.replace_saving)
     return files
 
 
@@ -259,150 +184,38 @@ class _Checkpoints:
         self._patches = patches
 
     def save(self, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        self._put(f, _kept(obj))
+        self._put(f, SavedObject(obj))
 
-    def _put(self, file: Any, content: Any) -> None:
-        self._files.put(file, content, _size(content, {}))
+    def _put(self, file: Any, content: SavedObject | SavedTensors) -> None:
+        self._files.put(file, content, content.bytes)
         self._patches.say(NOT_WRITTEN, source_lines.line())
 
     def load(
         self, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        found = self._files.get(f, _NOTHING)
-        if isinstance(found, _Tensors):
-            found = found.tensors
-        if found is not _NOTHING:
-            return _loaded(found, map_location, {})
+        found = self._files.get(f)
+        if isinstance(found, SavedObject):
+            return found.load(map_location)
         return original(f, map_location, *args, **kwargs)
 
-    def safetensors(self, module: Any) -> None:
+    def replace_saving(self, module: Any) -> None:
+        """Keep what ``safetensors.torch`` saves."""
 
         def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None) -> None:
-            self._put(filename, _Tensors(_kept(dict(tensors)), metadata))
+            kept = {name: one.detach().to("cpu", copy=True) for name, one in tensors.items()}
+            self._put(filename, SavedTensors(kept, metadata))
 
         self._patches.set_everywhere(module, "save_file", save_file)
 
-    def opened(self, module: Any) -> None:
-        """Act on a module whose functions open files, and write them."""
+    def replace_opening(self, module: Any) -> None:
+        """Find what ``safetensors`` opens, and has not written."""
         real = module.safe_open
 
         def safe_open(
             filename: Any, framework: str = "pt", device: Any = "cpu", **more: Any
         ) -> Any:
-            if (kept := self._files.get(filename)) is not None:
-                return kept.on(device)
+            if isinstance(kept := self._files.get(filename), SavedTensors):
+                return kept.open(device)
             return real(filename, framework, device, **more)
 
         self._patches.set_everywhere(module, "safe_open", safe_open)
-
-
-class _Tensors(contextlib.AbstractContextManager["_Tensors"]):
-    """As an opened file of safetensors."""
-
-    def __init__(self, tensors: dict[str, _Kept], metadata: Any, device: Any = "cpu") -> None:
-        self.tensors, self._metadata, self._device = tensors, metadata, device
-
-    def on(self, device: Any) -> _Tensors:
-        """The same, opened for a device."""
-        return _Tensors(self.tensors, self._metadata, device)
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def keys(self) -> list[str]:
-        return sorted(self.tensors)
-
-    def offset_keys(self) -> list[str]:
-        """The same as they lie in the file: those of larger elements first."""
-        return sorted(
-            self.tensors, key=lambda name: (-self.tensors[name].host.element_size(), name)
-        )
-
-    def metadata(self) -> Any:
-        return self._metadata
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        return self.tensors[name].loaded(self._device, {})
-
-    def get_tensors(self) -> dict[str, torch.Tensor]:
-        return {name: self.get_tensor(name) for name in self.offset_keys()}
-
-    get_slice = get_tensor
-
-
-def _arrived(host: torch.Tensor, elements: int, wanted: torch.device) -> torch.Tensor:
-    """A storage of the device that was read from a file."""
-    if elements != host.numel() or not host.is_contiguous():
-        return torch.empty(elements, dtype=host.dtype, device=wanted)
-    return host.view(-1).to(wanted)
-
-
-def _location(asked: Any, was: torch.device) -> torch.device:
-    """Where ``map_location`` wants a tensor that was somewhere."""
-    if asked is None:
-        return was
-    if isinstance(asked, int):
-        return torch.device("cuda", asked)
-    if isinstance(asked, str | torch.device):
-        return torch.device(asked)
-    name = "cuda:0" if was.type == "cuda" else "cpu"
-    if isinstance(asked, Mapping):
-        return torch.device(asked.get(name, name))
-    try:
-        placed = asked(torch.UntypedStorage(0), name)
-    except Exception:
-        # It moves storages to the GPU, of which there are none.
-        return torch.device("cuda")
-    return was if placed is None else placed.device
-
-
-def _kept(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return _Kept(value)
-    if isinstance(value, _WITH_TENSORS):
-        with contextlib.suppress(Exception):
-            return _Object(value)
-    return _mapped(value, _kept)
-
-
-_WITH_TENSORS = (torch.nn.Module, torch.optim.Optimizer)
-"""Objects that are saved whole, and hold tensors."""
-
-
-_ABOUT = 1024
-"""Bytes that a file has beside its tensors, about."""
-
-
-def _size(content: Any, storages: dict[Any, int]) -> int:
-    """Bytes that a checkpoint would take: storages are saved whole, and once."""
-    if isinstance(content, _Tensors):
-        content = content.tensors
-    if isinstance(content, _Object):
-        storages |= {id(one): one.nbytes for one in content.tensors}
-    if isinstance(content, _Kept):
-        storages[content.storage] = content.elements * content.host.element_size()
-    elif isinstance(content, Mapping):
-        content = list(content.values())
-    for value in content if isinstance(content, list | tuple) else ():
-        _size(value, storages)
-    return sum(storages.values()) + _ABOUT
-
-
-def _loaded(value: Any, location: Any, storages: dict[Any, torch.Tensor]) -> Any:
-    """A checkpoint as it is loaded again; what was read of its storages is noted."""
-    if isinstance(value, _Kept):
-        return value.loaded(location, storages)
-    if isinstance(value, _Object):
-        return value.loaded(location)
-    return _mapped(value, lambda item: _loaded(item, location, storages))
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, dict):
-        mapped = {key: change(item) for key, item in value.items()}
-        try:
-            made = type(value)(mapped)
-        except TypeError:
-            return mapped
-        return made
-    return type(value)(change(item) for item in value) if type(value) in (list, tuple) else value

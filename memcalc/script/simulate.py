@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,14 +13,12 @@ from msgspec.structs import replace
 
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import STEPS, make
-from memcalc.engine.packages.stand_ins import STAND_INS
 from memcalc.estimation.card import card_of
 from memcalc.estimation.kept import Traced, keep
 from memcalc.estimation.question import Asked, asked
 from memcalc.records.plan import Plan
-from memcalc.script.answer import Simulated, as_it_ended, of_ranks
-from memcalc.script.command import Program, launched
-from memcalc.script.imports import check_imports
+from memcalc.script.answer import Simulated, add_ending, combine_ranks
+from memcalc.script.command import Program, find_launched
 from memcalc.script.other_ways import both_ways
 from memcalc.script.process import Run
 
@@ -31,8 +28,8 @@ def simulate(
 ) -> Simulated:
     """Run the program of a plan; what it prints goes to standard error.
 
-    Where its memory runs out on the plan's GPU, it runs once more without a limit: that tells what
-    it needs in all.
+    If its memory runs out on the plan's GPU, it runs once more without a limit, which tells its
+    whole need.
 
     Args:
         plan: its command, the GPU, and the Python that runs it; ``None``: this one.
@@ -42,20 +39,18 @@ def simulate(
 
     Raises:
         UsageError: the command cannot be understood.
-        EstimateError: the process died, or its time was up, or there is no PyTorch with CUDA, or
-            a package that the script imports.
+        EstimateError: the process died, or its time was up, or there is no PyTorch with CUDA.
     """
     folder = Path.cwd() if folder is None else folder
-    program, launch = launched(plan, folder)
+    program, launch = find_launched(plan, folder)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     run = Run(asked(plan), program, launch, folder)
-    check_imports(program, plan.command or "", folder, plan.python or sys.executable, STAND_INS)
     run.timeout = timeout
     began = time.monotonic()
     ran, room = run.with_stand_ins(limited=gpu is not None, quiet=quiet), None
     if gpu is not None:
         room = card_of(gpu).room
-    each = {rank: _ended(run, rank, one, room) for rank, one in ran.found.items()}
+    each = {rank: _run_unlimited(run, rank, one, room) for rank, one in ran.found.items()}
     if len(each) == 1:
         ((rank, one),) = each.items()
         each[rank] = both_ways(
@@ -68,7 +63,7 @@ def simulate(
             ).found[rank],
             time.monotonic() - began,
         )
-    found = each[0] if ran.answers is None else of_ranks(each, ran.answers, plan)
+    found = each[0] if ran.answers is None else combine_ranks(each, ran.answers, plan)
     if found.traced is not None:
         keep(found.traced)
     return found
@@ -85,12 +80,12 @@ def run_work(question: Asked, work: bytes) -> tuple[Traced | None, BaseException
     found = run.with_stand_ins(limited=question.gpu is not None).found[0]
     traced = found.traced
     if traced is not None and run.raised is not None:
-        traced = as_it_ended(traced, found.ending, room=None)
+        traced = add_ending(traced, found.ending, room=None)
     return traced, run.raised
 
 
-def _ended(run: Run, rank: int, found: Simulated, room: int | None) -> Simulated:
-    """Run once more without a limit where memory ran out, and say what the end tells."""
+def _run_unlimited(run: Run, rank: int, found: Simulated, room: int | None) -> Simulated:
+    """Run once more without a limit where memory ran out, and add what the end tells."""
     refusal = found.ending.refusal
     if found.ending.out_of_memory and refusal is not None:
         whole = run.ranks(limited=False, again=True, rank=rank).found[rank]
@@ -101,11 +96,11 @@ def _ended(run: Run, rank: int, found: Simulated, room: int | None) -> Simulated
             found = replace(found, ending=replace(found.ending, refusal=last))
     if found.traced is None:
         return found
-    return replace(found, traced=as_it_ended(found.traced, found.ending, room))
+    return replace(found, traced=add_ending(found.traced, found.ending, room))
 
 
 def plan_of(command: Sequence[str], **settings: Any) -> Plan:
-    """A plan that runs a command; settings that are ``None`` are left out.
+    """Make a plan that runs a command; settings that are ``None`` are left out.
 
     Raises:
         UsageError: a setting makes no sense.

@@ -1,4 +1,4 @@
-"""Where a program's output goes: standard output of a command is its answer."""
+"""The stream of a program's output: standard output of a command is its answer."""
 
 import subprocess
 import sys

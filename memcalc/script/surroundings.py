@@ -1,7 +1,7 @@
 """The environment of a user's program: its files, trackers, GPUs, packages and processes.
 
-Of processes that train together one runs in the script's own, the first if none is named. What it
-starts by subprocess sees no simulated GPU, and is named.
+One of several processes that train together runs in the script's own, the first if none is named.
+Programs that it starts by subprocess see no simulated GPU, and are named.
 """
 
 import os
@@ -13,14 +13,16 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import torch
 
 from memcalc.engine import decisions, source_lines
+from memcalc.engine.follow import mail
 from memcalc.engine.follow.session import Session
 from memcalc.engine.patches import Patches
-from memcalc.script import large_weights, saving, starting
+from memcalc.script import large_weights, saving
 from memcalc.script.child_deaths import ChildDeaths
-from memcalc.script.command import commands
+from memcalc.script.command import find_commands
 from memcalc.script.packages import (
     accelerate,
     deepspeed,
@@ -30,7 +32,7 @@ from memcalc.script.packages import (
     transformers,
     vllm,
 )
-from memcalc.script.records import Request
+from memcalc.script.records import FOUND, Found, Request
 
 
 def program(request: Request, session: Session) -> Iterable[str]:
@@ -47,7 +49,9 @@ def program(request: Request, session: Session) -> Iterable[str]:
     def started(of: str, *numbers: str) -> Callable[..., None]:
         def tell(count: int, **variables: str) -> None:
             if request.scouts:
-                starting.tell(starting.Found(world=count, variables=variables, numbers=numbers))
+                found = Found(world=count, variables=variables, numbers=numbers)
+                Path(os.environ[mail.FOLDER], FOUND).write_bytes(msgspec.json.encode(found))
+                os._exit(0)
             if request.rank is None:
                 say(f"the first of {count} {of} runs", source_lines.line())
             if count > 1 and request.rank is None:
@@ -56,7 +60,7 @@ def program(request: Request, session: Session) -> Iterable[str]:
 
         return tell
 
-    spawn_here(patches, started("spawned processes"), int(request.rank or 0))
+    run_spawned(patches, started("spawned processes"), int(request.rank or 0))
     if request.launch is not None:
         _count_gpus(patches, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     elif (request.world or 1) > 1:
@@ -83,7 +87,7 @@ def program(request: Request, session: Session) -> Iterable[str]:
 
 
 def _count_gpus(patches: Patches, count: int) -> None:
-    """The machine has a GPU for each of its processes at least; this one has the first."""
+    """Let the machine have a GPU for each of its processes; this one has the first."""
     if count <= torch.cuda.device_count():
         return
     first_gpu = torch.cuda.get_device_properties(0)
@@ -140,7 +144,7 @@ _LAUNCHER = "strategies.launchers.subprocess_script"
 
 
 class _Ended:
-    """Stands for processes that were not started, and have all ended well."""
+    """Processes that were not started, and have all ended well."""
 
     pid = 0
     processes: tuple[Any, ...] = ()
@@ -163,11 +167,8 @@ class _Ended:
         pass
 
 
-def spawn_here(patches: Patches, started: Callable[[int], None], rank: int) -> None:
-    """Of the processes of ``torch.multiprocessing.spawn`` this one runs here.
-
-    ``started`` is told how many there would be, before it runs.
-    """
+def run_spawned(patches: Patches, started: Callable[[int], None], rank: int) -> None:
+    """Run one process of ``torch.multiprocessing.spawn`` here; ``started`` gets their number."""
 
     def start(
         original: Any,
@@ -188,9 +189,9 @@ def spawn_here(patches: Patches, started: Callable[[int], None], rank: int) -> N
 
 
 def follow_lightning(patches: Patches, gpus: int, started: Callable[..., None]) -> None:
-    """Act when Lightning is imported: it starts one process for each of these GPUs.
+    """Have Lightning start one process for each of these GPUs, of which one runs here.
 
-    ``started`` is told how many there would be, before the first runs.
+    ``started`` gets their number before the first runs.
     Source: fabric/strategies/launchers/subprocess_script.py and its like in pytorch/ (2.6).
     """
 
@@ -213,25 +214,25 @@ def follow_lightning(patches: Patches, gpus: int, started: Callable[..., None]) 
 
 
 def python_commands(patches: Patches) -> dict[str, None]:
-    """Python programs that are started by subprocess from now on, each once as it is typed."""
+    """Return the Python programs that will be started by subprocess, each once as it is typed."""
     found: dict[str, None] = {}
 
-    def see(args: Any) -> None:
+    def note(args: Any) -> None:
         if isinstance(args, list | tuple):
             words = [os.fsdecode(one) for one in args if isinstance(one, str | bytes | os.PathLike)]
             args = shlex.join(words)
-        for typed in commands(os.fsdecode(args)) if isinstance(args, str | bytes) else ():
+        for typed in find_commands(os.fsdecode(args)) if isinstance(args, str | bytes) else ():
             # This Python by its short name.
             named = typed.replace(sys.executable, "python")
             if " -c " not in named:
                 found[named] = None
 
     def popen(original: Any, process: Any, args: Any, *others: Any, **kwargs: Any) -> Any:
-        see(args)
+        note(args)
         return original(process, args, *others, **kwargs)
 
     def system(original: Any, command: Any) -> Any:
-        see(command)
+        note(command)
         return original(command)
 
     patches.wrap(subprocess.Popen, "__init__", popen)

@@ -10,13 +10,13 @@ from memcalc.records.names import DTYPES
 
 
 def blocks(model: torch.nn.Module, classes: str = "") -> list[torch.nn.Module]:
-    """The modules that transformers says must not be split (``_no_split_modules``), in order.
+    """Return the modules that transformers does not split (``_no_split_modules``), in order.
 
-    Where it names none, they are what the model's lists of like modules hold. ``classes``: names
-    in place of all that, with commas between them.
+    If it names none, they are the members of the model's lists of like modules. ``classes``: names
+    of classes to return instead, with commas between them.
 
     Raises:
-        UsageError: there are none either, or none of a class that is named.
+        UsageError: the model has neither, or no module of a class that is named.
     """
     names = {name.strip() for name in classes.split(",")} - {""}
     missing = names - {type(module).__name__ for module in model.modules()}
@@ -58,13 +58,13 @@ def to_empty(
     model.to_empty(device=device)
     tie = getattr(model, "tie_weights", None)
     if tie is not None:
-        # transformers 5 keeps what is tied; read anew from the config it may be more.
+        # transformers 5 keeps what is tied; read again from the config it may be more.
         tie(**({"recompute_mapping": False} if hasattr(model, "all_tied_weights_keys") else {}))
     fill(model)
 
 
-def dtype_of(name: Any) -> torch.dtype | None:
-    """A dtype by its name, as ``bfloat16`` or ``bf16``; ``None`` for ``none``.
+def parse_dtype(name: Any) -> torch.dtype | None:
+    """Return a dtype by its name, such as ``bfloat16`` or ``bf16``, or None for ``none``.
 
     Raises:
         UsageError: there is no such floating-point dtype.

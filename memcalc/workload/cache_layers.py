@@ -19,10 +19,10 @@ _INDEXED = ("index_head_dim", "index_topk")
 
 
 def windows(model: torch.nn.Module) -> tuple[int | None, ...]:
-    """How many tokens each layer of a decoder looks back on; ``None``: all of them.
+    """Return how many tokens each layer of a decoder looks back on, or None for all of them.
 
     Raises:
-        UsageError: a layer is neither of the two.
+        UsageError: a layer keeps its tokens in another way.
     """
     config = _decoder(model)
     window = getattr(config, "sliding_window", None)
@@ -39,7 +39,7 @@ def windows(model: torch.nn.Module) -> tuple[int | None, ...]:
 
 
 def latent(model: torch.nn.Module) -> int | None:
-    """Numbers of the compressed latent that stands for a token's keys and values (MLA), by layer.
+    """Return the size of a layer's latent in place of keys and values (MLA), or None without MLA.
 
     transformers keeps the keys and values themselves; engines keep the latent and the part of the
     key that holds positions.
@@ -77,12 +77,12 @@ _PACKAGES = {
 
 
 def check(cache: str) -> None:
-    """See that a cache's package is here.
+    """Check that a cache's package is installed.
 
     Raises:
         UsageError: it is not installed.
     """
     module, package = _PACKAGES.get(cache, ("", ""))
-    said = lacking(f"The cache {cache} needs", package, module=module) if module else None
-    if said is not None:
-        raise UsageError(f"{said}, or name another --cache; quantized-fp8 needs nothing.")
+    missing = lacking(f"The cache {cache} needs", package, module=module) if module else None
+    if missing is not None:
+        raise UsageError(f"{missing}, or name another --cache; quantized-fp8 needs nothing.")

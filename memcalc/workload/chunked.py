@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from memcalc.errors import UsageError
-from memcalc.workload.model import forward_on_meta
+from memcalc.workload.meta_run import OperatorLog, forward_on_meta
 
 IGNORED = -100
 """Label of rows that do not count (``transformers/loss/loss_utils.py``)."""
@@ -37,7 +36,7 @@ def chunk_loss(model: torch.nn.Module, chunks: int) -> None:
     if not name.endswith(("ForCausalLM", "LMHeadModel")) or not isinstance(head, torch.nn.Linear):
         raise UsageError(f"{name} is no causal language model: leave --loss-chunks out.")
     try:
-        plain = _is_all_there_is(model, head)
+        plain = _returns_logits_of_head(model, head)
     except Exception as error:
         said = " ".join(str(error).split())[:200]
         raise UsageError(
@@ -63,7 +62,7 @@ def chunk_loss(model: torch.nn.Module, chunks: int) -> None:
 def _loss(
     head: torch.nn.Module, hidden: torch.Tensor, labels: torch.Tensor, chunks: int
 ) -> torch.Tensor:
-    """Mean cross-entropy; hidden (B, S, H), labels (B, S), each token foretells the next."""
+    """Compute mean cross-entropy; hidden (B, S, H), labels (B, S), each token predicts the next."""
     targets = functional.pad(labels, (0, 1), value=IGNORED)[..., 1:].reshape(-1)
     rows = hidden.reshape(-1, hidden.shape[-1])
     # Hidden states are a DTensor where tokens are divided over GPUs; what the head returns is none.
@@ -78,56 +77,37 @@ def _piece(head: torch.nn.Module, rows: torch.Tensor, targets: torch.Tensor) -> 
     return functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
 
 
-class _Names(TorchDispatchMode):
-    """The operators that ran."""
+def _returns_logits_of_head(model: torch.nn.Module, head: torch.nn.Module) -> bool:
+    """Try with two tokens whether the logits are what the head makes of the last hidden states.
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-def _is_all_there_is(model: torch.nn.Module, head: torch.nn.Module) -> bool:
-    """Are the logits what the head makes of the last hidden states? Tried with two tokens.
-
-    The model runs on the meta device, where nothing is computed, in bfloat16: operators for
-    experts take no other type there.
+    The model runs on the meta device in bfloat16: operators for experts take no other dtype there.
     """
-    ran = _Names()
+    log = OperatorLog()
     given: list[torch.Tensor] = []
     hidden: list[torch.Tensor] = []
     base: Any = model.base_model
-
-    def before_head(_: object, args: tuple[Any, ...]) -> None:
-        given.append(args[0])
-
-    def after_head(*_: object) -> None:
-        ran.names.clear()
 
     def after_base(_: object, args: object, out: Any) -> None:
         hidden.append(out if isinstance(out, torch.Tensor) else out[0])
 
     # Some call a part of their base model only.
     hooks = [
-        head.register_forward_pre_hook(before_head),
-        head.register_forward_hook(after_head),
+        head.register_forward_pre_hook(lambda _, args: given.append(args[0])),
+        head.register_forward_hook(lambda *_: log.ran.clear()),
         *(m.register_forward_hook(after_base) for m in (base, *base.children())),
     ]
     tokens = torch.zeros(1, 2, dtype=torch.long, device="meta")
     try:
-        with ran:
+        with log:
             forward_on_meta(model, {"input_ids": tokens}, torch.bfloat16)
     finally:
         for hook in hooks:
             hook.remove()
-    whole = [_whole(tensor) for tensor in given]
-    from_hidden = len(whole) == 1 and any(whole[0] is _whole(states) for states in hidden)
-    return from_hidden and _CHANGE_NOTHING.issuperset(ran.names)
+    whole = [_base_of(tensor) for tensor in given]
+    from_hidden = len(whole) == 1 and any(whole[0] is _base_of(states) for states in hidden)
+    return from_hidden and _CHANGE_NOTHING.issuperset(name for name, _ in log.ran)
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that this one is a view of, or itself."""
+def _base_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that this one is a view of, or itself."""
     return tensor if tensor._base is None else tensor._base

@@ -14,13 +14,13 @@ from memcalc.imports import line
 from memcalc.records.plan import Plan
 from memcalc.workload import cache_layers, long_decode
 from memcalc.workload.inputs import Batch, without_adapters
-from memcalc.workload.job import Program, as_found, forward_context
+from memcalc.workload.job import Program, forward_context, restore_attributes
 from memcalc.workload.wrapped_tensors import plain
 
 _CACHES = (*cache_layers.NAMES, "cache_params", "past_buckets_states", "mems", "state")
 """Names of the outputs in which models return their caches."""
 _KINDS = ("static", "offloaded", "quantized")
-"""Caches that ``generate`` must be told of; dynamic and sliding ones are its defaults."""
+"""Caches that are arguments of ``generate``; dynamic and sliding ones are its defaults."""
 _SLIDING = ("sliding_attention", "chunked_attention")
 
 
@@ -38,15 +38,12 @@ def run(program: Program, *, device: str, between: long_decode.Between | None = 
             return
         # The base model generates, also inside adapters.
         bare = without_adapters(model)
-        with as_found(bare):
+        with restore_attributes(bare):
             _generate(bare, lambda: program.batch(device), plan, between)
 
 
 def _generate(
-    model: Any,
-    prompts: Callable[[], Batch],
-    plan: Plan,
-    between: long_decode.Between | None,
+    model: Any, prompts: Callable[[], Batch], plan: Plan, between: long_decode.Between | None
 ) -> None:
     tokens = plan.generate
     assert tokens is not None
@@ -86,10 +83,9 @@ def _cache_options(cache: str) -> dict[str, Any]:
     name, _, kind = cache.partition("-")
     if name not in _KINDS:
         return {}
-    if name != "quantized":
-        return {"cache_implementation": cache.replace("-", "_")}
-    backend = {"cache_config": {"backend": kind}} if kind else {}
-    return {"cache_implementation": name, **backend}
+    if name == "quantized" and kind:
+        return {"cache_implementation": name, "cache_config": {"backend": kind}}
+    return {"cache_implementation": cache.replace("-", "_")}
 
 
 def check(model: torch.nn.Module, plan: Plan) -> None:
@@ -112,7 +108,7 @@ def check(model: torch.nn.Module, plan: Plan) -> None:
             f"{name} has no sliding window: leave --cache out, or name dynamic or static."
         )
     if plan.cache.startswith("offloaded"):
-        _check_offloaded(model, plan)
+        _check_offloading(model, plan)
     cache_layers.check(plan.cache)
 
 
@@ -131,7 +127,7 @@ def _refuse_images(model: torch.nn.Module) -> None:
         )
 
 
-def _check_offloaded(model: Any, plan: Plan) -> None:
+def _check_offloading(model: Any, plan: Plan) -> None:
     if plan.target == "cpu":
         raise UsageError(
             "An offloaded cache leaves a GPU for host memory: leave out --target cpu, or name "
@@ -150,7 +146,7 @@ def _check_offloaded(model: Any, plan: Plan) -> None:
 
 
 def _has_windows(model: Any, which: Callable[[Iterable[bool]], bool] = any) -> bool:
-    """Whether any, or all, of its layers have a window."""
+    """Return True if any, or all, of a model's layers have a window."""
     config = model.config.get_text_config(decoder=True)
     types = getattr(config, "layer_types", None)
     if types is not None:
@@ -158,15 +154,15 @@ def _has_windows(model: Any, which: Callable[[Iterable[bool]], bool] = any) -> b
     return getattr(config, "sliding_window", None) is not None
 
 
-def caches_of(held: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors of caches in a model's arguments or outputs."""
+def find_caches(held: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors of caches in a model's arguments or outputs."""
     seen: set[int] = set()
     for name in _CACHES:
         yield from _tensors(held.get(name), seen)
 
 
 def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
-    """Tensors in an object and its attributes, at any depth; modules and configs are skipped."""
+    """Yield tensors in an object and its attributes, at any depth, but not in modules."""
     if value is None or id(value) in seen:
         return
     seen.add(id(value))
@@ -175,11 +171,11 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
         yield from plain(value)
         return
     parts: Any = ()
-    if isinstance(value, dict):
-        parts = value.values()
-    elif isinstance(value, list | tuple):
-        parts = value
-    elif type(value).__module__.startswith("transformers") and not hasattr(value, "to_dict"):
-        parts = () if isinstance(value, torch.nn.Module) else vars(value).values()
+    if isinstance(value, dict | list | tuple):
+        parts = value.values() if isinstance(value, dict) else value
+    elif isinstance(value, torch.nn.Module) or hasattr(value, "to_dict"):
+        return
+    elif type(value).__module__.startswith("transformers"):
+        parts = vars(value).values()
     for part in parts:
         yield from _tensors(part, seen)

@@ -1,4 +1,4 @@
-"""Synthetic batches: what a data loader would hand this model, in shape and type.
+"""Synthetic batches with the shapes and types that a data loader would hand a model.
 
 Shapes: B batch, S tokens, C channels, H height, W width.
 """
@@ -23,7 +23,7 @@ Batch = dict[str, torch.Tensor]
 
 
 class Use(Enum):
-    """What batches are for."""
+    """The purpose of batches."""
 
     TRAINING = "training"
     FORWARD = "forward"
@@ -33,7 +33,7 @@ class Use(Enum):
 
 
 class Inputs:
-    """Makes the batches of one model; ``seq`` is the length that was settled on."""
+    """Makes the batches of one model; ``seq`` is the number of tokens per sample."""
 
     def __init__(
         self,
@@ -46,29 +46,30 @@ class Inputs:
         use: Use = Use.TRAINING,
         images: torch.dtype = torch.float32,
     ) -> None:
-        """Settle the batches of a model on any device.
+        """Describe the batches of a model on any device.
 
-        ``seq``: tokens per sample; ``None``: 512, or the model's longest when that is shorter.
-        ``padding``: pass an attention mask whose last position is padding.
-        ``images``: their type.
+        Args:
+            model: what runs on them.
+            task: decides on the labels.
+            batch: samples of a batch.
+            seq: tokens per sample; None: 512, or the model's longest when that is shorter.
+            padding: pass an attention mask whose last position is padding.
+            use: training, a forward pass or generation.
+            images: their dtype.
+
+        Raises:
+            SettingError: the model takes no sequences of this length.
         """
-        self.model = model
-        self.images = images
-        self.use = use
-        self.task = task
-        self.batch = batch
-        self.padding = padding
+        self.model, self.task, self.batch = model, task, batch
+        self.padding, self.use, self.images = padding, use, images
         self.config: Any = getattr(model, "config", None)
         kind = str(getattr(self.config, "model_type", ""))
         self.names = frozenset(inspect.signature(without_adapters(model).forward).parameters)
-        self.has_tokens = "input_ids" in self.names and kind not in _HEAR_ALONE
-        media = [name for name in _MEDIA if name in self.names]
-        self.text_only = (
-            self.has_tokens and bool(media) and task.of_text and kind not in _NEED_MEDIA
-        )
+        self.has_tokens = "input_ids" in self.names and kind not in _TOKENS_OR_SOUND
+        takes_media = bool(self.names & _MEDIA) and kind not in _NEED_MEDIA
+        self.text_only = self.has_tokens and takes_media and task.of_text
         """The model also takes images or sound, and trains on text without them."""
         self.recordings = Recordings(model, self.names)
-        """Of which some models take a place among their tokens for each piece."""
         written: dict[str, Any] = getattr(self.config, "to_dict", dict)()
         self.lengths = lengths(written)
         refusal = self.lengths.refusal(type(model).__name__, seq)
@@ -77,15 +78,15 @@ class Inputs:
         self.seq = self.lengths.exact or seq or self.lengths.default
 
     def make_room(self, tokens: int) -> None:
-        """See that the model takes its prompt and so many tokens more.
+        """Check that the model takes its prompt and some tokens more.
 
         Raises:
-            UsageError: its positions end before.
+            SettingError: its positions end before.
         """
         longest = self.lengths.longest
         if longest is None:
             return
-        whole = tokens - 1 if self.config.is_encoder_decoder else self.seq + tokens - 1
+        whole = tokens - 1 if self._has_encoder else self.seq + tokens - 1
         if whole > longest:
             most = longest - whole + tokens
             name = type(self.model).__name__
@@ -96,169 +97,145 @@ class Inputs:
                 + (f"type --generate {most} or less." if most > 0 else "shorten --seq."),
             )
 
-    def resized(self, batch: int, seq: int | None) -> Inputs:
-        """Batches of another size."""
-        return Inputs(
-            self.model,
-            self.task,
-            batch=batch,
-            seq=seq,
-            padding=self.padding,
-            use=self.use,
-            images=self.images,
-        )
+    def resize(self, batch: int, seq: int | None) -> Inputs:
+        """Return inputs for batches of another size."""
+        settings = {"padding": self.padding, "use": self.use, "images": self.images}
+        return Inputs(self.model, self.task, batch=batch, seq=seq, **settings)  # type: ignore[arg-type]
 
     def make(self, device: Any) -> Batch:
-        """One batch on the device, filled with valid values where they matter."""
-        names, task = self.names, self.task
-        batch: Batch = {}
-        if not self.text_only:
-            batch.update(self._media(device))
+        """Make a batch on the device, filled with valid values where they matter."""
+        batch: Batch = {} if self.text_only else self._make_media(device)
         if self.has_tokens:
-            batch["input_ids"] = self._tokens(device)
-            if "attention_mask" in names and (self.padding or self.use is Use.PROMPTS):
-                batch["attention_mask"] = self._mask(device)
+            batch["input_ids"] = self._make_tokens(device)
+            if "attention_mask" in self.names and (self.padding or self.use is Use.PROMPTS):
+                batch["attention_mask"] = self._make_mask(device)
+        takes_decoded = {"decoder_input_ids", "labels"} <= self.names and self._has_encoder
+        if self.use is Use.FORWARD and takes_decoded:
+            # The decoder reads as many tokens in one pass as there are labels.
+            batch["decoder_input_ids"] = self._make_labels(device)["labels"]
         if self.use is not Use.TRAINING:
-            return {**batch, **self._decoded(device)}
-        if "return_loss" in names and "labels" not in names:
+            return batch
+        if "return_loss" in self.names and "labels" not in self.names:
             batch["return_loss"] = True  # type: ignore[assignment]
-        if task.always_labelled or "labels" in names:
-            batch.update(self._labels(device))
+        if self.task.always_labelled or "labels" in self.names:
+            speech = audio.make_codes(self.config, self.batch, device)
+            takes_codes = speech is not None and "decoder_input_ids" in self.names
+            batch.update(speech if takes_codes and speech else self._make_labels(device))
         return batch
 
     @property
     def goes_by_tokens(self) -> bool:
-        """Batches of fewer tokens per sample are smaller; of more there may be none."""
+        """True if batches of fewer tokens per sample are smaller."""
         if self.has_tokens:
             return True
-        other = self.resized(self.batch, self.seq - 1 or 2)
-        return _sizes(other.make("meta")) != _sizes(self.make("meta"))
+        sizes = [
+            {name: getattr(value, "shape", value) for name, value in inputs.make("meta").items()}
+            for inputs in (self, self.resize(self.batch, self.seq - 1 or 2))
+        ]
+        return sizes[0] != sizes[1]
 
     @property
-    def hears(self) -> bool:
-        """Recordings are in its batches."""
+    def has_audio(self) -> bool:
+        """True if recordings are in its batches."""
         alone = "input_ids" not in self.names or self.recordings.tokens > 0
         given = "input_features" in self.names or ("input_values" in self.names and alone)
         return given and not self.text_only
 
     @property
-    def sees(self) -> bool:
-        """Images are in its batches."""
+    def has_images(self) -> bool:
+        """True if images are in its batches."""
         return "pixel_values" in self.names and not self.text_only
 
     @property
     def whole(self) -> Any:
-        """Tokens of a sample, those where sound is put among them."""
+        """The tokens of a sample, with those that the model replaces by sound."""
         return self.seq if self.text_only else self.recordings.tokens + self.seq
 
-    def _tokens(self, device: Any) -> torch.Tensor:
-        """(B, S), or (B, S, codebooks); where sound is put they say so."""
-        places = self.whole - self.seq
-        books = audio.codebooks(self.config)
-        if books is not None:
-            return torch.ones(self.batch, self.seq, books, dtype=torch.long, device=device)
-        token = self.recordings.spoken
-        if not places or token is None:
-            end = self._end
-            return self._ids(device, self.seq) if end is None else self._ended(end, device)
-        # Made on the host, as by a collator: what stands where is then known on the device.
-        heard = torch.full((self.batch, places), token, dtype=torch.long, device="cpu")
-        return torch.cat((heard, self._ids("cpu", self.seq)), dim=1).to(device)
-
     @property
-    def _end(self) -> int | None:
-        """Token by which an encoder-decoder finds what it classifies; ``None``: it does not."""
-        classifies = self.task.name == "sequence-classification"
-        if not classifies or not getattr(self.config, "is_encoder_decoder", False):
-            return None
-        end = getattr(self.config, "eos_token_id", None)
-        return end if isinstance(end, int) else None
+    def _has_encoder(self) -> bool:
+        return bool(getattr(self.config, "is_encoder_decoder", False))
 
-    def _ended(self, end: int, device: Any) -> torch.Tensor:
-        """(B, S) as a tokenizer hands it over: no padding, and a last token that ends the text."""
+    def _make_tokens(self, device: Any) -> torch.Tensor:
+        """Make (B, S), or (B, S, codebooks), with the tokens that the model replaces by sound."""
+        places, codebooks = self.whole - self.seq, audio.codebooks(self.config)
+        if codebooks is not None:
+            return self._ones(device, self.seq, codebooks)
+        token = self.recordings.token
+        if places and token is not None:
+            # Made on the host, as by a collator: what stands where is then known on the device.
+            sound = torch.full((self.batch, places), token, dtype=torch.long, device="cpu")
+            return torch.cat((sound, self._ones("cpu", self.seq)), dim=1).to(device)
+        end = getattr(self.config, "eos_token_id", None)
+        if self.task.name != "sequence-classification" or not self._has_encoder:
+            end = None
+        if not isinstance(end, int):
+            return self._ones(device, self.seq)
+        # As a tokenizer makes them: no padding, and a last token that ends the text, by which an
+        # encoder-decoder finds what it classifies.
         special = {end, getattr(self.config, "pad_token_id", None)}
         token = next(one for one in range(3) if one not in special)
         ids = torch.full((self.batch, self.seq), token, dtype=torch.long, device="cpu")
         ids[:, -1] = end
         return ids.to(device)
 
-    def _labels(self, device: Any) -> Batch:
-        """Of the task; one for each token where sound stands among the tokens of a decoder."""
-        speaks = audio.decoded(self.config, self.batch, device)
-        if speaks is not None and "decoder_input_ids" in self.names:
-            return speaks
-        encodes = getattr(self.config, "is_encoder_decoder", False)
-        if self.task.of_sound and self.has_tokens and not encodes:
-            return {"labels": self._ids(device, self.whole)}
-        return self._of_task(device)
+    def _make_labels(self, device: Any) -> Batch:
+        """Make the labels of the task: (B,) zeros for classes, else (B, labels) ones."""
+        task, count = self.task, self.task.labelled
+        training = self.use is Use.TRAINING
+        if training and task.of_sound and self.has_tokens and not self._has_encoder:
+            # A decoder that hears has a label for each token, those of sound included.
+            return {"labels": self._ones(device, self.whole)}
+        if count == 0:
+            size = {"dtype": torch.long, "device": device}
+            return {name: torch.zeros(self.batch, **size) for name in task.labels}
+        return {name: self._ones(device, count or self.seq) for name in task.labels}
 
-    def _of_task(self, device: Any) -> Batch:
-        """Labels as the task has them: (B,) zeros for classes, else (B, labels) ones."""
-        count = self.seq if self.task.labelled is None else self.task.labelled
-        if count:
-            return {name: self._ids(device, count) for name in self.task.labels}
-        size = {"dtype": torch.long, "device": device}
-        return {name: torch.zeros(self.batch, **size) for name in self.task.labels}
-
-    def _mask(self, device: Any) -> torch.Tensor:
-        """Prompts are padded at their beginning, and a tokenizer gives a mask with them always."""
-        mask = self._ids(device, self.whole)
+    def _make_mask(self, device: Any) -> torch.Tensor:
+        """Make the attention mask; prompts are padded at their beginning."""
+        mask = self._ones(device, self.whole)
         if self.use is not Use.PROMPTS:
             mask[:, -1:].zero_()
         elif self.padding:
             mask[:, :1].zero_()
         return mask
 
-    def _decoded(self, device: Any) -> Batch:
-        """What the decoder of an encoder-decoder reads in one pass: as many tokens as labels."""
-        if self.use is Use.PROMPTS or not getattr(self.config, "is_encoder_decoder", False):
-            return {}
-        if "decoder_input_ids" not in self.names or "labels" not in self.names:
-            return {}
-        return {"decoder_input_ids": self._of_task(device)["labels"]}
-
-    def _media(self, device: Any) -> Batch:
-        names = self.names
-        if self.hears:
+    def _make_media(self, device: Any) -> Batch:
+        if self.has_audio:
             return self.recordings.make(self.batch, self.seq, device)
-        if self.sees and "spatial_shapes" in names:
-            return self._patches(device)
-        if self.sees:
-            shape = (self.batch, *self._image())
-            return {"pixel_values": torch.zeros(shape, dtype=self.images, device=device)}
-        return {}
-
-    def _patches(self, device: Any) -> Batch:
-        """Images as lists of patches, as SigLIP 2 takes them: (B, patches, C * size * size)."""
+        if not self.has_images:
+            return {}
         vision = getattr(self.config, "vision_config", None) or self.config
-        count, size = int(vision.num_patches), int(vision.patch_size)
-        side = int(count**0.5)
-        width = int(vision.num_channels) * size * size
-        return {
-            "pixel_values": torch.zeros(self.batch, count, width, dtype=self.images, device=device),
-            "pixel_attention_mask": self._ids(device, count),
-            "spatial_shapes": torch.full((self.batch, 2), side, dtype=torch.long, device=device),
-        }
+        if "spatial_shapes" in self.names:
+            # Lists of patches, as SigLIP 2 takes them: (B, patches, C * size * size).
+            count, size = int(vision.num_patches), int(vision.patch_size)
+            width, side = int(vision.num_channels) * size * size, int(count**0.5)
+            grid = {"dtype": torch.long, "device": device}
+            return {
+                "pixel_values": self._make_pixels(device, count, width),
+                "pixel_attention_mask": self._ones(device, count),
+                "spatial_shapes": torch.full((self.batch, 2), side, **grid),
+            }
+        size = getattr(vision, "image_size", None) or 224
+        sides = size if isinstance(size, list | tuple) else (size, size)
+        channels = getattr(vision, "num_channels", None) or 3
+        return {"pixel_values": self._make_pixels(device, channels, *sides)}
 
-    def _ids(self, device: Any, length: int) -> torch.Tensor:
-        return torch.ones(self.batch, length, dtype=torch.long, device=device)
+    def _make_pixels(self, device: Any, *shape: int) -> torch.Tensor:
+        return torch.zeros(self.batch, *shape, dtype=self.images, device=device)
 
-    def _image(self) -> tuple[int, int, int]:
-        config = getattr(self.config, "vision_config", None) or self.config
-        size = getattr(config, "image_size", None) or 224
-        height, width = size if isinstance(size, list | tuple) else (size, size)
-        return getattr(config, "num_channels", None) or 3, height, width
+    def _ones(self, device: Any, *shape: Any) -> torch.Tensor:
+        return torch.ones(self.batch, *shape, dtype=torch.long, device=device)
 
 
-_MEDIA = ("pixel_values", "input_features", "input_values")
+_MEDIA = frozenset(("pixel_values", "input_features", "input_values"))
 _NEED_MEDIA = ("vilt", "voxtral_realtime")
 """Models that refuse text alone even for the tasks of text."""
-_HEAR_ALONE = ("pop2piano",)
+_TOKENS_OR_SOUND = ("pop2piano",)
 """Models that take either tokens or sound."""
 
 
-def described(specs: tuple[str, ...]) -> Callable[[Any], Batch]:
-    """Batches of a model whose inputs the user described."""
+def read_specs(specs: tuple[str, ...]) -> Callable[[Any], Batch]:
+    """Return what makes the batches that a user described."""
     parsed = [parse_input(spec) for spec in specs]
 
     def make(device: Any) -> Batch:
@@ -274,7 +251,7 @@ def check(model: torch.nn.Module, batch: Batch) -> None:
     """Refuse batches that the model's forward does not take.
 
     Raises:
-        UsageError: with Python's own words, and what the forward takes.
+        UsageError: with Python's own words, and the arguments of the forward.
     """
     try:
         takes = inspect.signature(without_adapters(model).forward)
@@ -292,11 +269,7 @@ def check(model: torch.nn.Module, batch: Batch) -> None:
 
 
 def without_adapters(model: torch.nn.Module) -> torch.nn.Module:
-    """The model that adapters are around; the model itself where there are none."""
+    """Return the model inside of adapters, or the model itself."""
     base = getattr(model, "get_base_model", None)
     found: torch.nn.Module = model if base is None else base()
     return found
-
-
-def _sizes(batch: Batch) -> dict[str, Any]:
-    return {name: getattr(value, "shape", value) for name, value in batch.items()}

@@ -31,8 +31,8 @@ def take(model: torch.nn.Module, name: str, task: str, freeze: tuple[str, ...] =
     tensors: list[Parameter] = []
     for key, parameter in model.named_parameters():
         owner = owners[id(parameter)]
-        described = _describe(key, quantised.packed(parameter), owner, buffer=False)
-        original, trains = quantised.original(parameter), parameter.requires_grad
+        described = _describe(key, quantised.packed_values(parameter), owner, buffer=False)
+        original, trains = quantised.original_shape(parameter), parameter.requires_grad
         tensors.append(replace(described, original=original, trainable=trains))
         for part, constant in quantised.constants(parameter).items():
             described = _describe(f"{key}.{part}", constant, owner, buffer=False)
@@ -45,27 +45,25 @@ def take(model: torch.nn.Module, name: str, task: str, freeze: tuple[str, ...] =
 
 
 def whole(source: ModelSource, head: Head, plan: Plan | None = None) -> Inventory:
-    """The inventory of a model that is built on the meta device for it.
+    """Return the inventory of a model that is built on the meta device for it.
 
     Raises:
         UsageError: the model cannot be built or adapted.
     """
     with torch.device("meta"):
         if plan is None or plan.adapters is None:
-            return take(build(source, head), source.name, head.name)
-        model = build(source, head, dtype=PRECISIONS[plan.precision].weights)
-        return take(
-            attach(model, plan.adapters, autocast=plan.autocast_adapter_dtype),
-            source.name,
-            head.name,
-        )
+            model = build(source, head)
+        else:
+            model = build(source, head, dtype=PRECISIONS[plan.precision].weights)
+            model = attach(model, plan.adapters, autocast=plan.autocast_adapter_dtype)
+        return take(model, source.name, head.name)
 
 
 def _owners(model: torch.nn.Module) -> dict[int, str]:
-    """The class that owns each tensor; of a tied one the embedding, which optimizers look for.
+    """Return the class that owns each tensor; a tied one is the embedding's.
 
-    They look for ``nn.Embedding`` whatever a model calls its own: all of them have that name here,
-    but bitsandbytes' ``StableEmbedding``, which asks for 32 bit by itself.
+    Optimizers look for ``nn.Embedding``, also where a model has its own class: all embeddings
+    have that name here, except bitsandbytes' ``StableEmbedding``, which asks for 32 bit.
     """
     owners: dict[int, str] = {}
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""What a loop runs: a plan's program, its precision, the job on a device, a script's variables."""
+"""A plan's program, the job that a loop runs, and the variables of a training script."""
 
 from __future__ import annotations
 
@@ -13,62 +13,49 @@ from torch.utils._pytree import tree_map_only
 
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
+from memcalc.records.names import AUTOCAST_DTYPES, WEIGHT_DTYPES
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice
 from memcalc.workload import layouts
 from memcalc.workload.inputs import Batch, Inputs
 from memcalc.workload.layouts import Layout
 
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+
 
 def scaler_class() -> Any:
-    """The class of gradient scalers; PyTorch before 2.3 has one for CUDA alone."""
+    """Return the class of gradient scalers; PyTorch before 2.3 has one for CUDA alone."""
     return getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
 
 
 class Precision(msgspec.Struct, frozen=True, kw_only=True):
-    """How weights are stored and in what the forward computes."""
+    """The dtypes of weights and of the forward."""
 
     weights: torch.dtype
     autocast: torch.dtype | None = None
     scaled: bool = False
     """Losses are scaled by ``torch.amp.GradScaler``."""
 
-    def context(self, device_type: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-        """Make the context that the forward runs in."""
-        if self.autocast is None:
-            return contextlib.nullcontext
-        return lambda: torch.autocast(device_type, dtype=self.autocast)
-
-    def scaler(self, device_type: str) -> Any:
-        """Make the gradient scaler, or ``None`` where there is none."""
-        if not self.scaled:
-            return None
-        scaler = scaler_class()
-        of_device = scaler is not torch.cuda.amp.GradScaler
-        return scaler(device_type) if of_device else scaler()
-
 
 PRECISIONS = {
-    "fp32": Precision(weights=torch.float32),
-    "tf32": Precision(weights=torch.float32),
-    "amp-fp16": Precision(weights=torch.float32, autocast=torch.float16, scaled=True),
-    "amp-bf16": Precision(weights=torch.float32, autocast=torch.bfloat16),
-    "bf16+amp": Precision(weights=torch.bfloat16, autocast=torch.bfloat16),
-    "bf16": Precision(weights=torch.bfloat16),
-    "fp16": Precision(weights=torch.float16),
+    name: Precision(
+        weights=getattr(torch, WEIGHT_DTYPES.get(name, "float32")),
+        autocast=getattr(torch, AUTOCAST_DTYPES.get(name, ""), None),
+        scaled=name == "amp-fp16",
+    )
+    for name in ("fp32", "tf32", *AUTOCAST_DTYPES, *WEIGHT_DTYPES)
 }
 
 
-def forward_context(
-    plan: Plan, device_type: str
-) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Make the context of a plan's forward; casts of FSDP2 stand in for autocast."""
-    precision = PRECISIONS[plan.precision]
-    return precision.context(device_type) if layouts.autocasts(plan) else contextlib.nullcontext
+def forward_context(plan: Plan, device_type: str) -> Context:
+    """Make the context of a plan's forward: autocast, unless FSDP2 casts in its place."""
+    if not layouts.autocasts(plan):
+        return contextlib.nullcontext
+    return lambda: torch.autocast(device_type, dtype=PRECISIONS[plan.precision].autocast)
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run; the model is not on the device yet."""
+    """A model to run, which is not on the device yet, with its batches."""
 
     plan: Plan
     model: torch.nn.Module
@@ -77,13 +64,13 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     batch: Callable[[Any], Batch]
     """Makes one micro-batch on the device it is given."""
     seq: int | None
-    """Tokens per sample that were settled on; ``None`` for inputs without tokens."""
+    """Tokens per sample; ``None`` for inputs without tokens."""
     assumptions: tuple[str, ...]
     inputs: Inputs | None = None
     """What makes the batches; ``None`` where the user described them."""
 
-    def resized(self, batch: int, seq: int | None) -> Program:
-        """The same program on batches of another size.
+    def resize(self, batch: int, seq: int | None) -> Program:
+        """Return the program on batches of another size.
 
         Raises:
             UsageError: the model does not take such sequences, or its inputs are described.
@@ -93,7 +80,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
                 "Batch and sequence of a model with --input are in its description: "
                 "name a model that memcalc makes batches for."
             )
-        inputs = self.inputs.resized(batch, seq)
+        inputs = self.inputs.resize(batch, seq)
         return replace(
             self,
             plan=replace(self.plan, batch=batch, seq=seq),
@@ -104,12 +91,12 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def in_backward(self) -> bool:
-        """Each parameter is updated inside backward."""
+        """True if each parameter is updated inside backward."""
         return self.plan.optim_in_backward or self.choice.row.in_backward
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loop trains; model and optimizer are already on the device."""
+    """A training run for a loop; model and optimizer are already on the device."""
 
     plan: Plan
     model: torch.nn.Module
@@ -119,79 +106,76 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     """``cuda`` or ``cpu``."""
     max_grad_norm: float | None
-    """The norm that the loop clips gradients to; ``None``: it does not."""
+    """The norm that the loop clips gradients to, if any."""
     keep_outputs: bool
-    """What the model returned lives until the next forward has made new outputs."""
+    """The model's outputs live until the next forward has made new ones."""
     restore: Callable[[], None] | None = None
-    """Loads the optimizer's state of a checkpoint; ``None``: the run starts afresh."""
+    """Loads the optimizer's state of a checkpoint, in a run that resumes."""
     kept: dict[str, Any] = {}
-    """What a loop made of the job and goes on with, should it run again."""
+    """Objects that a loop made of the job and uses again in its next run."""
     simulated: bool = False
-    """No data and no numbers: of an evaluation, the batches in the middle are like their
-    neighbors and only leave behind what is kept of them."""
+    """No data and no numbers: an evaluation does not run the batches in the middle, which are like
+    their neighbors, and only makes what it keeps of them."""
 
     @property
     def layout(self) -> Layout:
-        """How the model is spread over GPUs."""
+        """The layout of the model over GPUs."""
         return layouts.of(self.plan)
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of the layout's wrapper."""
+        """The arguments of the layout's wrapper."""
         return layouts.arguments(self.plan)
 
     @property
     def precision(self) -> Precision:
-        """How weights are stored and in what the forward computes."""
+        """The dtypes of weights and of the forward."""
         return PRECISIONS[self.plan.precision]
 
     @property
     def eval_batches(self) -> int:
-        """Batches that are evaluated after training."""
+        """The number of batches that are evaluated after training."""
         return self.plan.eval or 0
 
     def evaluates(self, number: int) -> bool:
-        """Whether this batch of an evaluation runs through the model."""
+        """Return True if this batch of an evaluation runs through the model."""
         return not self.simulated or number < 2 or number == self.eval_batches - 1
 
-    def quiet(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """What a micro-batch runs in; gradients are exchanged with the last of a step alone.
-
-        Where the plan says so, with each.
-        """
+    def sync_gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Make the context of a micro-batch: gradients are exchanged with a step's last one."""
         quiet = self.layout.quiet
-        if self.plan.grad_accum == 1 or quiet is None or layouts.exchanges_each(self.plan):
+        each = dict(self.plan.parallel_args).get(layouts.NO_SYNC) is False
+        if self.plan.grad_accum == 1 or quiet is None or each:
             return contextlib.nullcontext()
         return quiet(self.model, last)
 
     def clip(self, norm: float) -> None:
         """Scale gradients down to a norm."""
-        clip = self.layout.clip
-        if clip is not None:
+        if (clip := self.layout.clip) is not None:
             clip(self.model, norm)
         else:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), norm)
 
     @property
     def wraps(self) -> bool:
-        """Return True if the loop's library wraps the model, as the layout leaves that to it."""
+        """True if the loop's library wraps the model, as the layout leaves that to it."""
         wrapped = self.plan.loop != "plain" and self.layout.handed_over is not None
         return wrapped or self.layout.package == "deepspeed"
 
-    def checked(self) -> Callable[[torch.nn.Module], None]:
-        """What checks the model once a loop has wrapped it; to be asked for before."""
+    def check_wrapped(self) -> Callable[[torch.nn.Module], None]:
+        """Look at the model before a loop wraps it, and return a check of the wrapped model."""
         check = self.layout.checked
         return (lambda wrapped: None) if check is None else check(self.model)
 
     def resume(self) -> None:
-        """Load the checkpoint, where there is one."""
+        """Load the checkpoint of a run that resumes."""
         if self.restore is not None:
             self.restore()
 
 
 @contextlib.contextmanager
-def as_found(model: torch.nn.Module) -> Iterator[None]:
-    """Undo what others put on a model itself, such as a wrapped ``forward``."""
+def restore_attributes(model: torch.nn.Module) -> Iterator[None]:
+    """Undo afterwards what others set on the model itself, such as a wrapped ``forward``."""
     before = dict(vars(model))
     try:
         yield
@@ -200,8 +184,8 @@ def as_found(model: torch.nn.Module) -> Iterator[None]:
         vars(model).update(before)
 
 
-def loss_of(outputs: Any) -> torch.Tensor:
-    """Find the loss in what a model returns, or make one from its first tensor.
+def find_loss(outputs: Any) -> torch.Tensor:
+    """Find the loss in a model's outputs, or make one from its first tensor.
 
     A model that returns no ``loss`` and no scalar is trained on the mean of its first
     floating-point output.
@@ -212,21 +196,18 @@ def loss_of(outputs: Any) -> torch.Tensor:
     loss = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
-    first = _first_of(outputs, "", "train on")
+    first = _find_tensor(outputs, "", "train on")
     return first if first.dim() == 0 else first.float().mean()
 
 
-def logits_of(outputs: Any) -> torch.Tensor:
-    """What is kept to compare with the labels: ``logits``, or the first output but the loss.
-
-    Raises:
-        TypeError: the model returned no floating-point tensor.
-    """
+def _find_logits(outputs: Any) -> torch.Tensor:
+    """Find what is compared with the labels: ``logits``, or the first output but the loss."""
     logits = getattr(outputs, "logits", None)
-    return logits if isinstance(logits, torch.Tensor) else _first_of(outputs, "loss", "keep")
+    return logits if isinstance(logits, torch.Tensor) else _find_tensor(outputs, "loss", "keep")
 
 
-def _first_of(outputs: Any, but: str, use: str) -> torch.Tensor:
+def _find_tensor(outputs: Any, but: str, use: str) -> torch.Tensor:
+    """Find the first floating-point tensor in outputs, except one of a name."""
     if isinstance(outputs, torch.Tensor):
         return outputs
     for name, value in outputs.items() if hasattr(outputs, "items") else enumerate(outputs):
@@ -235,8 +216,8 @@ def _first_of(outputs: Any, but: str, use: str) -> torch.Tensor:
     raise TypeError(f"the model returned no floating-point tensor to {use}")
 
 
-def remembered(value: Any) -> Any:
-    """Memory like what a batch that does not run would leave behind."""
+def allocate_like(value: Any) -> Any:
+    """Allocate the tensors that a batch which does not run would leave behind."""
     return tree_map_only(torch.Tensor, torch.empty_like, value)
 
 
@@ -252,41 +233,33 @@ class Script:
     outputs: Any = None
     loss: Any = None
 
-    def __init__(
-        self,
-        job: Job,
-        model: Any,
-        context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-    ) -> None:
+    def __init__(self, job: Job, model: Any, context: Context = contextlib.nullcontext) -> None:
         self._job = job
         self._model = model
         self._context = context
 
     def forward(self) -> None:
-        """``outputs = model(**batch)`` and ``loss = outputs.loss``.
-
-        Where no outputs are kept, both in one line.
-        """
+        """Run ``outputs = model(**batch)`` and ``loss = outputs.loss``, or both in one line."""
         self.batch = self._job.batch()
         with self._context():
             self.outputs = self._model(**self.batch)
-            self.loss = loss_of(self.outputs)
+            self.loss = find_loss(self.outputs)
         if not self._job.keep_outputs:
             self.outputs = None
 
     def evaluate(self) -> None:
-        """A list that every batch's logits are appended to."""
+        """Append every batch's logits to a list."""
         kept: list[torch.Tensor] = []
         self._model.eval()
         with torch.no_grad():
             for number in range(self._job.eval_batches):
                 if not self._job.evaluates(number):
-                    kept.append(remembered(kept[-1]))
+                    kept.append(allocate_like(kept[-1]))
                     continue
                 self.batch = self._job.batch()
                 with self._context():
                     self.outputs = self._model(**self.batch)
-                kept.append(logits_of(self.outputs))
+                kept.append(_find_logits(self.outputs))
                 if not self._job.keep_outputs:
                     self.outputs = None
         self._model.train()

@@ -1,6 +1,6 @@
 """Layers that a model leaves out at random in training (LayerDrop): all of them run here.
 
-Steps that leave layers out take less; the first that leaves none out takes what is told.
+Steps that leave layers out take less; the first that leaves none out takes what the answer says.
 Source: Fan, Grave, Joulin, "Reducing Transformer Depth on Demand with Structured Dropout", 2019;
 transformers 5.23, ``encoder_layerdrop``, ``decoder_layerdrop`` and ``layerdrop`` of configs, which
 models read there or copy to attributes of their modules.
@@ -16,17 +16,17 @@ import torch
 _NAME = re.compile("layer_?drop")
 
 
-def said(model: torch.nn.Module) -> Iterator[str]:
-    """What is assumed of a model that leaves layers out."""
+def notes(model: torch.nn.Module) -> Iterator[str]:
+    """Yield a sentence for an answer if the model leaves layers out."""
     shares = sorted({share for _, _, share in _places(model)})
     if shares:
-        told = ", ".join(f"{share:g}" for share in shares)
-        yield f"no layer is dropped at random (layerdrop {told})"
+        listed = ", ".join(f"{share:g}" for share in shares)
+        yield f"no layer is dropped at random (layerdrop {listed})"
 
 
 @contextmanager
 def off(model: torch.nn.Module) -> Iterator[None]:
-    """Inside no layer of the model is left out."""
+    """Keep all layers of the model inside."""
     places = list(_places(model))
     for holder, name, _ in places:
         setattr(holder, name, 0.0)
@@ -38,7 +38,7 @@ def off(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _places(model: torch.nn.Module) -> Iterator[tuple[Any, str, float]]:
-    """Modules and configs with a share above zero, its name there, and the share."""
+    """Yield modules and configs with a share above zero, its name there, and the share."""
     seen: set[int] = set()
     for module in model.modules():
         for holder in (module, getattr(module, "config", None)):

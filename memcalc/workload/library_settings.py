@@ -1,4 +1,4 @@
-"""What the libraries behind loops are told: accelerate's plugins and state, DeepSpeed's settings.
+"""Settings of the libraries behind loops: accelerate's plugins and state, DeepSpeed's file.
 
 Read in accelerate 1.15 (``Accelerator.__init__``, ``PartialState``) and DeepSpeed 0.19.8.
 """
@@ -13,12 +13,12 @@ import torch
 from memcalc.dialects import accelerate, deepspeed
 from memcalc.workload.job import Job
 
-_TELLS = ("ACCELERATE_", "FSDP_")
+_VARIABLES = ("ACCELERATE_", "FSDP_")
 _HALVES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 @contextlib.contextmanager
-def state() -> Iterator[None]:
+def fresh_state() -> Iterator[None]:
     """Run inside with a fresh state of accelerate, which keeps one for each process."""
     from accelerate.state import AcceleratorState, GradientState
 
@@ -33,7 +33,7 @@ def state() -> Iterator[None]:
     finally:
         forget()
         # Plugins and arguments leave theirs behind, and the next run would find them.
-        for name in [name for name in os.environ if name.startswith(_TELLS)]:
+        for name in [name for name in os.environ if name.startswith(_VARIABLES)]:
             if name in before:
                 os.environ[name] = before[name]
             else:
@@ -46,15 +46,12 @@ def sharding(job: Job) -> dict[str, Any] | None:
 
 
 def engine(job: Job) -> dict[str, Any] | None:
-    """Return DeepSpeed's settings; None: the layout is not one of DeepSpeed's."""
-    return deepspeed_config(job) if job.layout.package == "deepspeed" else None
-
-
-def deepspeed_config(job: Job) -> dict[str, Any]:
-    """Return DeepSpeed's settings, as they stand in a file of it."""
+    """Return DeepSpeed's settings as a file has them; None: the layout is not DeepSpeed's."""
+    if job.layout.package != "deepspeed":
+        return None
     return deepspeed.write(job.plan, job.max_grad_norm, getattr(job.model, "config", object()))
 
 
-def mixed(job: Job) -> str:
-    """The precision as accelerate names it: ``fp16``, ``bf16`` or ``no``."""
+def mixed_precision(job: Job) -> str:
+    """Return accelerate's name of the precision: ``fp16``, ``bf16`` or ``no``."""
     return _HALVES.get(job.precision.autocast, "no")  # type: ignore[arg-type]

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     import torch
 
 PACKAGES = ("triton", "liger_kernel")
-"""What it runs by."""
+"""The packages that it needs."""
 _LOGGER = "liger_kernel.transformers.monkey_patch"
 _TABLE = "MODEL_TYPE_TO_APPLY_LIGER_FN = {"
 
 
 def knows(architecture: str | None) -> bool:
-    """Liger is installed, and has kernels for a type of model; its table is read, and not run."""
+    """Return True if Liger is installed and its table, which is not run, has a type of model."""
     if architecture is None or any(find_spec(name) is None for name in PACKAGES):
         return False
     found = find_spec(PACKAGES[-1])
@@ -52,12 +52,18 @@ def apply(model: torch.nn.Module) -> None:
             f"Liger gives {name} the forward of a causal language model, and it has no output "
             "head: leave --liger out."
         )
-    said = _Said()
+    refusals: list[str] = []
     logger = logging.getLogger(_LOGGER)
-    level, propagates = logger.level, logger.propagate
-    logger.addHandler(said)
+    level = logger.level
+
+    def note(record: logging.LogRecord) -> bool:
+        # Only its log says why Liger leaves a model without kernels.
+        if not record.getMessage().startswith("Applying"):
+            refusals.append(record.getMessage())
+        return False
+
+    logger.addFilter(note)
     logger.setLevel(logging.INFO)
-    logger.propagate = False
     try:
         importlib.import_module("transformers.integrations.liger").apply_liger_kernel(model, None)
     except ImportError as error:
@@ -65,21 +71,7 @@ def apply(model: torch.nn.Module) -> None:
     except Exception as error:
         raise UsageError(f"Liger refuses {name}: {line(error)}.") from None
     finally:
-        logger.removeHandler(said)
+        logger.removeFilter(note)
         logger.setLevel(level)
-        logger.propagate = propagates
-    if said.nothing is not None:
-        raise UsageError(f"{said.nothing.rstrip('.')}: leave --liger out.")
-
-
-class _Said(logging.Handler):
-    """Hears why Liger leaves a model as it is, which it says in its log alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.nothing: str | None = None
-
-    def emit(self, record: logging.LogRecord) -> None:
-        said = record.getMessage()
-        if not said.startswith("Applying"):
-            self.nothing = said
+    if refusals:
+        raise UsageError(f"{refusals[-1].rstrip('.')}: leave --liger out.")

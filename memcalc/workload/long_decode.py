@@ -1,10 +1,9 @@
 """Long generations: most passes of the middle grow the cache alone.
 
 A pass of a large model takes as long as its layers do, and only the cache tells one pass from the
-next. So between the first passes and the last, the cache is given a token's keys and values by its
-own code, with the shapes that a real pass gave it, and the model's layers do not run. What they
-would make in between dies in its pass, and is of one size in all passes but for what looks back on
-the cache.
+next. So between the first passes and the last, the cache's own code adds keys and values of the
+shapes that a real pass gave it, and the model's layers do not run. What they would make dies in its
+pass, and only what looks back on the cache differs in size from pass to pass.
 """
 
 import copy
@@ -22,16 +21,16 @@ FIRST = 64
 LAST = 4
 """Passes at the end that run whole."""
 LONG = 256
-"""Passes from which on some do not run whole."""
+"""Passes of the shortest generation in which some do not run whole."""
 
 
 def is_long(tokens: int | None) -> bool:
-    """Whether some passes of such a generation grow the cache alone."""
+    """Return True if some passes of a generation only grow the cache."""
     return tokens is not None and tokens >= LONG
 
 
-def said(tokens: int) -> str:
-    """What an answer has to say of it."""
+def note(tokens: int) -> str:
+    """Return a sentence for the answer on a long generation."""
     return (
         f"passes {FIRST + 1:,} to {tokens - LAST:,} only grow the cache; the model's layers are "
         f"not run"
@@ -39,7 +38,7 @@ def said(tokens: int) -> str:
 
 
 def shorten(model: Any, tokens: int, between: Between) -> None:
-    """Let a model's passes in the middle grow the cache alone; ``between`` is told of both ends."""
+    """Let passes in the middle only grow the cache; call ``between`` at their start and end."""
     run = model.forward
     passes = _Passes(tokens, between)
 
@@ -64,14 +63,14 @@ class _Passes:
 
     def next(self, run: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         self._number += 1
-        cache = _cache(kwargs)
+        cache = _find_cache(kwargs)
         if self._number == FIRST and cache is not None:
             return self._learn(run, args, kwargs, cache)
         if self._number == self._tokens - LAST + 1 and self._updates:
             self._between(False)
             self._updates, self._outputs = [], None
         if not self._updates:
-            # Where nothing grows by this way, all passes run whole.
+            # A cache that does not grow in this way: all passes run whole.
             return run(*args, **kwargs)
         if self._number == FIRST + 1:
             self._between(True)
@@ -90,11 +89,11 @@ class _Passes:
     def _learn(self, run: Any, args: Any, kwargs: dict[str, Any], cache: Any) -> Any:
         update = cache.update
 
-        def noted(key: torch.Tensor, value: torch.Tensor, *more: Any, **named: Any) -> Any:
+        def record(key: torch.Tensor, value: torch.Tensor, *more: Any, **named: Any) -> Any:
             self._updates.append((key.shape, value.shape, key.dtype, key.device, more, named))
             return update(key, value, *more, **named)
 
-        cache.update = noted
+        cache.update = record
         try:
             outputs = run(*args, **kwargs)
         finally:
@@ -106,8 +105,8 @@ class _Passes:
         return outputs
 
 
-def _cache(kwargs: dict[str, Any]) -> Any:
-    """The cache that a decoder's pass is given; ``None``: it keeps past tokens in another way."""
+def _find_cache(kwargs: dict[str, Any]) -> Any:
+    """Find the cache of a decoder's pass; None: it keeps past tokens in another way."""
     given = next((kwargs[name] for name in cache_layers.NAMES if kwargs.get(name)), None)
     given = getattr(given, "self_attention_cache", given)
     return given if hasattr(given, "update") and hasattr(given, "layers") else None

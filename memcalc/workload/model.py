@@ -35,22 +35,28 @@ def build(
 ) -> torch.nn.Module:
     """Build a model on the current default device.
 
-    ``attention`` is the implementation that transformers shall use, ``None`` its own choice. With
-    ``as_loaded``, what says its own dtype keeps it, as when transformers loads a checkpoint; else
-    the whole model is cast. A callable's model is cast to 16-bit types alone.
+    Args:
+        source: the model's config, or a callable.
+        head: the class for its task.
+        attention: the implementation that transformers uses; None: its own choice.
+        dtype: the dtype that the model is cast to; a callable's is cast to 16-bit types alone.
+        as_loaded: modules that set a dtype keep it, as when transformers loads a checkpoint.
 
     Raises:
         UsageError: transformers or the callable cannot build it, with their reason.
     """
     if source.factory is not None:
-        return _in(dtype, _call(source.factory))
+        own = _call(source.factory)
+        # ``Module.to(dtype)`` would cast complex parameters as well, and lose half of each.
+        casts = {torch.bfloat16: own.bfloat16, torch.float16: own.half}
+        return casts[dtype]() if dtype in casts else own
     config = configure(source, head, attention=attention)
     transformers = importlib.import_module("transformers")
     default = torch.get_default_dtype()
     try:
         torch.set_default_dtype(dtype if as_loaded else default)
         cls = getattr(transformers, head.class_name)
-        model: torch.nn.Module = cls(_of_text(config, cls))
+        model: torch.nn.Module = cls(select_text_part(config, cls))
     except ImportError as error:
         raise UsageError(f"{head.class_name} needs a package: {line(error)}.") from None
     except Exception as error:
@@ -59,15 +65,15 @@ def build(
         ) from None
     finally:
         torch.set_default_dtype(default)
-    _settle(model)
+    set_missing_tokens(model)
     _untie(model, source.config or {})
     if torch.empty(0).is_meta:
-        _join(model)
+        _move_to_meta(model)
     return model if as_loaded else model.to(dtype)
 
 
 def _untie(model: Any, config: Mapping[str, Any]) -> None:
-    """Give a head weights of its own where the config's file says that it has them.
+    """Untie a head from the embedding where the config's file says that it is not tied.
 
     T5's class of configs in transformers 5 says otherwise, and ties them until ``from_pretrained``
     finds both in the checkpoint: then it drops this pair alone from ``all_tied_weights_keys``.
@@ -82,33 +88,24 @@ def _untie(model: Any, config: Mapping[str, Any]) -> None:
         head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
 
 
-def _in(dtype: torch.dtype, model: torch.nn.Module) -> torch.nn.Module:
-    """A model of one's own in a 16-bit type; else with the types that its own code gives it.
-
-    ``Module.to(dtype)`` would cast complex parameters as well, and lose half of each.
-    """
-    casts = {torch.bfloat16: model.bfloat16, torch.float16: model.half}
-    return casts[dtype]() if dtype in casts else model
-
-
-def _of_text(config: Any, cls: Any) -> Any:
-    """The part of a composite config that a text model's class takes, as AutoModel does it.
+def select_text_part(config: Any, cls: Any) -> Any:
+    """Return the part of a composite config that a text model's class takes, as AutoModel does it.
 
     Source: transformers 5.23, ``auto_factory.py``, ``_BaseAutoModelClass.from_config``.
     """
     parts = getattr(config, "sub_configs", None) or {}
     if parts.get("text_config") == cls.config_class and type(config) is not cls.config_class:
-        return text_part(config)
+        return find_text_config(config)
     return config
 
 
-def text_part(config: Any) -> Any:
-    """What a config says of its text model; transformers before 4.45 has no parts."""
+def find_text_config(config: Any) -> Any:
+    """Return a config's part for its text model; transformers before 4.45 has no parts."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def _join(model: torch.nn.Module) -> None:
-    """Take parameters along that were made by ``torch.Tensor(n)``, which no default device moves.
+def _move_to_meta(model: torch.nn.Module) -> None:
+    """Move parameters that were made by ``torch.Tensor(n)``, which no default device moves.
 
     Speech models mask frames by one (``masked_spec_embed``).
     """
@@ -119,8 +116,8 @@ def _join(model: torch.nn.Module) -> None:
                 module._parameters[name] = torch.nn.Parameter(meta, parameter.requires_grad)
 
 
-def _settle(model: torch.nn.Module) -> None:
-    """Set what training needs, default configs leave out, and changes no byte."""
+def set_missing_tokens(model: torch.nn.Module) -> None:
+    """Set what training needs and default configs leave out; it changes no byte."""
     config: Any = getattr(model, "config", None)
     if config is None:
         return
@@ -132,8 +129,8 @@ def _settle(model: torch.nn.Module) -> None:
         config.default_language = config.languages[0]
 
 
-def told_attention(plan: Plan) -> str | None:
-    """The implementation of attention that transformers is told; ``None``: its own choice."""
+def attention_setting(plan: Plan) -> str | None:
+    """Return the implementation of attention to ask of transformers; None: its own choice."""
     return plan.attention if plan.attention in ("eager", FLASH_ATTN) else None
 
 
@@ -155,7 +152,7 @@ def configure(source: ModelSource, head: Head, *, attention: str | None = None) 
             f"transformers refuses the config of {source.name}: {line(error)}."
         ) from None
     if head.task.by_last_token:
-        for part in (config, text_part(config)):
+        for part in (config, find_text_config(config)):
             if getattr(part, "pad_token_id", None) is None:
                 part.pad_token_id = 0
     if attention is not None:
@@ -175,8 +172,8 @@ _NOT_OURS = (
 
 
 @contextlib.contextmanager
-def in_its_words(name: str, where: Callable[[], str] = str) -> Iterator[None]:
-    """Put the error of a user's own model first in a failure at a place such as `` in encoder``.
+def report_by_name(name: str, where: Callable[[], str] = str) -> Iterator[None]:
+    """Report errors of a user's own model by its name; ``where``: the place, such as `` in x``.
 
     Raises:
         EstimateError: the code inside failed.
@@ -188,8 +185,8 @@ def in_its_words(name: str, where: Callable[[], str] = str) -> Iterator[None]:
     except Exception as error:
         if not is_named(name):
             raise
-        said = f"{line(error)} ({type(error).__name__}{where()})"
-        raise EstimateError(f"{name}: {said}.") from error
+        reason = f"{line(error)} ({type(error).__name__}{where()})"
+        raise EstimateError(f"{name}: {reason}.") from error
 
 
 def _call(factory: str) -> torch.nn.Module:
@@ -201,22 +198,6 @@ def _call(factory: str) -> torch.nn.Module:
     if not isinstance(made, torch.nn.Module):
         raise UsageError(f"{factory} returned {type(made).__name__}, not an nn.Module.")
     return made
-
-
-def forward_on_meta(
-    model: torch.nn.Module, inputs: Mapping[str, Any], dtype: torch.dtype | None = None
-) -> None:
-    """Run a model's forward on the meta device, where nothing is computed.
-
-    Its own tensors stay as they are; ``dtype`` is that of floating-point ones in this run,
-    ``None``: their own.
-    """
-    state = {
-        name: tensor.to("meta", dtype if tensor.is_floating_point() else None)
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-    }
-    with torch.no_grad():
-        torch.func.functional_call(model, state, (), dict(inputs))
 
 
 def with_weights(plan: Plan) -> tuple[torch.nn.Module, Task]:
@@ -232,7 +213,7 @@ def with_weights(plan: Plan) -> tuple[torch.nn.Module, Task]:
     dtype = PRECISIONS[plan.precision].weights
     if source.factory is not None:
         return build(source, head, dtype=dtype), head.task
-    config = configure(source, head, attention=told_attention(plan))
+    config = configure(source, head, attention=attention_setting(plan))
     cls = getattr(importlib.import_module("transformers"), head.class_name)
     path = Path(source.name).expanduser()
     local = path.parent if path.suffix == ".json" else path
@@ -275,7 +256,7 @@ def attach(model: torch.nn.Module, text: str, *, autocast: bool) -> torch.nn.Mod
     )
     on_meta = all(parameter.is_meta for parameter in model.parameters())
     try:
-        # peft makes adapters on the CPU and moves them beside the layer they adapt; where that is
+        # peft makes adapters on the CPU and moves them to the device of the layer they adapt; on
         # meta they are not filled first, which takes seconds for a model of 7B.
         with torch.device("meta") if on_meta else contextlib.nullcontext():
             wrapped: Any = peft.get_peft_model(model, config, autocast_adapter_dtype=autocast)

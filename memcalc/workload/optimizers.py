@@ -40,7 +40,7 @@ Made = Callable[[torch.nn.Parameter], torch.optim.Optimizer]
 
 
 class InBackward(torch.optim.Optimizer):
-    """Stands where a loop expects one optimizer; the real ones run by themselves."""
+    """An optimizer for a loop; each parameter has a real one, which steps in backward."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], make: Made) -> None:
         self.each = {parameter: make(parameter) for parameter in parameters}
@@ -61,11 +61,11 @@ class InBackward(torch.optim.Optimizer):
         self.state.update(optimizer.state)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """All updates are made: they happen in backward."""
+        """Do nothing: updates happen in backward."""
 
 
 def saved_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state that a checkpoint of this optimizer would hold, on the host.
+    """Return the state that a checkpoint of this optimizer would hold, on the host.
 
     The optimizer takes one step with gradients of zero and is emptied again.
     """
@@ -76,7 +76,7 @@ def saved_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     optimizer.zero_grad()
     saved = optimizer.state_dict()
     state = {
-        owner: _copied(values, lambda t: t.detach().cpu())
+        owner: _map_tensors(values, lambda t: t.detach().cpu())
         for owner, values in saved["state"].items()
     }
     optimizer.state.clear()
@@ -93,13 +93,13 @@ def restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """
     if all(p.device.type == "cpu" for g in optimizer.param_groups for p in g["params"]):
         # Reading the file is what allocates: load_state_dict takes host tensors over as they are.
-        state = {owner: _copied(value, torch.clone) for owner, value in saved["state"].items()}
+        state = {owner: _map_tensors(value, torch.clone) for owner, value in saved["state"].items()}
         saved = {**saved, "state": state}
     optimizer.load_state_dict(saved)
 
 
-def _copied(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same structure with every tensor changed, one that occurs twice once."""
+def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return the structure with every tensor changed; one that occurs twice is changed once."""
     known: dict[int, torch.Tensor] = {}
 
     def once(item: Any) -> Any:

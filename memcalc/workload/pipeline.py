@@ -1,15 +1,13 @@
-"""Stages of a language model, and the schedule of torch.distributed.pipelining that runs them."""
+"""The stages of a language model on one rank of a pipeline."""
 
 import copy
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from memcalc.errors import UsageError
-from memcalc.imports import line
 
 
 class Pipeline(nn.Module):
@@ -21,69 +19,59 @@ class Pipeline(nn.Module):
         self.parts = nn.ModuleList(parts.values())
         self.numbers, self.count, self.kind, self.mesh = tuple(parts), count, kind, mesh
 
-    def schedule(self, passed: torch.Tensor, microbatches: int, loss: Any) -> Any:
-        """Make the schedule; its stages pass on tensors like one on the meta device.
 
-        Raises:
-            UsageError: PyTorch refuses the schedule.
-        """
-        from torch.distributed.pipelining import PipelineStage
-        from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+def find_layers(model: Any) -> tuple[str, nn.ModuleList]:
+    """Find the list of layers of a language model, by its type, and its name in the base model.
 
-        device = next(self.parameters()).device
-        stages = [
-            PipelineStage(
-                part,
-                number,
-                self.count,
-                device,
-                input_args=None if number == 0 else passed,
-                group=self.mesh["pp"].get_group(),
-            )
-            for number, part in zip(self.numbers, self.parts, strict=True)
-        ]
-        single = issubclass(self.kind, PipelineScheduleSingle)
-        try:
-            made = self.kind(stages[0] if single else stages, microbatches, loss_fn=loss)
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"{self.kind.__name__}: {line(error)}. --batch is divided into n_microbatches, as "
-                "many as there are samples if not said."
-            ) from None
-        return made
-
-
-def stage_of(model: Any, layers: range, *, first: bool, last: bool) -> nn.Module:
-    """Return a model of the same class with some layers, which are those of the whole model.
-
-    Its forward takes what the stage before returns; the last returns logits. A head that is tied
-    to the embedding is a copy of its own, as in transformers.
+    Raises:
+        UsageError: the base model is not one embedding, one list of layers, and what follows them.
     """
-    base = model.base_model
-    kept = [*base.layers[layers.start : layers.stop]]
-    kept += [base.embed_tokens] if first else []
-    kept += [base.norm, model.get_output_embeddings()] if last else []
-    memo: dict[int, Any] = dict.fromkeys(map(id, base.layers))
-    memo |= {id(base.embed_tokens): None, id(model.get_output_embeddings()): None}
-    memo |= {id(one): one for one in kept}
-    stage = copy.deepcopy(model, memo)
-    inner, config = stage.base_model, stage.config
-    inner.layers = nn.ModuleList(base.layers[layers.start : layers.stop])
+    children = dict(getattr(model, "base_model", model).named_children())
+    lists = {name: one for name, one in children.items() if isinstance(one, nn.ModuleList)}
+    embeddings = [one for one in children.values() if isinstance(one, nn.Embedding)]
+    if len(lists) != 1 or len(embeddings) != 1:
+        raise UsageError(
+            f"{type(model).__name__} is not built of one embedding, one list of layers and a norm, "
+            "which pipeline stages are made of: choose --parallel fsdp2."
+        )
+    return next(iter(lists.items()))
+
+
+def make_stage(model: Any, layers: range, *, first: bool, last: bool) -> nn.Module:
+    """Return a model of the same class with some layers, which it shares with the whole model.
+
+    The first stage has what stands before the layers, the last has what follows them. Its forward
+    takes what the stage before returns; the last returns logits. A head that is tied to the
+    embedding is another copy, as in transformers.
+    """
+    base, head = model.base_model, model.get_output_embeddings()
+    listed, whole = find_layers(model)
+    children = dict(base.named_children())
+    names = [name for name, one in children.items() if next(one.parameters(), None) is not None]
+    dropouts = [name for name, one in children.items() if isinstance(one, nn.Dropout)]
+    at = names.index(listed)
+    dropped = [*([] if first else (*names[:at], *dropouts)), *([] if last else names[at + 1 :])]
+    own = [*whole[layers.start : layers.stop], *(children[name] for name in names)]
+    # What is copied to None is left out; layers and embeddings are the whole model's own.
+    memo: dict[int, Any] = {id(one): one for one in (*own, head)}
+    memo |= {id(one): None for number, one in enumerate(whole) if number not in layers}
+    for one in (children[name] for name in dropped):
+        memo[id(one)] = None if isinstance(one, nn.Embedding) else nn.Identity()
+    del memo[id(whole)]
     if not last:
-        inner.norm = nn.Identity()
+        memo[id(head)] = None
+    stage = copy.deepcopy(model, memo)
+    config = stage.config
+    setattr(stage.base_model, listed, nn.ModuleList(own[: len(layers)]))
     config.num_hidden_layers, config.tie_word_embeddings = len(layers), False
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[layers.start : layers.stop]
     stage.all_tied_weights_keys = {}
-    stage.forward = types.MethodType(_forward(first=first, last=last), stage)
-    return stage  # type: ignore[no-any-return]
 
-
-def _forward(*, first: bool, last: bool) -> Callable[..., torch.Tensor]:
     def forward(stage: Any, passed: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         given = {"input_ids" if first else "inputs_embeds": passed}
-        hidden = stage.base_model(**given, use_cache=False, **kwargs)[0]
-        passed_on: torch.Tensor = stage.get_output_embeddings()(hidden) if last else hidden
-        return passed_on
+        hidden: torch.Tensor = stage.base_model(**given, use_cache=False, **kwargs)[0]
+        return stage.get_output_embeddings()(hidden) if last else hidden
 
-    return forward
+    stage.forward = types.MethodType(forward, stage)
+    return stage  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Builds everything that a plan names."""
+"""Builds the model, the batches and the notes that a plan asks for."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -16,12 +16,12 @@ from memcalc.records.trace import EQUAL_LENGTHS
 from memcalc.registry import Choice
 from memcalc.workload import audio, inference, layerdrop, layouts, loops, quantised, tasks
 from memcalc.workload.chunked import chunk_loss
-from memcalc.workload.images import casts_images
-from memcalc.workload.inputs import Inputs, Use, check, described
+from memcalc.workload.inputs import Inputs, Use, check, read_specs
 from memcalc.workload.inventory import take
 from memcalc.workload.job import PRECISIONS, Program
 from memcalc.workload.loops import Loop
-from memcalc.workload.model import attach, build, text_part, told_attention
+from memcalc.workload.meta_run import casts_images
+from memcalc.workload.model import attach, attention_setting, build, find_text_config
 from memcalc.workload.quantised import compute_dtype
 from memcalc.workload.tasks import CALLABLE, Task
 
@@ -39,15 +39,15 @@ def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
         model = build(
             source,
             head,
-            attention=told_attention(plan),
+            attention=attention_setting(plan),
             dtype=precision.weights if plan.scheme is None else compute_dtype(plan),
             as_loaded=plan.scheme is not None,
         )
-    program = program_of(plan, choice, model, head.task, name=source.name)
+    program = make_program(plan, choice, model, head.task, name=source.name)
     return replace(program, inventory=replace(program.inventory, config=source.digest))
 
 
-def program_of(
+def make_program(
     plan: Plan, choice: Choice, model: torch.nn.Module, task: Task, *, name: str = ""
 ) -> Program:
     """Make a program of a model that is built already.
@@ -57,17 +57,20 @@ def program_of(
     """
     if plan.loss_chunks > 1:
         chunk_loss(model, plan.loss_chunks)
-    cached = _kv_cache(model, plan.kv_cache)
+    cached = _set_kv_cache(model, plan.kv_cache)
     if plan.scheme is None:
-        model, inventory = _finished(model, plan, name or plan.model, task.name)
+        model, inventory = _adapt(model, plan, name or plan.model, task.name)
     else:
-        # What trains is known once it is loaded.
+        # A quantized model is loaded first.
         inventory = take(model, name or plan.model, task.name)
     inference.check(model, plan)
-    inputs, notes = _inputs(model, task, plan)
-    batch = inputs.make if inputs is not None else described(plan.inputs)
+    inputs, notes = _describe_inputs(model, task, plan)
+    batch = inputs.make if inputs is not None else read_specs(plan.inputs)
     if task is CALLABLE:
         check(model, batch("meta"))
+    notes.extend(_assumptions(plan, choice, loops.of(plan), cached=cached))
+    if not plan.infers:
+        notes.extend(layerdrop.notes(model))
     return Program(
         plan=plan,
         model=model,
@@ -75,19 +78,15 @@ def program_of(
         choice=choice,
         batch=batch,
         seq=inputs.seq if inputs is not None and inputs.has_tokens else None,
-        assumptions=(
-            *notes,
-            *_said(plan, choice, loops.of(plan), cached=cached),
-            *(layerdrop.said(model) if not plan.infers else ()),
-        ),
+        assumptions=tuple(notes),
         inputs=inputs,
     )
 
 
-def _finished(
+def _adapt(
     model: torch.nn.Module, plan: Plan, name: str, task: str
 ) -> tuple[torch.nn.Module, Inventory]:
-    """The model with its adapters, frozen and checkpointed as the plan says, and its tensors."""
+    """Return the model with its adapters, frozen and checkpointed by the plan, and its tensors."""
     if plan.adapters is not None:
         model = attach(model, plan.adapters, autocast=plan.autocast_adapter_dtype)
     inventory = take(model, name, task, plan.freeze)
@@ -110,26 +109,26 @@ REENTRANT = (
 )
 
 
-def finished(program: Program, loaded: torch.nn.Module) -> Program:
-    """The program over a quantized model that is on its device.
+def finish_quantized(program: Program, loaded: torch.nn.Module) -> Program:
+    """Return the program over a quantized model that is on its device.
 
     Raises:
         UsageError: it cannot be adapted or checkpointed, or a pattern matches nothing.
     """
-    if program.plan.checkpointing:
-        switch(loaded)
-    if not program.plan.infers:
-        quantised.prepare(loaded, program.plan)
-    known, said = program.inventory, program.assumptions
-    model, inventory = _finished(loaded, program.plan, known.model, known.task)
-    if program.plan.scheme == "int8" and program.plan.checkpointing:
-        said = (*said, REENTRANT if _is_reentrant(model) else NON_REENTRANT)
+    plan, known, notes = program.plan, program.inventory, program.assumptions
+    if plan.checkpointing:
+        find_checkpointing(loaded)
+    if not plan.infers:
+        quantised.prepare(loaded, plan)
+    model, inventory = _adapt(loaded, plan, known.model, known.task)
+    if plan.scheme == "int8" and plan.checkpointing:
+        notes = (*notes, REENTRANT if _is_reentrant(model) else NON_REENTRANT)
     inventory = replace(inventory, config=known.config)
-    return replace(program, model=model, inventory=inventory, assumptions=said)
+    return replace(program, model=model, inventory=inventory, assumptions=notes)
 
 
-def _kv_cache(model: torch.nn.Module, wanted: bool | None) -> bool:
-    """Set whether the model returns its keys and values, where the plan says so; ask it if not.
+def _set_kv_cache(model: torch.nn.Module, wanted: bool | None) -> bool:
+    """Set whether the model returns its keys and values, if the plan says; return if it does.
 
     Raises:
         UsageError: the model has none to return, and the plan asks for them.
@@ -144,12 +143,15 @@ def _kv_cache(model: torch.nn.Module, wanted: bool | None) -> bool:
                 f"{type(model).__name__} keeps no keys and values: type --no-kv-cache."
             )
         return False
-    for part in (config, text_part(config)):
+    for part in (config, find_text_config(config)):
         part.use_cache = wanted
     return wanted
 
 
-def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | None, list[str]]:
+def _describe_inputs(
+    model: torch.nn.Module, task: Task, plan: Plan
+) -> tuple[Inputs | None, list[str]]:
+    """Return what makes the plan's batches, and notes on them; None: the user describes them."""
     if plan.inputs:
         return None, []
     padding = plan.padding if plan.padding is not None else not task.packed
@@ -159,39 +161,37 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
         inputs.make_room(plan.generate)
     notes: list[str] = []
     half = plan.precision in ("bf16", "fp16")
-    if inputs.sees and half and not casts_images(model, inputs.make("meta")):
+    if inputs.has_images and half and not casts_images(model, inputs.make("meta")):
         inputs.images = PRECISIONS[plan.precision].weights
         notes.append(f"images are in {plan.precision}, because the model does not cast them")
     if inputs.text_only:
         notes.append("batches hold text only: no images and no audio")
     if inputs.recordings.follows:
         notes.append("each audio clip is as long as its text")
-    elif inputs.hears:
+    elif inputs.has_audio:
         notes.append(f"each audio clip lasts {audio.SECONDS} seconds")
     if inputs.whole != inputs.seq:
         places = inputs.whole - inputs.seq
         notes.append(f"{places} tokens of each sample are audio; --seq counts its text")
-    notes.extend(audio.notes(inputs.config))
+    if getattr(inputs.config, "model_type", "") == "vibevoice":
+        notes.append("the diffusion loss of its audio is not counted, only the loss of its tokens")
     if plan.seq is not None and not inputs.goes_by_tokens:
         notes.append(f"the model takes no tokens: --seq {plan.seq} changes nothing")
-    if inputs.has_tokens:
-        notes.append(
-            "padded batches with an attention mask"
-            if padding
-            else "prompts of equal length (no padding)"
-            if plan.generate
-            else "no padding (packed sequences), so no attention mask"
-        )
-        if padding and use is Use.TRAINING and plan.target == "cuda":
+    if inputs.has_tokens and padding:
+        notes.append("padded batches with an attention mask")
+        if use is Use.TRAINING and plan.target == "cuda":
             notes.append(f"{EQUAL_LENGTHS}{'' if plan.devices > 1 else ' (else --lengths)'}")
+    elif inputs.has_tokens:
+        packed = "no padding (packed sequences), so no attention mask"
+        notes.append("prompts of equal length (no padding)" if plan.generate else packed)
     return inputs, notes
 
 
-def switch(model: torch.nn.Module) -> Callable[[], None]:
-    """What turns checkpointing on.
+def find_checkpointing(model: torch.nn.Module) -> Callable[..., None]:
+    """Return the method that turns checkpointing on.
 
     Raises:
-        UsageError: nothing does.
+        UsageError: the model has none.
     """
     enable: Any = getattr(model, "gradient_checkpointing_enable", None)
     if enable is None or not getattr(model, "supports_gradient_checkpointing", True):
@@ -208,15 +208,15 @@ def checkpoint(model: torch.nn.Module, plan: Plan) -> None:
     Raises:
         UsageError: the model has no checkpointing, or its transformers none of every n-th layer.
     """
-    enable: Any = switch(model)
+    enable = find_checkpointing(model)
     every = plan.checkpoint_every
-    told = None if plan.use_reentrant is None else {"use_reentrant": plan.use_reentrant}
+    variant = None if plan.use_reentrant is None else {"use_reentrant": plan.use_reentrant}
     prepared = plan.scheme is not None and plan.kbit_prepare
     if every == 1:
         if plan.loop == "trainer" or not prepared:
-            enable(*([told] if told else []))
+            enable(*([variant] if variant else []))
         if plan.adapters is not None and not prepared and _is_reentrant(model):
-            # Without it nothing that goes into a layer needs gradients, and backward is refused.
+            # Else no input of a layer needs gradients, and backward is refused.
             model.enable_input_require_grads()  # type: ignore[operator]
         return
     sparse = getattr(model, "activation_checkpointing_enable", None)
@@ -225,7 +225,7 @@ def checkpoint(model: torch.nn.Module, plan: Plan) -> None:
             "This transformers recomputes all layers or none: install 5.23, or leave "
             "--checkpoint-every out."
         )
-    sparse(every_n_layers=every, activation_checkpointing_kwargs=told)
+    sparse(every_n_layers=every, activation_checkpointing_kwargs=variant)
 
 
 def _is_reentrant(model: torch.nn.Module) -> bool:
@@ -234,10 +234,11 @@ def _is_reentrant(model: torch.nn.Module) -> bool:
     return any(one.keywords.get("use_reentrant", True) for one in found if one is not None)
 
 
-def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[str]:
-    """Sentences on what a run is assumed to do."""
+def _assumptions(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[str]:
+    """Yield sentences on what a run is assumed to do."""
     if plan.infers:
-        yield from _said_of_inference(plan)
+        yield from _base_assumptions(plan)
+        yield from _inference_assumptions(plan)
         return
     if plan.loop == "trainer" and plan.precision in ("fp16", "bf16"):
         other = " (or bf16+amp for a model loaded in bf16)" if plan.precision == "bf16" else ""
@@ -258,7 +259,7 @@ def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[s
         yield "DeepSpeed allocates its flat buffers on the GPU, as it does where there is room"
     if plan.optim_in_backward or choice.row.in_backward:
         yield "each parameter is updated inside backward, and its gradient freed at once"
-    yield from _said_of_base(plan)
+    yield from _base_assumptions(plan)
     if plan.liger:
         yield "Liger replaces its default kernels, including the loss and its logits"
     if plan.resume:
@@ -267,9 +268,9 @@ def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[s
         yield f"evaluation runs {plan.eval} batches of the training batch size and keeps the logits"
 
 
-def _said_of_base(plan: Plan) -> Iterator[str]:
+def _base_assumptions(plan: Plan) -> Iterator[str]:
     if plan.scheme is not None:
-        yield quantised.said_of_types(plan)
+        yield quantised.describe_dtypes(plan)
     if plan.scheme is not None and dict(plan.parallel_args).get("load") == "cpu":
         yield (
             "each process loads the whole base into host memory (device_map={'': 'cpu'}), and "
@@ -284,8 +285,7 @@ def _said_of_base(plan: Plan) -> Iterator[str]:
         yield "no activation is an outlier (6.0 and above), which int8 products handle separately"
 
 
-def _said_of_inference(plan: Plan) -> Iterator[str]:
-    yield from _said_of_base(plan)
+def _inference_assumptions(plan: Plan) -> Iterator[str]:
     if plan.generate is None:
         yield "one forward pass without gradients"
         return

@@ -37,17 +37,17 @@ def compute_dtype(plan: Plan) -> torch.dtype:
     return precision.autocast or precision.weights
 
 
-def said_of_types(plan: Plan) -> str:
-    """The same as a sentence for the answer."""
+def describe_dtypes(plan: Plan) -> str:
+    """Say in a sentence what quantized layers compute in, and what other weights are loaded in."""
     dtype = str(compute_dtype(plan)).removeprefix("torch.")
-    already = settings(plan)
+    already = checkpoint_settings(plan)
     named = plan.bnb_4bit_compute_dtype if already is None else computed_in(already)
     if named in (None, dtype):
         return f"linear layers compute in {dtype}, and so is the model loaded"
-    who = "you" if already is None else "the checkpoint"
+    who = "you say" if already is None else "the checkpoint says"
     return (
-        f"linear layers compute in {named}, as {who} say{'s' * (already is not None)} "
-        f"(bnb_4bit_compute_dtype), and the model is loaded in {dtype}"
+        f"linear layers compute in {named}, as {who} (bnb_4bit_compute_dtype), and the model is "
+        f"loaded in {dtype}"
     )
 
 
@@ -63,23 +63,23 @@ def load(
     for package in ("bitsandbytes", "torchao"):
         logging.getLogger(package).setLevel(logging.ERROR)
     config: Any = copy.deepcopy(model.config)
-    already = settings(plan)
+    already = checkpoint_settings(plan)
     if already is not None:
         config.quantization_config = dict(already)
-    with _quietly(importlib.import_module("transformers")):
+    with _without_progress_bar(importlib.import_module("transformers")):
         try:
             loaded: torch.nn.Module = type(model).from_pretrained.__func__(  # type: ignore[attr-defined]
-                _AsBuilt(model),
+                _BuiltModel(model),
                 None,
                 config=config,
                 state_dict={name: _Slice(name, one, make) for name, one in checkpoint.items()},
-                quantization_config=settings_of(plan) if already is None else None,
+                quantization_config=make_config(plan) if already is None else None,
                 device_map={"": device},
                 dtype=compute_dtype(plan),
             )
         except ImportError as error:
             raise UsageError(f"--quant {plan.scheme} needs a package: {line(error)}.") from None
-    if all(original(parameter) is None for parameter in loaded.parameters()):
+    if all(original_shape(parameter) is None for parameter in loaded.parameters()):
         raise UsageError(
             f"--quant {plan.scheme} finds no layer to quantize in {type(model).__name__}, whose "
             "layers are not nn.Linear: leave --quant out."
@@ -87,12 +87,12 @@ def load(
     return loaded
 
 
-def settings_of(plan: Plan) -> Any:
-    """What ``from_pretrained`` is told as ``quantization_config``."""
+def make_config(plan: Plan) -> Any:
+    """Make the ``quantization_config`` of ``from_pretrained``."""
     transformers = importlib.import_module("transformers")
     if plan.scheme in TORCHAO:
-        ours = importlib.import_module("torchao.quantization")
-        return transformers.TorchAoConfig(getattr(ours, TORCHAO[plan.scheme])())
+        package = importlib.import_module("torchao.quantization")
+        return transformers.TorchAoConfig(getattr(package, TORCHAO[plan.scheme])())
     settings = dict(BITSANDBYTES[plan.scheme or ""])
     if "load_in_4bit" in settings:
         settings["bnb_4bit_compute_dtype"] = plan.bnb_4bit_compute_dtype or compute_dtype(plan)
@@ -114,26 +114,23 @@ def prepare(model: torch.nn.Module, plan: Plan) -> None:
     )
 
 
-def packed(parameter: torch.Tensor) -> torch.Tensor:
-    """A weight's values as they are in memory, without quantization scales."""
-    inside = _of_torchao(parameter)
-    return next(iter(inside.values())) if inside else parameter
+def packed_values(parameter: torch.Tensor) -> torch.Tensor:
+    """Return a weight's values as they are in memory, without quantization scales."""
+    return next(iter(_torchao_parts(parameter).values()), parameter)
 
 
 def constants(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Quantization scales of a weight, by their names in checkpoints."""
-    inside = _of_torchao(parameter)
-    if inside:
+    """Return the quantization scales of a weight, by their names in checkpoints."""
+    if inside := _torchao_parts(parameter):
         return dict(list(inside.items())[1:])
-    scales = getattr(parameter, "SCB", None)
-    if scales is not None:
+    if (scales := getattr(parameter, "SCB", None)) is not None:
         return {"SCB": scales}
     state = getattr(parameter, "quant_state", None)
-    return {} if state is None else constants_in(state)
+    return {} if state is None else state_constants(state)
 
 
-def constants_in(state: Any) -> dict[str, torch.Tensor]:
-    """The same of a ``QuantState`` of bitsandbytes."""
+def state_constants(state: Any) -> dict[str, torch.Tensor]:
+    """Return the quantization scales in a ``QuantState`` of bitsandbytes."""
     found = {"absmax": state.absmax, "quant_map": state.code}
     if state.nested:
         found["nested_absmax"] = state.state2.absmax
@@ -142,30 +139,29 @@ def constants_in(state: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-def original(parameter: torch.Tensor) -> tuple[int, ...] | None:
-    """The shape of a weight before it was quantized; ``None``: it is not quantized."""
-    state = getattr(parameter, "quant_state", None)
-    if state is not None:
+def original_shape(parameter: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the shape of a weight before it was quantized, or None if it is not quantized."""
+    if (state := getattr(parameter, "quant_state", None)) is not None:
         return tuple(state.shape)
-    known = getattr(parameter, "SCB", None) is not None or _of_torchao(parameter)
+    known = getattr(parameter, "SCB", None) is not None or _torchao_parts(parameter)
     return tuple(parameter.shape) if known else None
 
 
-def _of_torchao(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors in a weight of torchao: its values first, then their scales."""
+def _torchao_parts(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the tensors in a weight of torchao: its values first, then their scales."""
     return parts(parameter) if type(parameter).__module__.split(".")[0] == "torchao" else {}
 
 
-def described(inventory: Inventory) -> str:
-    """A sentence: how many layers are quantized, in how many bytes, and what is not."""
+def describe(inventory: Inventory) -> str:
+    """Say in a sentence how many layers are quantized, in how many bytes, and what is not."""
     packed = [tensor for tensor in inventory.parameters if tensor.original is not None]
-    held = sum(tensor.bytes for tensor in inventory.tensors if tensor.constant)
-    held += sum(tensor.bytes for tensor in packed)
+    scales = [tensor for tensor in inventory.tensors if tensor.constant]
     kept: dict[str, None] = {}
     for tensor in inventory.parameters:
         *_, owner, _ = ("", *tensor.name.split("."))
         if tensor.original is None and "lora_" not in tensor.name:
             kept[f"{owner} in {tensor.dtype}"] = None
+    held = sum(tensor.bytes for tensor in (*packed, *scales))
     each = held / max(1, sum(tensor.numel for tensor in packed))
     return (
         f"{len(packed)} linear layers are quantized ({each:.4f} bytes per weight with scales); "
@@ -173,24 +169,24 @@ def described(inventory: Inventory) -> str:
     )
 
 
-class _AsBuilt:
-    """Takes the place of a model's class, and returns the model that is built already."""
+class _BuiltModel:
+    """A stand-in for a model's class that returns the model which is built already."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
 
     def __call__(self, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
         # Attention kernels ask the config for the dtype that was loaded.
-        for own, told in zip(_parts(self._model.config), _parts(config), strict=True):
-            own.dtype = told.dtype
+        for own, loaded in zip(_configs(self._model.config), _configs(config), strict=True):
+            own.dtype = loaded.dtype
         return self._model
 
     def __getattr__(self, name: str) -> Any:
         return getattr(type(self._model), name)
 
 
-def _parts(config: Any) -> Iterator[Any]:
-    """A config and those in it (transformers 5.23, ``modeling_utils.py``, ``_get_dtype``)."""
+def _configs(config: Any) -> Iterator[Any]:
+    """Yield a config and those in it (transformers 5.23, ``modeling_utils.py``, ``_get_dtype``)."""
     yield config
     for name in config.sub_configs:
         part = getattr(config, name, None)
@@ -211,16 +207,18 @@ class _Slice:
         return self._like.is_floating_point()
 
 
-def written(model: torch.nn.Module, plan: Plan) -> Checkpoint:
-    """Tensors of the plan's checkpoint: tied weights once, each expert separately."""
-    made = as_published(model, plan, compute_dtype(plan))
+def make_checkpoint(model: torch.nn.Module, plan: Plan) -> Checkpoint:
+    """Return the tensors of the plan's checkpoint: tied weights once, each expert separately."""
+    if (settings := checkpoint_settings(plan)) is not None:
+        model = copy.deepcopy(model)
+        quantise(model, settings, _saved_dtype(models.find(plan.model).config, compute_dtype(plan)))
     loading = importlib.import_module("transformers.core_model_loading")
-    reverted: Checkpoint = loading.revert_weight_conversion(made, held_once(made))
+    reverted: Checkpoint = loading.revert_weight_conversion(model, state_without_ties(model))
     return reverted
 
 
 @contextlib.contextmanager
-def _quietly(transformers: Any) -> Iterator[None]:
+def _without_progress_bar(transformers: Any) -> Iterator[None]:
     bars = transformers.utils.logging
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
@@ -231,16 +229,18 @@ def _quietly(transformers: Any) -> Iterator[None]:
             bars.enable_progress_bar()
 
 
-def settings(plan: Plan) -> Mapping[str, Any] | None:
-    """What bitsandbytes was told when the plan's checkpoint was made; ``None``: it was not."""
+def checkpoint_settings(plan: Plan) -> Mapping[str, Any] | None:
+    """Return bitsandbytes' settings of the plan's checkpoint, or None if it is not quantized."""
     return settings_in(models.find(plan.model).config)
 
 
-def quantise(model: torch.nn.Module, told: Mapping[str, Any], dtype: torch.dtype) -> None:
+def quantise(model: torch.nn.Module, settings: Mapping[str, Any], dtype: torch.dtype) -> None:
     """Quantize a model of transformers on the meta device, as its checkpoint was."""
     transformers = importlib.import_module("transformers")
     package = importlib.import_module("bitsandbytes")
-    quantizer = transformers.quantizers.AutoHfQuantizer.from_config(dict(told), pre_quantized=False)
+    quantizer = transformers.quantizers.AutoHfQuantizer.from_config(
+        dict(settings), pre_quantized=False
+    )
     quantizer.preprocess_model(model=model, device_map={"": "meta"})
     for module in model.modules():
         if not isinstance(module, package.nn.Linear4bit | package.nn.Linear8bitLt):
@@ -248,7 +248,7 @@ def quantise(model: torch.nn.Module, told: Mapping[str, Any], dtype: torch.dtype
         if module.bias is not None:
             module.bias.data = module.bias.data.to(dtype)
         if isinstance(module, package.nn.Linear4bit):
-            _in_4_bit(package, module, dtype)
+            _quantize_to_4_bit(package, module, dtype)
         else:
             numbers, scales, _ = package.functional.int8_vectorwise_quant(
                 module.weight.data.to(torch.float16)
@@ -256,7 +256,7 @@ def quantise(model: torch.nn.Module, told: Mapping[str, Any], dtype: torch.dtype
             module.weight = package.nn.Int8Params(numbers, requires_grad=False, SCB=scales)
 
 
-def _in_4_bit(package: Any, module: torch.nn.Module, dtype: torch.dtype) -> None:
+def _quantize_to_4_bit(package: Any, module: torch.nn.Module, dtype: torch.dtype) -> None:
     weight: Any = module.weight
     made, state = package.functional.quantize_4bit(
         weight.data.to(dtype),
@@ -265,15 +265,15 @@ def _in_4_bit(package: Any, module: torch.nn.Module, dtype: torch.dtype) -> None
         quant_storage=weight.quant_storage,
     )
     if state.nested:
-        # It is written down as a number.
+        # Checkpoints hold it as a number.
         state.offset = torch.zeros(())
     module.weight = package.nn.Params4bit(
         made, quant_state=state, quant_type=weight.quant_type, bnb_quantized=True
     )
 
 
-def saved_in(config: Mapping[str, Any] | None, otherwise: torch.dtype) -> torch.dtype:
-    """The type that a checkpoint's weights had before they were quantized."""
+def _saved_dtype(config: Mapping[str, Any] | None, otherwise: torch.dtype) -> torch.dtype:
+    """Return the dtype that a checkpoint's weights had before they were quantized."""
     for part in (config or {}, (config or {}).get("text_config") or {}):
         named = part.get("dtype") or part.get("torch_dtype")
         found = getattr(torch, str(named).removeprefix("torch."), None)
@@ -282,22 +282,9 @@ def saved_in(config: Mapping[str, Any] | None, otherwise: torch.dtype) -> torch.
     return otherwise
 
 
-def as_published(model: torch.nn.Module, plan: Plan, dtype: torch.dtype) -> torch.nn.Module:
-    """A copy of a model without memory, quantized as its checkpoint is; or the model itself."""
-    told = settings(plan)
-    if told is None:
-        return model
-    made = copy.deepcopy(model)
-    quantise(made, told, saved_in(models.find(plan.model).config, dtype))
-    return made
-
-
-def held_once(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What ``state_dict`` says of a model, tied weights once, as checkpoints hold them."""
-    known: set[int] = set()
-    found = {}
+def state_without_ties(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return a model's ``state_dict`` with tied weights once, as checkpoints hold them."""
+    first: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in known:
-            known.add(id(tensor))
-            found[name] = tensor.detach()
-    return found
+        first.setdefault(id(tensor), (name, tensor.detach()))
+    return dict(first.values())

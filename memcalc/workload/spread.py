@@ -6,7 +6,7 @@ import msgspec
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan's ``--devices`` and ``--parallel`` come to."""
+    """A plan's ``--devices`` and ``--parallel`` as sizes of a device mesh."""
 
     layout: str
     """The layout that places the model; others may be inside of it."""
@@ -17,7 +17,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Ranks along each dimension of the mesh, outermost first."""
+        """The ranks along each dimension of the mesh, outermost first."""
         return tuple(self.axes.values())
 
     @property
@@ -27,26 +27,26 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """Layouts inside of stages and of data parallelism."""
+        """The layouts inside of stages and of data parallelism."""
         found = {**self.axes, "ep": self.experts if self.experts > 1 else None}
         return tuple(name for name in ("cp", "tp", "ep") if found.get(name) is not None)
 
     @property
     def sharding(self) -> tuple[str, ...]:
-        """Dimensions among which FSDP2 shards; the shards of a context are shards of weights."""
+        """The dimensions among which FSDP2 shards; ranks of a context hold shards of weights."""
         return tuple(name for name in ("dp_shard", "cp") if name in self.axes)
 
     @property
     def shards(self) -> int:
-        """Ranks among which one copy of what is divided lies; each copy of hsdp has as many."""
+        """The number of ranks that share one copy of the model; each copy of hsdp has the same."""
         return self.world // self.axes.get("dp_replicate", 1)
 
     @property
     def stages(self) -> int:
-        """Ranks that pass activations on to each other."""
+        """The number of ranks that pass activations on to each other."""
         return self.axes.get("pp", 1)
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Processes in each group that communicates, one group a dimension of the mesh."""
+        """The processes in each group that communicates, one group a dimension of the mesh."""
         return tuple(size for size in (*self.sizes, self.experts) if size > 1)

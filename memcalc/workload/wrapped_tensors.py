@@ -6,7 +6,7 @@ import torch
 
 
 def parts(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors that a subclass wraps, by their names; a plain one wraps none."""
+    """Return the tensors that a subclass wraps, by their names; a plain one wraps none."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return {}
@@ -16,7 +16,7 @@ def parts(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that have memory: those a subclass wraps or a sparse one has, or itself."""
+    """Yield the tensors that have memory: parts of a subclass or a sparse one, or the tensor."""
     inside = parts(tensor)
     for part in inside.values():
         yield from plain(part)

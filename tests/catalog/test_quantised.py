@@ -11,7 +11,7 @@ from memcalc.catalog.plan import make
 from memcalc.cli.options import plans_of
 from memcalc.errors import UsageError
 from memcalc.estimation.validate import check
-from memcalc.workload.quantised import said_of_types, settings_of
+from memcalc.workload.quantised import describe_dtypes, make_config
 
 NF4 = {
     "quant_method": "bitsandbytes",
@@ -171,9 +171,9 @@ def test_what_does_not_go_with_a_quantised_base_is_refused(settings, said):
 def test_layers_in_4_bit_compute_in_the_type_that_is_named(model):
     base = {"model": "smollm2-135m", "quant": "nf4", "precision": "bf16"}
     own, named = make(base), make({**base, "bnb_4bit_compute_dtype": "float32"})
-    told = [settings_of(plan).bnb_4bit_compute_dtype for plan in (own, named)]
+    told = [make_config(plan).bnb_4bit_compute_dtype for plan in (own, named)]
     assert told == [torch.bfloat16, torch.float32]
-    assert "compute in float32, as you say" in said_of_types(named)
+    assert "compute in float32, as you say" in describe_dtypes(named)
     for wrong in ({"quant": "int8"}, {"quant": None}):
         with pytest.raises(UsageError, match="bnb_4bit_compute_dtype needs a base in 4 bit"):
             make({**base, **wrong, "bnb_4bit_compute_dtype": "float32"})

@@ -120,7 +120,7 @@ def test_the_card_is_the_plans_where_a_package_asks_for_it_as_it_is_imported(mon
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"devices": 2, "parallel": "pp=2"}, "is not built of embed_tokens, layers and norm"),
+        ({"devices": 2, "parallel": "pp=2"}, "is not built of one embedding, one list of layers"),
         ({"parallel": "ep=2"}, "has no `ep_plan`"),
         ({"parallel": "cp=2,ddp=2"}, "write fsdp2 or hsdp"),
         ({"parallel": "cp=2", "attention": "eager"}, "only with SDPA attention"),

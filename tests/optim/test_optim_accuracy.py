@@ -49,16 +49,6 @@ def test_adamw8bit_is_at_least_as_near_to_float64_as_bitsandbytes(
     assert rms(ours - exact) <= (1 + 4 / (2 * n) ** 0.5) * rms(theirs - exact)
 
 
-def test_adamw8bit_is_nearer_to_float64_than_bitsandbytes_where_gradients_differ_in_scale():
-    setting = {"lr": 1e-3, "betas": (0.9, 0.9), "eps": 1e-10, "weight_decay": 0.0}
-    grads = gradients((20_000,), torch.float32, seed=5, steps=STEPS, spread=1.0)
-    value = start((20_000,), torch.float32, seed=5)
-    *_, exact = adam_in_float64(value, grads, **setting)
-    ours, _ = train(AdamW8bit, value, grads, **setting)
-    theirs, _ = train(bitsandbytes.optim.AdamW8bit, value, grads, **setting)
-    assert rms(ours - exact) < 0.8 * rms(theirs - exact)
-
-
 @pytest.mark.parametrize(("make", "decoupled"), [(AdamW8bit, True), (Adam8bit, False)])
 @given(setting=SETTINGS, seed=st.integers(0, 999), shape=st.sampled_from([(1,), (3, 5), (4095,)]))
 @settings(max_examples=settings().max_examples // 3)
@@ -125,17 +115,6 @@ def test_adamwbf16_follows_float64_to_a_hundredth_of_the_way_it_went(setting, se
     assert ((ours.double() - whole).abs() <= unit_in_last_place(ours)).all()
 
 
-def test_adamwbf16_is_much_nearer_to_float64_than_bf16_adamw_without_correction():
-    setting = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
-    grads = gradients((4096,), torch.bfloat16, seed=3, steps=1000)
-    value = start((4096,), torch.bfloat16, seed=3)
-    *_, exact = adam_in_float64(value, grads, **setting)
-    ours, optimizer = train(AdamWBF16, value, grads, **setting)
-    plain, _ = train(torch.optim.AdamW, value, grads, **setting)
-    (state,) = optimizer.state.values()
-    assert 10 * rms(ours + state["shift"].double() - exact) < rms(plain - exact)
-
-
 def test_updates_too_small_for_bf16_are_not_lost():
     # 1e-6 per step is 1/3900 of the distance from 1 to the next bf16 below it.
     value, grads = torch.ones(4096, dtype=torch.bfloat16), [torch.ones(4096).bfloat16()] * 1000
@@ -145,16 +124,6 @@ def test_updates_too_small_for_bf16_are_not_lost():
     (state,) = optimizer.state.values()
     assert torch.equal(plain, value)
     assert (ours.double() + state["shift"].double()).mean().item() == pytest.approx(0.999, abs=5e-5)
-
-
-def test_decay_too_small_for_bf16_is_not_lost():
-    value, grads = torch.ones(4096, dtype=torch.bfloat16), [torch.zeros(4096).bfloat16()] * 2000
-    ours, optimizer = train(AdamWBF16, value, grads, lr=1e-4, weight_decay=0.05)
-    (state,) = optimizer.state.values()
-    expected = (1 - 1e-4 * 0.05) ** 2000
-    assert (ours.double() + state["shift"].double()).mean().item() == pytest.approx(
-        expected, abs=5e-4
-    )
 
 
 def test_the_second_moment_does_not_freeze_on_the_way_up_or_down():

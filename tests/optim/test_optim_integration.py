@@ -10,7 +10,6 @@ import torch
 import transformers
 from torch import nn
 from torch._subclasses import FakeTensorMode
-from torch.utils.checkpoint import checkpoint
 
 from memcalc.optim import AdamW8bit, AdamWBF16
 
@@ -43,29 +42,6 @@ def fit(model, optimizer, forward, dtype, steps=30):
         optimizer.step()
         losses.append(loss.item())
     return losses
-
-
-def test_a_compiled_model_trains(recipe):
-    make, dtype = recipe
-    model = small_model(dtype)
-    compiled = torch.compile(model, backend="aot_eager")
-    losses = fit(model, make(model.parameters(), lr=1e-2), compiled, dtype)
-    assert losses[-1] < 0.3 * losses[0]
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing_changes_nothing(recipe, reentrant):
-    make, dtype = recipe
-    runs = []
-    for checkpointed in (True, False):
-        model = small_model(dtype)
-
-        def forward(x, model=model, checkpointed=checkpointed):
-            x.requires_grad_()
-            return checkpoint(model, x, use_reentrant=reentrant) if checkpointed else model(x)
-
-        runs.append(fit(model, make(model.parameters(), lr=1e-2), forward, dtype, steps=10))
-    assert runs[0] == runs[1]
 
 
 def test_grad_scaler_unscales_and_skips_the_step_that_overflowed():

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.optim import table
-from memcalc.optim.batch import Scalars
+from memcalc.optim.scalars import Scalars
 
 EVIDENCE = Path(__file__).parent.parent.parent / "evidence" / "standin"
 COLUMNS = {"adam_32bit": 5, "adam_8bit": 7, "adamw_bf16": 7}

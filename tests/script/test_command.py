@@ -9,6 +9,7 @@ from memcalc.cli.simulate import _say_where_gpu_belongs
 from memcalc.errors import UsageError
 from memcalc.script.command import Program, to_type
 from memcalc.script.command import parse as parse_text
+from memcalc.script.simulate import plan_of, simulate
 
 
 def parse(words):
@@ -123,16 +124,10 @@ def test_variables_that_stand_before_a_program_are_its_own(here):
 
 def test_what_starts_a_program_elsewhere_is_told_where_to_stand(here):
     for typed, wanted in (
-        (
-            "uv run --with x python train.py a",
-            "uv run --with x memcalc simulate -- python train.py",
-        ),
+        ("uv run -q python train.py a", "uv run -q memcalc simulate -- python train.py"),
         ("uv run train.py", "uv run memcalc simulate -- train.py"),
         ("hatch run train", "hatch run memcalc simulate -- python train.py."),
-        (
-            "conda run -n x torchrun train.py",
-            "conda run -n x memcalc simulate -- torchrun train.py",
-        ),
+        ("conda run -n x torchrun a.py", "conda run -n x memcalc simulate -- torchrun a.py"),
         ("nohup python train.py", "leave it out, as in memcalc simulate -- python train.py."),
         ("nice -n 5 torchrun train.py", "as in memcalc simulate -- torchrun train.py."),
         ("not_there python train.py", "leave it out, as in memcalc simulate -- python train.py."),
@@ -198,16 +193,12 @@ def test_a_console_script_may_be_told_a_python_file(here, monkeypatch):
 
 
 def test_a_program_finds_the_variables_that_stand_before_it(here):
-    from memcalc.script.simulate import plan_of, simulate
-
     (here / "train.py").write_text("import os\nassert os.environ['SAID'] == '3'\n")
     for words, code in ((["SAID=3", "python", "train.py"], 0), (["python", "train.py"], 1)):
         assert simulate(plan_of(words)).ending.code == code
 
 
 def test_what_to_type_again_has_every_option_that_was_typed():
-    from memcalc.script.simulate import plan_of
-
     typed = "--gpu t4 --steps 0 --torch 2.8 --alloc-conf a:b --python 'my py' --weights"
     plan = plan_of(
         ["python", "train.py"],

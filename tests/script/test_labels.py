@@ -131,24 +131,6 @@ def test_components_of_a_script(run, what):
     assert {name: components.get(name, 0) for name in expected} == expected
 
 
-WARMED = """
-    import torch
-
-    model = torch.nn.Linear(256, 256).cuda()
-    rows = torch.ones(4096, 256, device="cuda")
-    with torch.cuda.stream(torch.cuda.Stream()):
-        for _ in range(3):
-            model(model(model(rows).sigmoid()).sigmoid()).sum().backward()
-"""
-
-
-@pytest.mark.nightly
-def test_what_a_step_on_another_stream_saves_is_activations(run):
-    components = run(WARMED, steps=0).traced.prediction.components
-    assert components[Component.ACTIVATIONS] >= 4 * 4096 * 256
-    assert not components.get(Component.COMMUNICATION)
-
-
 HELD = """
     import torch
 
@@ -509,3 +491,33 @@ for _ in range(3):
 
 def test_looking_at_variables_calls_no_code_of_the_programs(run):
     assert run(ODD).ending.code == 0
+
+
+DELEGATES = """
+    import torch
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            # Here it has no inner module yet, and asking for any attribute would not end.
+            inner(torch.zeros(1, 256, device="cuda"))
+            self.inner = inner
+
+        def __getattr__(self, name):
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(self.inner, name)
+
+    model = Wrapped(torch.nn.Linear(256, 256).cuda())
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        model.inner(torch.randn(8, 256, device="cuda")).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_module_is_known_without_asking_it_for_attributes(run):
+    found = run(DELEGATES, steps=0)
+    assert found.ending.code == 0
+    assert found.traced.prediction.parameters == 256 * 257

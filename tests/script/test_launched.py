@@ -5,6 +5,7 @@ import textwrap
 import pytest
 
 from memcalc.records.trace import Component
+from memcalc.script.simulate import plan_of, simulate
 
 LAUNCHED = """
     import os, torch, torch.distributed as dist
@@ -64,16 +65,78 @@ FLAT = """
 """
 
 
-def launched(program, folder):
-    from memcalc.script.simulate import plan_of, simulate
+PACKED = """
+    import os, pickle, torch, torch.distributed as dist
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    dist.init_process_group("nccl")
+    rank, world = dist.get_rank(), dist.get_world_size()
 
-    (folder / "ranks.py").write_text(textwrap.dedent(program))
-    return simulate(plan_of(["torchrun", "--nproc-per-node", "4", "ranks.py"], steps=0))
+    def packed(obj):
+        data = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).cuda()
+        return data, torch.tensor([data.numel()], device="cuda")
+
+    def broadcast(obj, source):
+        data, size = packed(obj)
+        if source != rank:
+            size = torch.zeros_like(size)
+        dist.broadcast(size, source)
+        if source != rank:
+            data = torch.empty(size.item(), dtype=torch.uint8, device="cuda")
+        dist.broadcast(data, source)
+        return pickle.loads(data.cpu().numpy().tobytes())
+
+    def gather(obj):
+        data, size = packed(obj)
+        sizes = [torch.zeros_like(size) for _ in range(world)]
+        dist.all_gather(sizes, size)
+        rows = [torch.empty_like(data) for _ in range(world)]
+        dist.all_gather(rows, data)
+        return [pickle.loads(one[:size].cpu().numpy().tobytes()) for one in rows]
+
+    def pass_on(number):
+        got = torch.zeros_like(number)
+        for work in dist.batch_isend_irecv([
+            dist.P2POp(dist.isend, number, (rank + 1) % world),
+            dist.P2POp(dist.irecv, got, (rank - 1) % world),
+        ]):
+            work.wait()
+        return got.item()
+
+    assert [broadcast({"rank": rank}, source) for source in range(world)] == [{"rank": 0}] * 4
+    assert gather({"rank": rank}) == [{"rank": 0}] * 4
+    assert pass_on(torch.tensor([17], device="cuda")) == 17
+    split = torch.arange(4, device="cuda")
+    dist.all_to_all_single(taken := torch.zeros_like(split), split)
+    assert taken.tolist() == [0, 1, 2, 3]
+    net = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 64)).cuda()
+    optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.AdamW)
+    net(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.consolidate_state_dict(0)
+    state = optimizer.state_dict()["state"]
+    for place, parameter in enumerate(net.parameters()):
+        assert state[place]["exp_avg"].shape == parameter.shape
+"""
 
 
-def test_a_launched_script_is_one_rank_of_all(tmp_path, monkeypatch):
+@pytest.fixture
+def launch(tmp_path, monkeypatch):
+    """Simulate the first of four ranks of a program."""
     monkeypatch.chdir(tmp_path)
-    found = launched(LAUNCHED, tmp_path)
+
+    def launch(program):
+        (tmp_path / "ranks.py").write_text(textwrap.dedent(program))
+        return simulate(plan_of(["torchrun", "--nproc-per-node", "4", "ranks.py"], steps=0))
+
+    return launch
+
+
+def test_messages_of_other_ranks_are_what_this_rank_sends(launch):
+    assert launch(PACKED).ending.code == 0
+
+
+def test_a_launched_script_is_one_rank_of_all(launch):
+    found = launch(LAUNCHED)
     assert found.ending.code == 0
     prediction = found.traced.prediction
     assert prediction.components[Component.COMMUNICATION] >= 4 * (512 * 512 + 512)
@@ -81,9 +144,8 @@ def test_a_launched_script_is_one_rank_of_all(tmp_path, monkeypatch):
 
 
 @pytest.mark.nightly
-def test_a_stage_of_a_pipeline_runs_alone_and_its_shards_are_not_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = launched(PIPELINED, tmp_path)
+def test_a_stage_of_a_pipeline_runs_alone_and_its_shards_are_not_written(launch, tmp_path):
+    found = launch(PIPELINED)
     assert (found.ending.code, found.ending.steps) == (0, 3)
     assert not (tmp_path / "shards").exists()
     prediction = found.traced.prediction
@@ -93,10 +155,7 @@ def test_a_stage_of_a_pipeline_runs_alone_and_its_shards_are_not_written(tmp_pat
 
 
 @pytest.mark.nightly
-def test_states_that_ranks_gather_are_whole_and_what_a_variable_holds_is_held(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    found = launched(FLAT, tmp_path)
+def test_states_that_ranks_gather_are_whole_and_what_a_variable_holds_is_held(launch):
+    found = launch(FLAT)
     assert found.ending.code == 0
     assert found.traced.prediction.components[Component.HELD] == 4 << 20

@@ -6,6 +6,7 @@ import pytest
 
 from memcalc.errors import UsageError
 from memcalc.records.trace import Component
+from memcalc.script.simulate import plan_of, simulate
 
 STAGES = """
     import os, torch, torch.distributed as dist
@@ -63,8 +64,6 @@ SPAWNS = """
 @pytest.fixture
 def ranks(tmp_path, monkeypatch):
     """Simulate a script that a launcher starts, or that starts its processes itself."""
-    from memcalc.script.simulate import plan_of, simulate
-
     monkeypatch.chdir(tmp_path)
 
     def run(text, rank, processes=None, **settings):

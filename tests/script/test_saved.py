@@ -261,3 +261,5 @@ def test_an_object_that_is_saved_whole_holds_nothing_on_the_gpu(run):
         """
     )
     assert not found.ending.code
+    said = "checkpoints are not written (train.py:8, train.py:9)"
+    assert said in found.traced.prediction.assumptions

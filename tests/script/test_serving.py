@@ -26,33 +26,20 @@ from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component
 from memcalc.report import predictions
 from memcalc.report.blocks import terminal
-from memcalc.script.serving import server_in
+from memcalc.script.serving import find_server
 from memcalc.units import GIB
 
 H100 = gpus.find("H100 SXM")
 ENGINE = EngineFigures(
-    version="0.33.0",
-    architecture="LlamaForCausalLM",
-    share=0.9,
-    blocks=27632,
-    block=16,
-    cache=27632 * (2 << 20),
-    tokens=442112,
-    longest=8192,
-    concurrency=53.96875,
-    sequences=1024,
+    version="0.33.0", architecture="LlamaForCausalLM", share=0.9, blocks=27632, block=16,
+    cache=27632 * (2 << 20), tokens=442112, longest=8192, concurrency=53.96875, sequences=1024,
     batched_tokens=8192,
-)
+)  # fmt: skip
 """vLLM 0.33.0 said so of Llama-3-8B on an H100 over the stub driver, as did its log."""
 WORKER = WorkerFigures(
-    weights=16062686208,
-    parameters=8030261248,
-    consumed=16649289728,
-    activations=1918940672,
-    graphs=0,
-    requested=76518536050,
-    available=57950305650,
-)
+    weights=16062686208, parameters=8030261248, consumed=16649289728, activations=1918940672,
+    graphs=0, requested=76518536050, available=57950305650,
+)  # fmt: skip
 PLAN = make({"command": "vllm serve llama", "gpu": "h100"})
 
 
@@ -63,24 +50,24 @@ def test_vllms_commands_are_recognized_however_they_are_typed():
         ["python", "-m", "vllm", "serve", "m"],
         ["python3.12", "-m", "vllm.entrypoints.cli.main", "serve", "m"],
     ):
-        found = server_in(words)
+        found = find_server(words)
         assert found.module == "vllm.entrypoints.cli.main"
         assert found.arguments[:2] == ("serve", "m")
         assert found.arguments[2:] == ("--port", "0", "--host", "127.0.0.1")
-    api = server_in(["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"])
+    api = find_server(["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"])
     assert api.module == "vllm.entrypoints.openai.api_server"
     assert api.arguments[:2] == ("--model", "m")
-    given = server_in(["vllm", "bench", "latency"], [("VLLM_USE_V1", "1")])
+    given = find_server(["vllm", "bench", "latency"], [("VLLM_USE_V1", "1")])
     assert given.arguments == ("bench", "latency")
     assert given.environment == (("VLLM_USE_V1", "1"),)
-    assert server_in(["python", "serve.py"]) is None
-    assert server_in(["python", "-m", "vllm_tools"]) is None
+    assert find_server(["python", "serve.py"]) is None
+    assert find_server(["python", "-m", "vllm_tools"]) is None
 
 
 @pytest.mark.parametrize("words", [["vllm"], ["vllm", "chat"], ["vllm", "--version"]])
 def test_a_command_of_vllm_without_an_engine_is_refused(words):
     with pytest.raises(UsageError, match="type memcalc simulate --gpu h100 -- vllm serve MODEL"):
-        server_in(words)
+        find_server(words)
 
 
 @pytest.mark.parametrize(
@@ -317,19 +304,11 @@ def _wait_for_end_of(process):
 
 NEEDS_VLLM = pytest.mark.skipif(python_with_vllm() is None, reason="needs vLLM")
 LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "torch_dtype": "bfloat16",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
+    "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "max_position_embeddings": 8192, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Threads that a script starts have its GPU too."""
 
 from memcalc.records.trace import Component
-from memcalc.script.simulate import plan_of, simulate
 
 SCRIPT = """
 import queue, threading, time, torch
@@ -30,10 +29,8 @@ time.sleep(0.1)
 """
 
 
-def test_a_thread_copies_batches_while_another_trains(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    found = simulate(plan_of(["python", "train.py"], steps=0))
+def test_a_thread_copies_batches_while_another_trains(run, tmp_path, capfd):
+    found = run(SCRIPT, steps=0)
     assert (found.ending.code, found.ending.steps) == (0, 40)
     assert "Error" not in capfd.readouterr().err
     weights = 4 * (64 * 64 + 64) * 4
@@ -55,10 +52,8 @@ queue.Queue().get()
 """
 
 
-def test_a_thread_that_trains_is_followed_and_ends_the_program(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(TRAINS)
-    found = simulate(plan_of(["python", "train.py"]))
+def test_a_thread_that_trains_is_followed_and_ends_the_program(run, capfd):
+    found = run(TRAINS)
     assert (found.ending.code, found.ending.stopped, found.ending.steps) == (0, True, 3)
     prediction = found.traced.prediction
     assert prediction.components[Component.GRADIENTS] == 4 * 256 * 257

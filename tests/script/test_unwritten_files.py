@@ -18,6 +18,7 @@ import torch
 from memcalc.engine.patches import Patches
 from memcalc.script import saving
 from memcalc.script.checkpoint_marks import number_of
+from memcalc.script.saved_objects import SavedObject
 from memcalc.script.saving import UnwrittenFiles
 
 
@@ -163,3 +164,22 @@ def test_threads_save_and_look_at_once(files):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(save, "abcd"))
     assert len(os.listdir()) == 120
+
+
+def test_an_object_is_loaded_where_it_is_wanted_also_beside_what_pickle_does_not_take():
+    row = torch.arange(8.0)
+    views = {"first": row[:4], "last": torch.nn.Parameter(row[4:])}
+    for saved in (views, {"rows": [views], "scale": lambda: 2}):
+        kept = SavedObject(saved)
+        assert kept.bytes > row.nbytes
+        row.zero_()
+        found = kept.load("cpu")
+        rows = found if saved is views else found["rows"][0]
+        assert rows["first"].tolist() == [0, 1, 2, 3]
+        assert isinstance(rows["last"], torch.nn.Parameter)
+        row.copy_(torch.arange(8.0))
+    assert found["scale"]() == 2
+    shared = SavedObject(views).load(lambda storage, location: storage)
+    addresses = {one.untyped_storage().data_ptr() for one in shared.values()}
+    assert len(addresses) == 1
+    assert SavedObject(views).load({"cpu": "meta"})["first"].is_meta

@@ -203,23 +203,6 @@ def test_updates_by_hand_are_steps_and_what_is_alive_is_told_by_what_holds_it(ru
     assert all("the loss" not in why for why in recomputed)
 
 
-BY_DATA = """
-    import torch
-    model = torch.nn.Linear(8, 8).cuda()
-    for step in range(99):
-        model(torch.randn(4, 8, device="cuda")).sum().backward()
-        for p in model.parameters():
-            p.data.add_(p.grad.data, alpha=-0.1)
-            p.grad.data.zero_()
-"""
-
-
-def test_updates_through_data_are_steps_and_what_was_taken_for_one_is_said(run):
-    found = run(BY_DATA)
-    assert (found.ending.stopped, found.ending.steps) == (True, 3)
-    assert any("change of its parameters" in one for one in found.traced.prediction.assumptions)
-
-
 IN_HOOKS = """
     import multiprocessing, torch
     def other():
@@ -402,24 +385,6 @@ def test_each_gpu_of_a_process_has_figures_of_its_own(run, tmp_path):
     found = run(TWO, gpu="2xt4", steps=0)
     seen = [int(word) for word in (tmp_path / "said").read_text().split()]
     assert [one.peak.allocated for one in found.traced.prediction.gpus] == seen
-
-
-CACHED = """
-    import os, torch
-    names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-    print(*[os.environ[name] for name in names], file=open("said", "w"))
-    torch.save(torch.zeros(4, device="cuda"), "model.pt")
-    assert torch.load("model.pt").shape == (4,)
-"""
-
-
-def test_caches_and_checkpoints_of_the_user_stay_as_they_are(run, tmp_path, monkeypatch):
-    for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / "users"))
-    assert run(CACHED).ending.code == 0
-    assert str(tmp_path / "users") not in (tmp_path / "said").read_text()
-    assert not (tmp_path / "model.pt").exists()
-    assert not (tmp_path / "users").exists()
 
 
 LARGE = """

@@ -25,26 +25,11 @@ def test_an_unknown_loop_is_told_which_there_are():
         loops.find("trainr")
 
 
-def test_the_trainer_keeps_no_outputs_and_the_others_do():
-    kept = {name: loops.find(name).keep_outputs(plan(loop=name)) for name in loops.names()}
-    assert kept == {"plain": True, "accelerate": True, "trainer": False}
-    assert not loops.of(plan(keep_outputs=False)).keep_outputs(plan(keep_outputs=False))
-
-
 @pytest.mark.parametrize("field", ["keep_outputs", "set_to_none"])
 def test_what_the_trainer_leaves_no_choice_in_is_refused(field):
     value = field == "keep_outputs"
     with pytest.raises(UsageError, match=f"no choice in {field}"):
         loops.of(plan(loop="trainer", **{field: value}))
-
-
-def test_only_the_trainer_clips_by_itself():
-    assert {n: loops.find(n).clip_to(plan(loop=n)) for n in loops.names()} == {
-        "plain": None,
-        "accelerate": None,
-        "trainer": 1.0,
-    }
-    assert loops.find("trainer").clip_to(plan(loop="trainer", max_grad_norm=0.5)) == 0.5
 
 
 TINY = {

@@ -60,16 +60,10 @@ def test_the_trainers_own_fp16_is_told_apart_from_weights_in_fp16(found):
 
 
 BART = {
-    "model_type": "bart",
-    "vocab_size": 100,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-}
+    "model_type": "bart", "vocab_size": 100, "d_model": 32, "encoder_layers": 2,
+    "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+}  # fmt: skip
 
 
 def test_no_layer_is_left_out_inside_and_shares_are_what_they_were_outside():
@@ -78,9 +72,9 @@ def test_no_layer_is_left_out_inside_and_shares_are_what_they_were_outside():
     encoder = model.get_encoder()
     with layerdrop.off(model):
         assert encoder.layerdrop == encoder.config.encoder_layerdrop == 0
-        assert not list(layerdrop.said(model))
+        assert not list(layerdrop.notes(model))
     assert encoder.layerdrop == encoder.config.encoder_layerdrop == 0.9
-    assert list(layerdrop.said(model)) == ["no layer is dropped at random (layerdrop 0.9)"]
+    assert list(layerdrop.notes(model)) == ["no layer is dropped at random (layerdrop 0.9)"]
 
 
 def test_an_estimate_has_all_layers_and_says_so(tmp_path):

@@ -11,7 +11,7 @@ from memcalc.estimation.engine import engine
 from memcalc.estimation.question import code_in
 from memcalc.records.prediction import Prediction
 from memcalc.registry.build import build
-from memcalc.workload.model import in_its_words
+from memcalc.workload.model import report_by_name
 from memcalc.workload.prepare import prepare
 
 CODE = """
@@ -95,7 +95,7 @@ def test_a_model_is_found_in_a_module_and_in_a_file(file, name):
         ([], "missing a required argument: 'x'"),
     ],
 )
-def test_inputs_that_the_forward_does_not_take_are_refused_in_its_words(file, inputs, said):
+def test_inputs_that_the_forward_does_not_take_are_refused_by_name(file, inputs, said):
     with pytest.raises(UsageError, match=said) as caught:
         program("own_net:Net", *inputs)
     assert "it takes x, scale" in str(caught.value)
@@ -104,9 +104,9 @@ def test_inputs_that_the_forward_does_not_take_are_refused_in_its_words(file, in
 def test_a_failure_inside_the_model_says_first_what_its_code_said():
     said = r"^own:net: expected 3 channels \(ValueError in conv"
     where = " in conv, at convolution"
-    with pytest.raises(EstimateError, match=said), in_its_words("own:net", lambda: where):
+    with pytest.raises(EstimateError, match=said), report_by_name("own:net", lambda: where):
         raise ValueError("expected 3 channels")
-    with pytest.raises(ValueError, match="ours"), in_its_words("gpt2"):
+    with pytest.raises(ValueError, match="ours"), report_by_name("gpt2"):
         raise ValueError("ours")
 
 

@@ -3,12 +3,16 @@
 import json
 
 import pytest
+import torch
+import transformers
 
 from memcalc.catalog.plan import make
+from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.validate import check_names
 from memcalc.report.answer import blocks
 from memcalc.workload import layouts
+from memcalc.workload.pipeline import find_layers, make_stage
 
 GPT2 = {
     "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 256, "n_layer": 8,
@@ -63,7 +67,6 @@ def test_mixed_precision_of_gathered_weights_is_the_policy_that_accelerate_sets(
 
 
 def test_the_policy_is_the_one_that_accelerates_own_code_makes():
-    import torch
     from accelerate.utils import FullyShardedDataParallelPlugin
 
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
@@ -97,3 +100,30 @@ def test_autocast_beside_fsdp2_is_named_with_its_size_and_its_option(tmp_path):
 
 def test_a_layout_over_one_gpu_says_which_option_is_missing(tmp_path):
     assert "1 GPU: add --devices 8" in lines(answer(tmp_path, parallel="fsdp2"))[1]
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 99}
+LANGUAGE = {
+    "Llama": {"intermediate_size": 64, "num_key_value_heads": 2},
+    "GPTNeoX": {"intermediate_size": 64, "hidden_dropout": 0.5},
+    "Falcon": {"alibi": False},
+    "Bloom": {},
+}
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_stages_of_any_model_of_one_embedding_and_one_list_of_layers_give_its_logits(name):
+    config = getattr(transformers, f"{name}Config")(**SMALL, **LANGUAGE[name])
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    first = make_stage(model, range(2), first=True, last=False)
+    last = make_stage(model, range(2, 3), first=False, last=True)
+    weights = {id(one) for one in model.parameters()}
+    assert {id(one) for part in (first, last) for one in part.parameters()} == weights
+    tokens = torch.arange(6).view(2, 3)
+    assert torch.equal(last(first(tokens)), model(tokens).logits)
+
+
+def test_a_model_of_two_embeddings_has_no_stages():
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=8, n_layer=2, n_head=2))
+    with pytest.raises(UsageError, match="not built of one embedding, one list of layers"):
+        find_layers(model)

@@ -11,11 +11,9 @@ from memcalc.catalog.quantised import BITSANDBYTES, TORCHAO, settings_in
 from memcalc.dialects import accelerate, axolotl, edit, llamafactory, swift, trainer, trl
 from memcalc.errors import UsageError, unknown
 from memcalc.files import templates
-from memcalc.records.names import ZERO_STAGES
+from memcalc.records.names import WEIGHT_DTYPES, ZERO_STAGES
 from memcalc.records.plan import Plan
 from memcalc.records.values import adapter
-
-_HALVES = {"bf16": "bfloat16", "bf16+amp": "bfloat16", "fp16": "float16"}
 
 
 class Program(NamedTuple):
@@ -50,7 +48,7 @@ def bitsandbytes_arguments(plan: Plan) -> list[str]:
     """Return the arguments of ``BitsAndBytesConfig`` for the plan's scheme, as Python."""
     found = [f"{name}={value!r}" for name, value in BITSANDBYTES[plan.scheme or ""].items()]
     if "load_in_4bit=True" in found:
-        default = _HALVES.get(plan.precision.removeprefix("amp-"), "float32")
+        default = WEIGHT_DTYPES.get(plan.precision.removeprefix("amp-"), "float32")
         found.append(f"bnb_4bit_compute_dtype=torch.{plan.bnb_4bit_compute_dtype or default}")
     return [one.replace("'", '"') for one in found]
 
@@ -101,7 +99,9 @@ def snippet(plan: Plan, program: str) -> str:
 
 def _loading(plan: Plan, quantized: bool) -> list[str]:
     """Return the arguments of ``from_pretrained``."""
-    found = [f"dtype=torch.{_HALVES[plan.precision]}"] if plan.precision in _HALVES else []
+    found = (
+        [f"dtype=torch.{WEIGHT_DTYPES[plan.precision]}"] if plan.precision in WEIGHT_DTYPES else []
+    )
     if plan.scheme in TORCHAO or plan.scheme in BITSANDBYTES:
         own = 'int(os.environ["LOCAL_RANK"])' if plan.devices > 1 else "0"
         found += [] if quantized else ["quantization_config=quantization_config"]

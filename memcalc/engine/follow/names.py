@@ -16,7 +16,7 @@ from memcalc.engine.host_view import tensors_in
 from memcalc.engine.notes import AtWork, held_by
 from memcalc.engine.patches import Patches
 from memcalc.records.trace import Component, Phase
-from memcalc.workload.inference import caches_of
+from memcalc.workload.inference import find_caches
 
 WATCHED = 3
 """The first steps are followed module by module; all others by their phases alone."""
@@ -83,7 +83,7 @@ class Names(Observer):
             )
             self._at_work.leaves(out, keeps=keeps)
         if outermost and isinstance(out, dict) and "past_key_values" in out:
-            self._counters.name(Component.KV_CACHE, caches_of(out))
+            self._counters.name(Component.KV_CACHE, find_caches(out))
 
     # ---- backward and steps
 

@@ -73,7 +73,7 @@ class PlanNames(Observer):
             state = getattr(module, "quant_state", None)
             weight = getattr(module, "weight", None)
             if state is not None and isinstance(weight, torch.Tensor):
-                constants = quantised.constants_in(state).values()
+                constants = quantised.state_constants(state).values()
                 self.counters.name(Component.QUANTISATION_CONSTANTS, constants)
                 self.counters.name(Component.QUANTISED_WEIGHTS, [weight])
 

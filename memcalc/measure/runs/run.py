@@ -32,7 +32,7 @@ from memcalc.records.measurement import Measurement, OutOfMemory, PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.workload import layerdrop, layouts, loops
 from memcalc.workload.job import Job, Program
-from memcalc.workload.model import in_its_words
+from memcalc.workload.model import report_by_name
 
 
 class Listener:
@@ -256,5 +256,5 @@ def warm(architecture: str = "") -> None:
 def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
     """Measure a plan, as the module of a child process."""
     asked, listener = decode(Request, request), Listener(speaker)
-    with in_its_words(asked.plan.model, lambda: listener.place):
+    with report_by_name(asked.plan.model, lambda: listener.place):
         return {"measurement": encode(measure(asked.plan, asked, listener))}

@@ -16,10 +16,10 @@ from memcalc.script.command import Program, as_main, run
 
 
 def install(patches: Patches) -> None:
-    """Act when accelerate's launcher is imported."""
+    """Run programs of accelerate's launcher here, once it is imported."""
 
-    def launchers(module: ModuleType) -> None:
-        def in_place(original: Any, args: Any) -> None:
+    def replace(module: ModuleType) -> None:
+        def run_here(original: Any, args: Any) -> None:
             if args.no_python:
                 original(args)
                 return
@@ -29,7 +29,7 @@ def install(patches: Patches) -> None:
                     patches.environment(name, value)
             _run(words)
 
-        def several(original: Any, args: Any) -> None:
+        def refuse(original: Any, args: Any) -> None:
             started = shlex.join([args.training_script, *args.training_script_args])
             raise SystemExit(
                 f"{os.path.basename(sys.argv[0])} starts {args.num_processes} processes: type "
@@ -37,15 +37,15 @@ def install(patches: Patches) -> None:
                 f"{'-m ' if args.module else ''}{started}"
             )
 
-        patches.wrap(module, "simple_launcher", in_place)
+        patches.wrap(module, "simple_launcher", run_here)
         for name in ("multi_gpu_launcher", "deepspeed_launcher"):
-            patches.wrap(module, name, several)
+            patches.wrap(module, name, refuse)
 
-    patches.when_imported("accelerate.commands.launch", launchers)
+    patches.when_imported("accelerate.commands.launch", replace)
 
 
 def _run(words: list[str]) -> None:
-    """Run what Python is given as its arguments, until it ends without an error."""
+    """Run the program of Python's arguments until it ends without an error."""
     if words[0] == "-m":
         program = Program(module=words[1], arguments=tuple(words[2:]))
     else:

@@ -28,11 +28,11 @@ class _Inert:
 
 
 def install(session: Session) -> None:
-    """Act when DeepSpeed is imported, and tell the session of its engine's steps."""
+    """Follow the steps of DeepSpeed's engine, once it is imported."""
     patches = session.patches
     _without_kernels(patches)
 
-    def made(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
+    def make_engine(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
         before = session.counters.moments()
         original(engine, *args, **kwargs)
         session.models.trains(engine.module)
@@ -40,7 +40,7 @@ def install(session: Session) -> None:
         session.counters.guess(Component.COMMUNICATION, before)
 
     deepspeed.follow(patches, session.steps, session.phases)
-    patches.wrap_later("deepspeed.runtime.engine", "DeepSpeedEngine.__init__", made)
+    patches.wrap_later("deepspeed.runtime.engine", "DeepSpeedEngine.__init__", make_engine)
 
 
 def _without_kernels(patches: Patches) -> None:

@@ -1,7 +1,6 @@
 """diffusers: checkpoints that are not on this machine are not fetched."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import contextlib
 from types import ModuleType
 from typing import Any
 
@@ -12,71 +11,52 @@ from memcalc.script.large_weights import NOT_HERE, of_hub
 
 
 def install(patches: Patches) -> None:
-    """Act when diffusers is imported, and say what a checkpoint is taken to be."""
+    """Make weights of configs in place of fetching checkpoints, and say so.
 
-    def models(module: ModuleType) -> None:
-        def not_fetched(
-            original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any
-        ) -> Any:
-            config = None if _is_here(module, name, kwargs) else _config(cls, name, kwargs)
-            if config is None:
+    Installed when diffusers is imported.
+    """
+
+    def replace(module: ModuleType) -> None:
+        def load(original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
+            config = None
+            if not _has_weights(module, name, kwargs):
+                config = cls.load_config(kwargs.get("config") or name, **of_hub(kwargs))
+            if config is None or config.get("quantization_config") is not None:
                 return original(cls, name, *args, **kwargs)
             patches.say(NOT_HERE.format(name))
-            weights = _as_config_says(cls, config)
-            with _read_as(module, weights):
+            with torch.device("meta"):
+                made = cls.from_config(config).state_dict()
+            # In fp32: loading casts them to the dtype that the script wants.
+            weights = {name: torch.empty_like(one, device="cpu") for name, one in made.items()}
+            file = module.SAFETENSORS_WEIGHTS_NAME
+            with Patches() as inside:
+                inside.set(module, "_get_model_file", lambda *_, **__: file)
+                inside.set(module, "_fetch_index_file", lambda *_, **__: None)
+                inside.set(module, "_fetch_index_file_legacy", lambda *_, **__: None)
+                inside.set(module, "load_state_dict", lambda *_, **__: dict(weights))
                 return original(cls, name, *args, **kwargs)
 
-        patches.wrap(module.ModelMixin, "from_pretrained", not_fetched)
+        patches.wrap(module.ModelMixin, "from_pretrained", load)
 
-    def configs(original: Any, *args: Any, ignore_patterns: Any = None, **kwargs: Any) -> Any:
+    def download(original: Any, *args: Any, ignore_patterns: Any = None, **kwargs: Any) -> Any:
         ignored = [*(ignore_patterns or []), *_WEIGHTS]
         return original(*args, ignore_patterns=ignored, **kwargs)
 
-    patches.when_imported("diffusers.models.modeling_utils", models)
-    patches.wrap_later("diffusers.pipelines.pipeline_utils", "snapshot_download", configs)
+    patches.when_imported("diffusers.models.modeling_utils", replace)
+    patches.wrap_later("diffusers.pipelines.pipeline_utils", "snapshot_download", download)
 
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.ckpt", "*.msgpack", "*.onnx", "*.index.json")
-"""Files of a pipeline's repository that a model's config stands in for."""
+"""Files of a pipeline's repository that a model's config takes the place of."""
 
 
-def _is_here(module: ModuleType, name: Any, options: dict[str, Any]) -> bool:
-    """A model's weights lie in a folder, or in the hub's cache."""
+def _has_weights(module: ModuleType, name: Any, options: dict[str, Any]) -> bool:
+    """Return True if a model's weights are in a folder, or in the hub's cache."""
     where = of_hub(options) | {"local_files_only": True}
     files = [module.SAFETENSORS_WEIGHTS_NAME, module.WEIGHTS_NAME]
-    indices = [module.SAFE_WEIGHTS_INDEX_NAME, module.WEIGHTS_INDEX_NAME]
-    for file in (*files, *indices):
-        kept = module._add_variant(file, options.get("variant"))
-        try:
-            module._get_model_file(name, weights_name=kept, **where)
-        except OSError:
-            continue
-        return True
+    for file in (*files, module.SAFE_WEIGHTS_INDEX_NAME, module.WEIGHTS_INDEX_NAME):
+        variant = module._add_variant(file, options.get("variant"))
+        with contextlib.suppress(OSError):
+            module._get_model_file(name, weights_name=variant, **where)
+            return True
     return False
-
-
-def _config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
-    """The config to make weights of; ``None``: its checkpoint is not a plain one."""
-    config = cls.load_config(options.get("config") or name, **of_hub(options))
-    return config if config.get("quantization_config") is None else None
-
-
-def _as_config_says(cls: Any, config: Any) -> dict[str, torch.Tensor]:
-    """Tensors of a checkpoint without numbers, in fp32: loading casts them to what is asked for."""
-    with torch.device("meta"):
-        made = cls.from_config(config)
-    return {
-        name: torch.empty_like(tensor, device="cpu") for name, tensor in made.state_dict().items()
-    }
-
-
-@contextmanager
-def _read_as(module: ModuleType, weights: dict[str, torch.Tensor]) -> Iterator[None]:
-    """What is loaded meanwhile is one file that holds these."""
-    file = module.SAFETENSORS_WEIGHTS_NAME
-    with Patches() as patches:
-        patches.set(module, "_get_model_file", lambda *_, **__: file)
-        patches.set(module, "_fetch_index_file", lambda *_, **__: None)
-        patches.set(module, "_fetch_index_file_legacy", lambda *_, **__: None)
-        patches.set(module, "load_state_dict", lambda *_, **__: dict(weights))
-        yield

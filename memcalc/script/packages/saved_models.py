@@ -1,6 +1,6 @@
 """Checkpoints of packages: their tensors are not written, all else is.
 
-Of PyTorch's distributed checkpoints a rank writes only its share, and nothing is written.
+Nothing of PyTorch's distributed checkpoints is written: other ranks write most of them.
 """
 
 import functools
@@ -16,9 +16,8 @@ from memcalc.script.saving import NOT_WRITTEN
 
 
 def install(patches: Patches) -> None:
-    """Act when the packages are imported: say that checkpoints are not written."""
+    """Replace what saves when the packages are imported, and say that it writes no tensors."""
     saved = _Saved(patches)
-
     patches.wrap_later(_MODELS, "PreTrainedModel.save_pretrained", saved.model)
     patches.wrap_later("peft.peft_model", "PeftModel.save_pretrained", saved.model)
     patches.wrap_later(_TOKENIZERS, "PreTrainedTokenizerBase.save_pretrained", saved.save)
@@ -64,7 +63,7 @@ class _Saved:
         return original(one, save_directory, *args, **kw)
 
     def model(self, original: Any, model: Any, save_directory: Any, *args: Any, **kw: Any) -> None:
-        """The same of a model."""
+        """Save a model's other files, unless it is quantized."""
         self.not_written(original)
         if getattr(model, "hf_quantizer", None) is None:
             self.save(original, model, save_directory, *args, **kw)
@@ -73,15 +72,15 @@ class _Saved:
         self._patches.say(NOT_WRITTEN, source_lines.line())
 
     def by_trainer(self, original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """Several processes would gather their shards first."""
+        """Save nothing where several processes would gather their shards first."""
         self.not_written(original)
         if trainer.args.world_size == 1:
             original(trainer, *args, **kwargs)
 
     def shards(self, original: Any, state_dict: Any, *args: Any, **named: Any) -> None:
-        """Other ranks, which are not run, would write most of a sharded checkpoint."""
+        """Make the folder alone: other ranks, which are not run, would write the rest."""
         self.not_written(original)
-        if (folder := _folder(args, named)) is not None:
+        if (folder := _find_folder(args, named)) is not None:
             os.makedirs(folder, exist_ok=True)
             self._sharded.add(os.path.realpath(folder))
 
@@ -93,13 +92,13 @@ class _Saved:
 
     def load_shards(self, original: Any, state_dict: Any, *args: Any, **named: Any) -> None:
         """Load into existing tensors: a checkpoint that this run saved has nothing to read."""
-        folder = _folder(args, named)
+        folder = _find_folder(args, named)
         if folder is None or os.path.realpath(folder) not in self._sharded:
             original(state_dict, *args, **named)
 
 
-def _folder(args: Any, named: dict[str, Any]) -> str | None:
-    """Where a sharded checkpoint goes; ``None``: to no folder."""
+def _find_folder(args: Any, named: dict[str, Any]) -> str | None:
+    """Return the folder of a sharded checkpoint, or None if it goes elsewhere."""
     place = next((named[key] for key in _PLACES if named.get(key) is not None), None)
     if place is None:
         place = next(iter(args), None)

@@ -1,6 +1,6 @@
 """torchvision's detectors: boxes that a network proposes are not known, and decide how many go on.
 
-A trained network proposes as many as it may, and enough of these match an object. Read in
+A trained network proposes the most that it may, and enough of these match an object. Read in
 torchvision 0.29 (models/detection/rpn.py and roi_heads.py).
 """
 
@@ -19,9 +19,9 @@ MOST = (
 
 
 def install(patches: Patches, values: Values) -> None:
-    """Act when torchvision is imported; ``values`` are asked whether boxes are known."""
+    """Keep the most boxes where ``values`` does not know them, once torchvision is imported."""
 
-    def kept(original: Any, boxes: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def keep_boxes(original: Any, boxes: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         out: torch.Tensor = original(boxes, *args, **kwargs)
         if not boxes.is_cuda:
             return out
@@ -32,20 +32,20 @@ def install(patches: Patches, values: Values) -> None:
         return torch.arange(len(boxes), device=boxes.device)
 
     for name in ("nms", "remove_small_boxes"):
-        patches.wrap_later("torchvision.ops.boxes", name, kept)
+        patches.wrap_later("torchvision.ops.boxes", name, keep_boxes)
     networks = "torchvision.models.detection.rpn"
-    patches.wrap_later(networks, "RegionProposalNetwork.filter_proposals", _proposed)
+    patches.wrap_later(networks, "RegionProposalNetwork.filter_proposals", _keep_all_scores)
     heads = "torchvision.models.detection.roi_heads"
-    patches.wrap_later(heads, "RoIHeads.assign_targets_to_proposals", _matched)
+    patches.wrap_later(heads, "RoIHeads.assign_targets_to_proposals", _match_most)
 
 
-def _proposed(original: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
+def _keep_all_scores(original: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
     with Patches() as inside:
         inside.set(network, "score_thresh", 0.0)
         return original(network, *args, **kwargs)
 
 
-def _matched(original: Any, heads: Any, proposals: Any, boxes: Any, classes: Any) -> Any:
+def _match_most(original: Any, heads: Any, proposals: Any, boxes: Any, classes: Any) -> Any:
     found, labels = original(heads, proposals, boxes, classes)
     sampler = heads.fg_bg_sampler
     most = int(sampler.batch_size_per_image * sampler.positive_fraction)

@@ -10,80 +10,83 @@ from memcalc.catalog.models import is_reachable, without_hub
 from memcalc.catalog.quantised import settings_in
 from memcalc.engine.patches import Patches
 from memcalc.script.large_weights import NOT_HERE, of_hub
-from memcalc.workload.quantised import held_once, quantise
+from memcalc.workload.quantised import quantise, state_without_ties
 
 
 def install(patches: Patches) -> None:
-    """Act when transformers is imported, and say what a checkpoint is taken to be."""
+    """Make weights of configs in place of fetching checkpoints, and say so.
 
-    def not_fetched(original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
-        config = _config(cls, name, kwargs)
+    Installed when transformers is imported.
+    """
+
+    def load(original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
+        config = _find_config(cls, name, kwargs)
         if config is None:
             return original(cls, name, *args, **kwargs)
         patches.say(NOT_HERE.format(name))
-        weights = _as_config_says(cls, _in_folder(config, name, kwargs))
-        of_config = _set(config, kwargs) if "config" not in kwargs else set()
-        left_out = {"config", *of_config}
-        named = {key: value for key, value in kwargs.items() if key not in left_out}
+        weights = _make_weights(cls, _saved_config(config, name, kwargs))
+        changed = set() if "config" in kwargs else _change_config(config, kwargs)
+        named = {key: value for key, value in kwargs.items() if key not in {"config", *changed}}
         loaded = original(cls, None, *args, config=config, state_dict=weights, **named)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model.name_or_path = model.config._name_or_path = str(name)
         return loaded
 
-    def bundled(original: Any, cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+    def read_config(original: Any, cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
         config = without_hub(str(name))
-        if config is None or os.path.isdir(name) or _is_found(str(name), kwargs):
+        if config is None or os.path.isdir(name) or _is_reachable(str(name), kwargs):
             return original(cls, name, *args, **kwargs)
         patches.say(f"the hub cannot be reached: the config of {name} is the one memcalc ships")
         hubs = of_hub(kwargs)
-        left = {key: value for key, value in kwargs.items() if key not in hubs}
-        return copy.deepcopy(config), left
+        return copy.deepcopy(config), {k: value for k, value in kwargs.items() if k not in hubs}
 
     models, configs = "transformers.modeling_utils", "transformers.configuration_utils"
-    patches.wrap_later(models, "PreTrainedModel.from_pretrained", not_fetched)
-    patches.wrap_later(configs, "PreTrainedConfig.get_config_dict", bundled)
+    patches.wrap_later(models, "PreTrainedModel.from_pretrained", load)
+    patches.wrap_later(configs, "PreTrainedConfig.get_config_dict", read_config)
 
 
-def _is_found(name: str, options: dict[str, Any]) -> bool:
-    """A config is in the hub's cache, or the hub gives it: asked once, since its client retries."""
+def _is_cached(name: str, file: str, options: dict[str, Any]) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
     where = {key: options.get(key) for key in ("cache_dir", "revision")}
-    if isinstance(try_to_load_from_cache(name, "config.json", **where), str):
-        return True
+    return isinstance(try_to_load_from_cache(name, file, **where), str)
+
+
+def _is_reachable(name: str, options: dict[str, Any]) -> bool:
+    """Return True if a config is in the hub's cache, or the hub gives it.
+
+    It is asked once, since its client retries.
+    """
     try:
-        return is_reachable(name, options.get("revision"))
+        cached = _is_cached(name, "config.json", options)
+        return cached or is_reachable(name, options.get("revision"))
     except Exception:  # No access, or no such revision.
         return False
 
 
 _FILES = (("model", "safetensors"), ("pytorch_model", "bin"))
 _KINDS = (".safetensors", ".bin", ".index.json", ".gguf", ".h5", ".msgpack", ".ckpt")
-"""How names of files end that hold weights, or say where they are."""
+"""Endings of files that hold weights, or say where they are."""
 
 
-def _is_here(name: str, options: dict[str, Any]) -> bool:
-    """A model's weights lie in a folder, or in the hub's cache; a folder may hold other things."""
-    from huggingface_hub import try_to_load_from_cache
-
+def _has_weights(name: str, options: dict[str, Any]) -> bool:
+    """Return True if a model's weights are in the hub's cache or a folder, or it is no model's."""
     inside, variant = options.get("subfolder") or "", options.get("variant")
     if os.path.isdir(name):
         folder = os.path.join(name, inside)
-        lying = os.listdir(folder) if os.path.isdir(folder) else []
-        return "config.json" not in lying or any(one.endswith(_KINDS) for one in lying)
-    where = {"cache_dir": options.get("cache_dir"), "revision": options.get("revision")}
-    for stem, kind in _FILES:
-        file = f"{stem}.{variant}.{kind}" if variant else f"{stem}.{kind}"
-        for entry in (file, f"{file}.index.json"):
-            at = f"{inside}/{entry}" if inside else entry
-            if isinstance(try_to_load_from_cache(name, at, **where), str):
-                return True
-    return False
+        files = os.listdir(folder) if os.path.isdir(folder) else []
+        return "config.json" not in files or any(one.endswith(_KINDS) for one in files)
+    names = [f"{stem}.{variant}.{kind}" if variant else f"{stem}.{kind}" for stem, kind in _FILES]
+    files = [os.path.join(inside, f"{name}{index}") for name in names for index in ("", _INDEX)]
+    return any(_is_cached(name, file, options) for file in files)
 
 
-def _config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
-    """The config to make weights of; ``None``: they are here, or are no plain checkpoint."""
-    if name is None or options.keys() & {"state_dict", "gguf_file"} or _is_here(name, options):
+_INDEX = ".index.json"
+
+
+def _find_config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
+    """Return the config to make weights of, or None: they are here, or are no plain checkpoint."""
+    if name is None or options.keys() & {"state_dict", "gguf_file"} or _has_weights(name, options):
         return None
     config = options.get("config")
     if config is None or isinstance(config, str | os.PathLike):
@@ -99,54 +102,53 @@ _OF_LOADING = frozenset(
 """Arguments of ``from_pretrained`` that are no settings of a config, though it may have them."""
 
 
-def _set(config: Any, options: dict[str, Any]) -> set[str]:
-    """Set what a script says of the config as it loads a model; returns the names."""
+def _change_config(config: Any, options: dict[str, Any]) -> set[str]:
+    """Set the settings of a config that a script gives as it loads a model; returns their names."""
     found = {name for name in options if name not in _OF_LOADING and hasattr(config, name)}
     for name in found:
         setattr(config, name, options[name])
     return found
 
 
-def _in_folder(config: Any, name: Any, options: dict[str, Any]) -> Any:
-    """What the checkpoint's own config says, of which the script's may differ: more classes."""
+def _saved_config(config: Any, name: Any, options: dict[str, Any]) -> Any:
+    """Return the checkpoint's own config: the script's may have more classes, for example."""
     try:
         return type(config).from_pretrained(name, **of_hub(options))
     except (OSError, ValueError):
         return config
 
 
-def _saved(cls: Any, config: Any) -> Any:
-    """The class whose weights a checkpoint holds, which a config names.
+def _saved_class(cls: Any, config: Any) -> Any:
+    """Return the class whose weights a checkpoint holds, which a config names.
 
-    What the script's own class has beyond these, such as the head of a classifier, is drawn anew
-    when it loads them.
+    Weights that only the script's own class has, such as a classifier's head, are drawn when it
+    loads the others.
     """
     import transformers
 
-    of_config = type(config)
     for name in getattr(config, "architectures", None) or ():
         found = getattr(transformers, name, None)
-        if getattr(found, "config_class", None) is of_config:
+        if getattr(found, "config_class", None) is type(config):
             return found
     return cls
 
 
-def _as_config_says(cls: Any, config: Any) -> dict[str, torch.Tensor]:
-    """Tensors of a checkpoint, in the type it is kept in, without numbers."""
-    bare, told = copy.deepcopy(config), settings_in(config.to_dict())
-    if told is not None:
+def _make_weights(cls: Any, config: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a checkpoint in the dtypes that it has, without numbers."""
+    bare, settings = copy.deepcopy(config), settings_in(config.to_dict())
+    if settings is not None:
         del bare.quantization_config
     with torch.device("meta"):
-        made = _saved(cls, config)(bare)
-    kept = getattr(config, "dtype", None)
-    if isinstance(kept, torch.dtype):
+        made = _saved_class(cls, config)(bare)
+    dtype = getattr(config, "dtype", None)
+    if isinstance(dtype, torch.dtype):
         for tensor in (*made.parameters(), *made.buffers()):
             if tensor.dtype.is_floating_point:
-                tensor.data = tensor.data.to(kept)
-    if told is not None:
-        quantise(made, told, kept if isinstance(kept, torch.dtype) else torch.float32)
+                tensor.data = tensor.data.to(dtype)
+    if settings is not None:
+        quantise(made, settings, dtype if isinstance(dtype, torch.dtype) else torch.float32)
     return {
-        # What says how a weight was quantized has its numbers.
+        # Quantization scales have their numbers.
         name: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
-        for name, tensor in held_once(made).items()
+        for name, tensor in state_without_ties(made).items()
     }

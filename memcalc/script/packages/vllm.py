@@ -19,10 +19,10 @@ _DUMMY = "vLLM's weights are dummies, and FlashInfer compiles nothing"
 
 
 def install(session: Session, folder: Path) -> None:
-    """Act when vLLM is imported; its processes write their figures into a folder."""
+    """Have vLLM's processes write their figures into a folder, once it is imported."""
     patches = session.patches
 
-    def imported(_: Any) -> None:
+    def prepare(_: Any) -> None:
         patches.say(_DUMMY)
         folder.mkdir(exist_ok=True)
         for name, value in start.variables(folder, os.environ).items():
@@ -36,13 +36,13 @@ def install(session: Session, folder: Path) -> None:
             raise EnoughStepsError
         return original(*args, **kwargs)
 
-    def cached(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    def name_cache(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(worker, *args, **kwargs)
         held = getattr(getattr(worker, "model_runner", None), "kv_caches", None) or ()
         session.counters.name(Component.KV_CACHE, list(_flat(held)))
         return found
 
-    def loaded(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    def name_weights(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(worker, *args, **kwargs)
         model: Any = getattr(getattr(worker, "model_runner", None), "model", None)
         if hasattr(model, "parameters"):
@@ -50,11 +50,11 @@ def install(session: Session, folder: Path) -> None:
         return found
 
     worker = "vllm.v1.worker.gpu_worker"
-    patches.when_imported("vllm", imported)
+    patches.when_imported("vllm", prepare)
     for name in _ASKING:
         patches.wrap_later("vllm.entrypoints.llm", f"LLM.{name}", ask)
-    patches.wrap_later(worker, "Worker.initialize_from_config", cached)
-    patches.wrap_later(worker, "Worker.load_model", loaded)
+    patches.wrap_later(worker, "Worker.initialize_from_config", name_cache)
+    patches.wrap_later(worker, "Worker.load_model", name_weights)
 
 
 def _flat(held: Any) -> Any:

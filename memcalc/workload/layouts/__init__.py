@@ -12,6 +12,7 @@ import functools
 import importlib
 import math
 import pkgutil
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.errors import UsageError, unknown
-from memcalc.records.names import AUTOCAST_DTYPES, DTYPES, STRATEGIES, WRAPS
+from memcalc.records.names import AUTOCAST_DTYPES, DTYPES, PREFETCHES, STRATEGIES, WRAPS
 from memcalc.records.plan import Plan
 from memcalc.workload.spread import Spread
 
@@ -46,7 +47,7 @@ _INSIDE = ("pp", "ep", "cp", "tp")
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
-    """One process among those that train together, and what it trains on."""
+    """A process among several that train together, with its device."""
 
     number: int
     spread: Spread
@@ -57,11 +58,11 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     move: Callable[[torch.nn.Module], Any]
     """Gives a model memory and values on the device, in the order of ``Module.to``."""
     filler: Callable[[torch.nn.Module], Callable[[torch.nn.Module], None]]
-    """Makes, of a model as it is, what gives values to it once it got its memory."""
+    """Looks at a model, and returns what gives it values once it has memory."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """A way over GPUs."""
+    """A way to spread a model over GPUs."""
 
     name: str
     summary: str
@@ -75,40 +76,40 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     mixed: tuple[str, ...] = ()
     """Arguments that hold the dtype of mixed precision, as accelerate sets them."""
     casts: bool = False
-    """The wrapper casts what goes through its units, so the forward runs without autocast."""
+    """The wrapper casts the inputs of its units, so the forward runs without autocast."""
     groups: Callable[[torch.nn.Module], list[Any]] | None = None
-    """What the optimizer is made over, if not over all parameters that train."""
+    """Makes the optimizer's groups, if not all parameters that train are one group."""
     optimizer: Callable[..., torch.optim.Optimizer] | None = None
     """Makes the optimizer of a class, parameters and arguments, if the class itself does not."""
     quiet: Callable[[torch.nn.Module, bool], contextlib.AbstractContextManager[None]] | None = None
-    """What a micro-batch runs in; told whether it is the last before the optimizer steps."""
+    """Makes the context of a micro-batch; True: it is the last before the optimizer steps."""
     clip: Callable[[torch.nn.Module, float], Any] | None = None
     """Clips gradients to a norm, if ``torch.nn.utils.clip_grad_norm_`` does not."""
     even: Callable[[torch.nn.Module, Spread], bool] | None = None
-    """Do all ranks hold equally much of a model? If not said, they do."""
+    """Returns True if all ranks hold equally much of a model; left out: they do."""
     dimensions: int = 1
-    """Sizes that its name is followed by."""
+    """How many sizes follow its name."""
     check: Callable[[Plan], None] | None = None
     """Raises ``UsageError`` where settings of a plan do not go together."""
     checked: Callable[[torch.nn.Module], Callable[[torch.nn.Module], None]] | None = None
-    """Looks at a model before it is wrapped, and gives what then checks the wrapped one."""
+    """Looks at a model before it is wrapped, and returns a check of the wrapped one."""
     handed_over: Callable[[torch.nn.Module, Rank], torch.nn.Module] | None = None
     """In place of ``place`` under a loop that wraps by accelerate: gives the model to it as its
-    users do. ``None``: such loops are not answered with it."""
+    users do. Without it such loops do not run the layout."""
     loop: str = ""
     """The loop that drives it where its library takes over backward and update; empty: any."""
     package: str = ""
-    """What must be installed for it beside PyTorch."""
+    """The package that it needs beside PyTorch."""
 
 
 def find(name: str) -> Layout:
-    """The layout of this name.
+    """Return the layout of this name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no layout has it.
     """
-    known = _several()
     if name not in names():
+        known = [one for one in names() if one != SINGLE]
         raise unknown("layout", name, known, hint=f"choose one of {', '.join(known)}.")
     layout: Layout = importlib.import_module(f"{__name__}.{name}").LAYOUT
     return layout
@@ -116,86 +117,94 @@ def find(name: str) -> Layout:
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """All layouts, by the names of their files."""
+    """Return all layouts, by the names of their files."""
     return tuple(sorted(info.name for info in pkgutil.iter_modules(__path__)))
 
 
 @functools.cache
 def driven() -> tuple[str, ...]:
-    """Those over which accelerate and the Trainer are answered: they take the model themselves."""
-    return tuple(name for name in _several() if find(name).handed_over is not None)
+    """Return the layouts under which accelerate and the Trainer wrap the model themselves."""
+    return tuple(name for name in names() if find(name).handed_over is not None)
 
 
-def _several() -> list[str]:
-    return [name for name in names() if name != SINGLE]
-
-
-_QUIET = "no_sync"
-"""Whether gradients are exchanged with the last micro-batch alone; no argument of a wrapper."""
+NO_SYNC = "no_sync"
+"""False: gradients are exchanged with every micro-batch; no argument of a wrapper."""
 _AUTOCAST = "autocast"
-"""Whether the forward runs under autocast beside mixed precision; no argument of a wrapper."""
+"""True: the forward runs under autocast beside mixed precision; no argument of a wrapper."""
 _SWITCHES = frozenset(
     """
     autocast broadcast_buffers find_unused_parameters forward_prefetch gradient_as_bucket_view
     divide_embedding no_sync sequence_parallel static_graph use_orig_params
     """.split()
 )
-"""Arguments that Python would take for set whatever text they were given."""
+"""Arguments that Python would take for set if they were text."""
 
 
-def _refused(name: str, value: Any) -> str | None:
-    """Why an argument cannot be this; ``None``: it can, or its wrapper says so itself."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if name in _SWITCHES and not isinstance(value, bool):
-        return "true or false"
-    if name == "reshard_after_forward" and not isinstance(value, int):
-        return "true, false or a number of GPUs"
-    if name == "auto_wrap_policy" and str(value).upper() not in WRAPS:
-        return f"one of {', '.join(WRAPS)}"
-    if name == "min_num_params" and (not number or value != int(value) or value < 0):
-        return "a number of parameters"
-    if name == "bucket_cap_mb" and not (number and value > 0):
-        return "a number above 0"
-    if name in ("load", "offload") and value != "cpu":
-        return "cpu"
-    if name == "sharding_strategy" and str(value).upper().removeprefix("_") not in STRATEGIES:
-        return f"one of {', '.join(STRATEGIES)}"
-    if name == "device_mesh" and _mesh(value) is None:
-        return "replicas by shards, such as 2x8"
-    return None
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _mesh(value: Any) -> tuple[int, ...] | None:
-    """Replicas by shards, as in ``2x8``."""
-    words = str(value).split("x")
-    known = len(words) == 2 and all(word.isascii() and word.isdigit() for word in words)
-    return tuple(map(int, words)) if known and len(str(value)) < 16 else None
+_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(_SWITCHES, (lambda value: isinstance(value, bool), "true or false")),
+    **dict.fromkeys(("load", "offload"), (lambda value: value == "cpu", "cpu")),
+    "reshard_after_forward": (
+        lambda value: isinstance(value, int),
+        "true, false or a number of GPUs",
+    ),
+    "auto_wrap_policy": (
+        lambda value: str(value).upper() in WRAPS,
+        f"one of {', '.join(WRAPS)}",
+    ),
+    "min_num_params": (
+        lambda value: _is_number(value) and float(value).is_integer() and value >= 0,
+        "a number of parameters",
+    ),
+    "bucket_cap_mb": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+    "sharding_strategy": (
+        lambda value: str(value).upper().removeprefix("_") in STRATEGIES,
+        f"one of {', '.join(STRATEGIES)}",
+    ),
+    "backward_prefetch": (
+        lambda value: str(value).upper() in PREFETCHES,
+        f"one of {', '.join(PREFETCHES)}",
+    ),
+    "device_mesh": (
+        lambda value: _parse_mesh(value) is not None,
+        "replicas by shards, such as 2x8",
+    ),
+}
+"""Values that arguments may have, and how to say so; wrappers check all other arguments."""
+
+
+def _parse_mesh(value: Any) -> tuple[int, ...] | None:
+    """Read replicas by shards, such as ``2x8``; None if it is something else."""
+    found = re.fullmatch(r"([0-9]{1,7})x([0-9]{1,7})", str(value))
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def of(plan: Plan) -> Layout:
-    """The layout of a plan.
+    """Return the layout of a plan.
 
     Raises:
         UsageError: as ``spread``; or the wrapper has no such argument, or not with this value.
     """
     over = spread(plan)
-    layout = find(over.layout)
-    inner = _inner(over)
+    layout, inner = find(over.layout), [find(name) for name in _inner_layouts(over)]
     if inner:
-        taken = [layout.options, *(find(name).options for name in inner)]
-        layout = replace(layout, options=tuple(sorted({name for one in taken for name in one})))
-    known = (*layout.options, _QUIET) if layout.quiet else layout.options
+        options = {name for one in (layout, *inner) for name in one.options}
+        layout = replace(layout, options=tuple(sorted(options)))
+    known = (*layout.options, NO_SYNC) if layout.quiet else layout.options
     for name, value in plan.parallel_args:
         if name not in known:
-            options = ", ".join(known) or "none"
             raise UsageError(
                 f"--parallel-arg {name} is not one that memcalc gives to "
-                f"{plan.parallel if inner else layout.name}: there are {options}."
+                f"{plan.parallel if inner else layout.name}: there are "
+                f"{', '.join(known) or 'none'}."
             )
-        wanted = _refused(name, value)
-        if wanted is not None:
+        accepts, wanted = _VALUES.get(name, (None, ""))
+        if accepts is not None and not accepts(value):
             raise UsageError(f"--parallel-arg {name}={value} is not {wanted}.")
-    for one in (layout, *map(find, inner)):
+    for one in (layout, *inner):
         if one.check is not None:
             one.check(plan)
     if plan.loop != "plain" and layout.handed_over is not None:
@@ -203,7 +212,7 @@ def of(plan: Plan) -> Layout:
     return layout
 
 
-def _inner(over: Spread) -> list[str]:
+def _inner_layouts(over: Spread) -> list[str]:
     """Name the layouts inside of the one that places the model."""
     found = [*over.inside]
     if over.layout in _INSIDE:
@@ -212,11 +221,12 @@ def _inner(over: Spread) -> list[str]:
 
 
 def arguments(plan: Plan) -> dict[str, Any]:
-    """Return what a plan's wrapper is given: the plan's arguments, and dtypes of its precision."""
-    own = (_QUIET, _AUTOCAST)
+    """Return the arguments of a plan's wrapper: its own, and dtypes of its precision."""
+    own = (NO_SYNC, _AUTOCAST)
     given = {name: value for name, value in plan.parallel_args if name not in own}
-    half = AUTOCAST_DTYPES[plan.precision] if mixes(plan) else None
-    return {**dict.fromkeys(_mixed_arguments(plan), half), **given} if half else given
+    if not mixes(plan):
+        return given
+    return {**dict.fromkeys(_mixed_arguments(plan), AUTOCAST_DTYPES[plan.precision]), **given}
 
 
 def mixes(plan: Plan) -> bool:
@@ -227,13 +237,13 @@ def mixes(plan: Plan) -> bool:
 
 
 def autocasts(plan: Plan) -> bool:
-    """Return True if the forward of a loop of one's own runs under autocast."""
+    """Return True if the forward of the plain loop runs under autocast."""
     replaced = find(spread(plan).layout).casts and mixes(plan)
     asked = dict(plan.parallel_args).get(_AUTOCAST) is True
     return plan.precision in AUTOCAST_DTYPES and (asked or not replaced)
 
 
-def autocasts_gathered(plan: Plan) -> bool:
+def autocasts_fp32_units(plan: Plan) -> bool:
     """Return True if autocast copies the weights of units that are gathered in fp32."""
     sharded = bool(_mixed_arguments(plan)) and not plan.half_weights
     return sharded and autocasts(plan) and not mixes(plan)
@@ -242,35 +252,22 @@ def autocasts_gathered(plan: Plan) -> bool:
 def _mixed_arguments(plan: Plan) -> tuple[str, ...]:
     """Return the arguments of mixed precision; tensor parallel alone gathers nothing."""
     over = spread(plan)
-    gathers = over.layout not in _INSIDE or over.sharding
-    return find("fsdp2" if over.layout in _INSIDE else over.layout).mixed if gathers else ()
-
-
-def exchanges_each(plan: Plan) -> bool:
-    """Gradients are exchanged with every micro-batch: ``no_sync`` is not used."""
-    return dict(plan.parallel_args).get(_QUIET, True) is False
+    if over.layout in _INSIDE:
+        return find("fsdp2").mixed if over.sharding else ()
+    return find(over.layout).mixed
 
 
 def replicas(plan: Plan) -> int:
-    """Ranks that have samples of their own: stages, contexts and parts of products share theirs."""
+    """Return how many ranks have samples of their own; stages, contexts and tp parts share them."""
     over = spread(plan)
     return over.world // math.prod(over.axes.get(name, 1) for name in ("pp", "cp", "tp"))
 
 
-def checked_rank(plan: Plan) -> int:
-    """The process that a plan asks about, the first if it asks about none or all.
-
-    Raises:
-        UsageError: there are not so many.
-    """
-    return chosen_rank(plan.rank, spread(plan).world)
-
-
 def chosen_rank(rank: int | str | None, world: int) -> int:
-    """The number of a rank that is named, of so many; the first where none or all are.
+    """Return the number of the rank that a plan names; the first for None and ``all``.
 
     Raises:
-        UsageError: there are not so many.
+        UsageError: there are not that many processes.
     """
     if isinstance(rank, int) and rank >= world:
         raise UsageError(f"--rank {rank} of {world} processes: they count from 0.")
@@ -286,23 +283,23 @@ def spread(plan: Plan) -> Spread:
     if plan.parallel is None and plan.devices == 1:
         return Spread(layout=SINGLE, axes={})
     text = plan.parallel or DEFAULT
-    named = _parts(text)
+    named = _parse_layouts(text)
     inside = [name for name in _INSIDE if name in named]
     if inside:
-        return _meshed(plan, text, named, inside[0])
-    ((layout, sizes),) = _sizes(plan, text, named).items()
-    mesh = _mesh(dict(plan.parallel_args).get("device_mesh"))
+        return _combine(plan, text, named, inside[0])
+    ((layout, sizes),) = _fill_size(plan, text, named).items()
+    mesh = _parse_mesh(dict(plan.parallel_args).get("device_mesh"))
     if mesh is not None and math.prod(mesh) != math.prod(sizes):
         raise UsageError(
             f"--parallel-arg device_mesh={mesh[0]}x{mesh[1]} makes {math.prod(mesh)} devices, and "
             f"there are {math.prod(sizes)}: their product must be the number of devices."
         )
     sizes = mesh or sizes
-    names = _DIMENSIONS["hsdp" if len(sizes) > 1 else layout if layout in _DIMENSIONS else "fsdp2"]
-    return Spread(layout=layout, axes=dict(zip(names, sizes, strict=True)))
+    dimensions = _DIMENSIONS["hsdp"] if len(sizes) > 1 else _DIMENSIONS.get(layout, ("dp_shard",))
+    return Spread(layout=layout, axes=dict(zip(dimensions, sizes, strict=True)))
 
 
-def _meshed(plan: Plan, text: str, named: dict[str, tuple[int, ...]], layout: str) -> Spread:
+def _combine(plan: Plan, text: str, named: dict[str, tuple[int, ...]], layout: str) -> Spread:
     """Combine layouts in one device mesh.
 
     Raises:
@@ -310,30 +307,30 @@ def _meshed(plan: Plan, text: str, named: dict[str, tuple[int, ...]], layout: st
     """
     (experts,) = named.get("ep", (1,)) or (0,)
     sized = {name: sizes for name, sizes in named.items() if name != "ep"}
-    if "fsdp2" not in sized and "hsdp" not in sized and "ep" in named:
+    if "ep" in named and not {"fsdp2", "hsdp"} & sized.keys():
         # Experts lie among the ranks that shard the rest of the model.
         alone = plan.devices == 1
         inner = math.prod(sized.get(name, (1,))[0] for name in ("cp", "tp"))
         sized["fsdp2"] = (max(1, experts // inner),) if alone and experts else ()
-    sized = _sizes(plan, text, sized)
+    sized = _fill_size(plan, text, sized)
+    # A dimension of one rank is none, unless it was asked for.
     axes = {
         dimension: size
         for name, dimensions in _DIMENSIONS.items()
         for dimension, size in zip(dimensions, sized.get(name, ()), strict=False)
+        if size > 1 or dimension in named
     }
-    # A dimension of one rank is none, unless it was asked for.
-    axes = {name: size for name, size in axes.items() if size > 1 or name in named}
     within = math.prod(axes.get(name, 1) for name in ("dp_shard", "cp", "tp"))
     return Spread(layout=layout, axes=axes, experts=experts or within)
 
 
-def _parts(text: str) -> dict[str, tuple[int, ...]]:
+def _parse_layouts(text: str) -> dict[str, tuple[int, ...]]:
     """Read the names and sizes in ``--parallel``.
 
     Raises:
         UsageError: they do not go together.
     """
-    parts = [_part(word) for word in text.split(",")]
+    parts = [_parse_layout(word) for word in text.split(",")]
     named = dict(parts)
     data = [name for name in named if name not in _INSIDE]
     alone = [name for name in data if name not in _DIMENSIONS]
@@ -350,7 +347,7 @@ def _parts(text: str) -> dict[str, tuple[int, ...]]:
     return named
 
 
-def _part(word: str) -> tuple[str, tuple[int, ...]]:
+def _parse_layout(word: str) -> tuple[str, tuple[int, ...]]:
     name, equals, size = word.strip().partition("=")
     layout = find(name if name != SINGLE else "")
     words = size.split("x") if equals else []
@@ -362,7 +359,9 @@ def _part(word: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(map(int, words))
 
 
-def _sizes(plan: Plan, text: str, named: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def _fill_size(
+    plan: Plan, text: str, named: dict[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
     """Return the sizes of layouts; one without a size takes the devices that are left."""
     world = math.prod(size for sizes in named.values() for size in sizes)
     missing = sum(not sizes for sizes in named.values())

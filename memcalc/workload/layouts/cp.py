@@ -10,17 +10,19 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from memcalc.errors import UsageError
 from memcalc.files import extras
 from memcalc.imports import line
-from memcalc.workload.layouts import Layout, Rank, fsdp2, tp
+from memcalc.workload.layouts import Rank, tp
 
 if TYPE_CHECKING:
     import torch
 
 
 def divide(model: torch.nn.Module, rank: Rank, mesh: Any) -> None:
-    """Have attention be causal without a mask, by accelerate's own hooks, and divide batches.
+    """Make attention causal without a mask, by accelerate's own hooks, and divide batches.
 
     Raises:
         UsageError: a layer's attention cannot be divided, or accelerate is not installed.
@@ -49,14 +51,14 @@ def divide(model: torch.nn.Module, rank: Rank, mesh: Any) -> None:
 
     def divide_batch(_: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         rings.close()
-        return args, rings.enter_context(divided(mesh["cp"], kwargs))
+        return args, rings.enter_context(divide_tokens(mesh["cp"], kwargs))
 
     if rank.spread.stages == 1:
         model.register_forward_pre_hook(divide_batch, with_kwargs=True, prepend=True)
 
 
 @contextlib.contextmanager
-def divided(mesh: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def divide_tokens(mesh: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Divide a batch along its tokens, as ``Trainer._prepare_context_parallel_inputs`` does."""
     import torch
     from torch.distributed.tensor.experimental import context_parallel
@@ -77,15 +79,10 @@ def divided(mesh: Any, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield whole
 
 
-LAYOUT = Layout(
+LAYOUT = replace(
+    tp.LAYOUT,
     name="cp",
     summary="tokens of each sequence divided, such as cp=2 or cp=2,fsdp2=4",
-    place=fsdp2.place_divided,
     divide=divide,
     options=("rotate_method",),
-    casts=True,
-    groups=tp.groups,
-    quiet=fsdp2.quiet,
-    clip=tp.clip,
-    even=fsdp2.even,
 )

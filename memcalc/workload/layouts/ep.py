@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from memcalc.errors import UsageError
 from memcalc.imports import line
-from memcalc.workload.layouts import Layout, Rank, fsdp2, tp
+from memcalc.workload.layouts import Rank, fsdp2, tp
 
 if TYPE_CHECKING:
     import torch
@@ -55,24 +57,20 @@ def divide(model: torch.nn.Module, rank: Rank, _: Any) -> None:
     except ValueError as error:
         raise UsageError(f"{line(error).rstrip('.')}: choose another ep, or fsdp2.") from None
     copies = mesh[("dp_replicate", "efsdp")] if replicas > 1 else mesh["efsdp"]
-    said = fsdp2.arguments(rank.options)
+    given = fsdp2.arguments(rank.options)
     for name, module in model.named_modules():
         if plan.get(name) == "ep_dispatch_experts":
-            sharded: Any = fully_shard(module, mesh=copies, **said)
+            sharded: Any = fully_shard(module, mesh=copies, **given)
             # As transformers does (``apply_fully_sharded_data_parallelism``).
             sharded.set_gradient_divide_factor(float(replicas * within // inner))
             if within > over.experts:
                 sharded.set_force_sum_reduction_for_comms(True)
 
 
-LAYOUT = Layout(
+LAYOUT = replace(
+    tp.LAYOUT,
     name="ep",
     summary="experts divided, such as ep=8 or ep=4,fsdp2=8 (of which ep is a part)",
-    place=fsdp2.place_divided,
     divide=divide,
-    casts=True,
-    groups=tp.groups,
-    quiet=tp.quiet,
-    clip=tp.clip,
-    even=fsdp2.even,
+    options=(),
 )

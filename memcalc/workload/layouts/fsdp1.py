@@ -14,30 +14,36 @@ from memcalc.workload.layouts import Layout, Rank, ddp, fsdp2
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision
+    from torch.distributed.fsdp import MixedPrecision
 
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     """Wrap each block and the root; wrapping moves their weights from the host."""
-    from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, ShardingStrategy
+    from torch.distributed.fsdp import (
+        BackwardPrefetch,
+        CPUOffload,
+        FullyShardedDataParallel,
+        ShardingStrategy,
+    )
 
     from memcalc.workload.blocks import to_empty
 
     options = rank.options
+    prefetch = str(options.get("backward_prefetch", "BACKWARD_PRE"))
     to_empty(model, "cpu", rank.filler)
-    check = tied(model)
+    check = check_ties(model)
     wrap = functools.partial(
         FullyShardedDataParallel,
         device_mesh=fsdp2.mesh(rank) if len(rank.spread.axes) > 1 else None,
         auto_wrap_policy=_policy(model, options),
-        mixed_precision=_mixed(options),
+        mixed_precision=_mixed_precision(options),
         device_id=rank.device,
         use_orig_params=options.get("use_orig_params", True),
         # HYBRID_SHARD_ZERO2 is private in PyTorch.
         sharding_strategy={one.name.removeprefix("_"): one for one in ShardingStrategy}[
             str(options.get("sharding_strategy", "FULL_SHARD")).upper().removeprefix("_")
         ],
-        backward_prefetch=_prefetch(str(options.get("backward_prefetch", "BACKWARD_PRE"))),
+        backward_prefetch=getattr(BackwardPrefetch, prefetch.upper(), None),
         forward_prefetch=bool(options.get("forward_prefetch", False)),
         cpu_offload=CPUOffload(True) if options.get("offload") == "cpu" else None,
     )
@@ -55,38 +61,35 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     return wrapped
 
 
-def tied(model: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
-    """Make a check for the wrapped model: modules that share a parameter must share a unit."""
+def check_ties(model: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
+    """Make a check for the wrapped model: modules that share a parameter must share a unit.
+
+    FSDP gathers a flat parameter for its own unit only. The check raises ``UsageError``.
+    """
     owners: dict[int, list[torch.nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(module)
-    return functools.partial(
-        _check_tied, tied=[modules for modules in owners.values() if len(modules) > 1]
-    )
 
+    def check(wrapped: torch.nn.Module) -> None:
+        units: dict[torch.nn.Module, torch.nn.Module] = {}
+        for unit in wrapped.modules():
+            if isinstance(unit, type(wrapped)):
+                # Inner units come later and overwrite.
+                units.update(dict.fromkeys(unit.modules(), unit))
+        if any(len({units[module] for module in modules}) > 1 for modules in tied):
+            raise UsageError(
+                "Tied weights would be in two units of FullyShardedDataParallel, which PyTorch "
+                "does not support: wrap only the layers (auto_wrap_policy=TRANSFORMER_BASED_WRAP) "
+                "or nothing (NO_WRAP)."
+            )
 
-def _check_tied(wrapped: torch.nn.Module, tied: list[list[torch.nn.Module]]) -> None:
-    """FSDP gathers a flat parameter for its own unit only.
-
-    Raises:
-        UsageError: modules that share a parameter are in different units.
-    """
-    units: dict[torch.nn.Module, torch.nn.Module] = {}
-    for unit in wrapped.modules():
-        if isinstance(unit, type(wrapped)):
-            # Inner units come later and overwrite.
-            units.update(dict.fromkeys(unit.modules(), unit))
-    if any(len({units[module] for module in modules}) > 1 for modules in tied):
-        raise UsageError(
-            "Tied weights would be in two units of FullyShardedDataParallel, which PyTorch does "
-            "not support: wrap only the layers (auto_wrap_policy=TRANSFORMER_BASED_WRAP) or "
-            "nothing (NO_WRAP)."
-        )
+    tied = [modules for modules in owners.values() if len(modules) > 1]
+    return check
 
 
 def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
-    """Which modules become units: blocks, modules with enough parameters, or none."""
+    """Choose the modules that become units: blocks, those with enough parameters, or none."""
     from torch.distributed.fsdp import wrap
 
     from memcalc.workload.blocks import blocks
@@ -105,20 +108,20 @@ def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
     )
 
 
-def _mixed(options: dict[str, Any]) -> MixedPrecision | None:
+def _mixed_precision(options: dict[str, Any]) -> MixedPrecision | None:
     from torch.distributed.fsdp import MixedPrecision
 
-    from memcalc.workload.blocks import dtype_of
+    from memcalc.workload.blocks import parse_dtype
 
     if "param_dtype" not in options and "reduce_dtype" not in options:
         return None
-    low = dtype_of(options.get("param_dtype"))
-    reduce = dtype_of(options.get("reduce_dtype", options.get("param_dtype")))
+    low = parse_dtype(options.get("param_dtype"))
+    reduce = parse_dtype(options.get("reduce_dtype", options.get("param_dtype")))
     return MixedPrecision(param_dtype=low, reduce_dtype=reduce, buffer_dtype=low)
 
 
 def check(plan: Plan) -> None:
-    """Hybrid sharding needs a device mesh, and other strategies take none.
+    """Check that hybrid sharding has a device mesh, and other strategies have none.
 
     Raises:
         UsageError: the mesh is missing, or is given to another strategy.
@@ -136,17 +139,6 @@ def check(plan: Plan) -> None:
             f"--parallel-arg device_mesh needs sharding_strategy=HYBRID_SHARD, and {strategy} "
             "shards over all GPUs: leave it out."
         )
-
-
-def _prefetch(name: str) -> BackwardPrefetch | None:
-    from torch.distributed.fsdp import BackwardPrefetch
-
-    known = {one.name: one for one in BackwardPrefetch}
-    if name.upper() not in (*known, "NO_PREFETCH"):
-        raise UsageError(
-            f"{name!r} is not a backward_prefetch: choose one of {', '.join(known)}, NO_PREFETCH."
-        )
-    return known.get(name.upper())
 
 
 def clip(model: torch.nn.Module, norm: float) -> Any:
@@ -167,7 +159,7 @@ LAYOUT = Layout(
     ),
     mixed=("param_dtype", "reduce_dtype"),
     check=check,
-    checked=tied,
+    checked=check_ties,
     quiet=ddp.quiet,
     clip=clip,
 )

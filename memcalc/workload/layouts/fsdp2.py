@@ -20,18 +20,11 @@ if TYPE_CHECKING:
 
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Shard the model over the inner dimension of the mesh and give it memory."""
+    """Divide a model by all inner dimensions of the mesh, shard it and give it memory."""
     loaded = is_loaded(model)
-    shard(model, mesh(rank), rank.options)
+    divide(model, rank, mesh(rank))
     if not loaded:
         materialize(model, rank)
-    return model
-
-
-def place_divided(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Divide a model by all inner dimensions of the mesh, shard it and give it memory."""
-    divide(model, rank, mesh(rank))
-    materialize(model, rank)
     return model
 
 
@@ -71,7 +64,7 @@ def on_the_host(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
 
 
 def is_loaded(model: torch.nn.Module) -> bool:
-    """It has memory already, as a quantized model has on each GPU, whole."""
+    """Return True if a model has memory already, as a quantized one has on each GPU, whole."""
     return not any(parameter.is_meta for parameter in model.parameters())
 
 
@@ -81,10 +74,10 @@ def shard(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
 
     from memcalc.workload.blocks import blocks
 
-    said = arguments(options)
+    given = arguments(options)
     for block in blocks(model, str(options.get("transformer_layer_cls_to_wrap", ""))):
-        fully_shard(block, mesh=mesh, **said)
-    fully_shard(model, mesh=mesh, **said)
+        fully_shard(block, mesh=mesh, **given)
+    fully_shard(model, mesh=mesh, **given)
 
 
 def arguments(options: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +88,7 @@ def arguments(options: dict[str, Any]) -> dict[str, Any]:
     """
     from torch.distributed import fsdp
 
-    from memcalc.workload.blocks import dtype_of
+    from memcalc.workload.blocks import parse_dtype
 
     if wrapped_by(options) != WRAPS[0]:
         raise UsageError(
@@ -103,15 +96,17 @@ def arguments(options: dict[str, Any]) -> dict[str, Any]:
             "fully_shard has none: write --loop accelerate beside --parallel fsdp2, or --parallel "
             "fsdp1."
         )
-    said: dict[str, Any] = {}
-    dtypes: dict[str, Any] = {name: dtype_of(options[name]) for name in _MIXED if name in options}
+    given: dict[str, Any] = {}
+    dtypes: dict[str, Any] = {
+        name: parse_dtype(options[name]) for name in _MIXED if name in options
+    }
     if dtypes:
-        said["mp_policy"] = fsdp.MixedPrecisionPolicy(**dtypes)
+        given["mp_policy"] = fsdp.MixedPrecisionPolicy(**dtypes)
     if options.get("offload") == "cpu":
-        said["offload_policy"] = fsdp.CPUOffloadPolicy()
+        given["offload_policy"] = fsdp.CPUOffloadPolicy()
     if "reshard_after_forward" in options:
-        said["reshard_after_forward"] = options["reshard_after_forward"]
-    return said
+        given["reshard_after_forward"] = options["reshard_after_forward"]
+    return given
 
 
 def materialize(model: torch.nn.Module, rank: Rank) -> None:
@@ -127,9 +122,10 @@ def materialize(model: torch.nn.Module, rank: Rank) -> None:
 
 
 def quiet(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
-    """Gradients are reduced with the last micro-batch alone."""
-    synchronize: Any = model.set_requires_gradient_sync
-    synchronize(last)
+    """Reduce gradients with the last micro-batch alone; without shards, do nothing."""
+    synchronize: Any = getattr(model, "set_requires_gradient_sync", None)
+    if synchronize is not None:
+        synchronize(last)
     return contextlib.nullcontext()
 
 

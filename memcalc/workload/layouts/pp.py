@@ -25,7 +25,7 @@ _V_SHAPED = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     """Make this rank's stages and put each on the device, divided over the other dimensions."""
     from memcalc.workload.inputs import without_adapters
-    from memcalc.workload.pipeline import Pipeline, stage_of
+    from memcalc.workload.pipeline import Pipeline, make_stage
 
     over, mesh = rank.spread, fsdp2.mesh(rank)
     schedule = _schedule_class(str(rank.options.get("schedule", "1F1B")))
@@ -35,13 +35,13 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     mine = [at, last - at] if schedule.__name__ in _V_SHAPED else range(at, last + 1, over.stages)
     parts: dict[int, torch.nn.Module] = {}
     for number in mine:
-        part = stage_of(whole, stages[number], first=number == 0, last=number == last)
+        part = make_stage(whole, stages[number], first=number == 0, last=number == last)
         fsdp2.divide(part, rank, mesh)
         if over.sharding or "tp" in over.axes:
             fsdp2.materialize(part, rank)
         else:
             rank.move(part)
-        parts[number] = _replicated(part, rank, mesh)
+        parts[number] = _replicate(part, rank, mesh)
     return Pipeline(parts, last + 1, schedule, mesh)
 
 
@@ -60,29 +60,24 @@ def _schedule_class(name: str) -> Any:
 
 
 def _layers_of_stages(model: Any, schedule: Any, rank: Rank) -> Iterator[range]:
-    """Yield the layers of each stage; without a word equally many, the first ones one more.
+    """Yield the layers of each stage; unless the plan says, equally many, the first ones one more.
 
     Raises:
         UsageError: the model is built otherwise, or the layers do not make the stages.
     """
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-    base: Any = getattr(model, "base_model", None)
-    stages = rank.spread.stages
-    if not all(hasattr(base, name) for name in ("embed_tokens", "layers", "norm")):
-        raise UsageError(
-            f"{type(model).__name__} is not built of embed_tokens, layers and norm, which pipeline "
-            "stages are made of: choose --parallel fsdp2."
-        )
-    layers, single = len(base.layers), issubclass(schedule, PipelineScheduleSingle)
+    from memcalc.workload.pipeline import find_layers
+
+    stages, (_, whole) = rank.spread.stages, find_layers(model)
+    layers, single = len(whole), issubclass(schedule, PipelineScheduleSingle)
     count = stages if single else 2 * stages
     each = str(rank.options.get("layers_per_stage", "")).replace(" ", "")
     sizes = [layers // count + (number < layers % count) for number in range(count)]
     if "," in each:
         sizes = [int(one) for one in each.split(",")]
     elif each:
-        whole = -(-layers // int(each))
-        sizes = [min(int(each), layers - int(each) * number) for number in range(whole)]
+        sizes = [min(int(each), layers - start) for start in range(0, layers, int(each))]
     held = len(sizes) // stages
     wrong = held < 1 or len(sizes) % stages or (single and held > 1)
     if sum(sizes) != layers or min(sizes) < 1 or wrong or (not single and held < 2):
@@ -96,7 +91,7 @@ def _layers_of_stages(model: Any, schedule: Any, rank: Rank) -> Iterator[range]:
         yield range(end - size, end)
 
 
-def _replicated(part: torch.nn.Module, rank: Rank, mesh: Any) -> torch.nn.Module:
+def _replicate(part: torch.nn.Module, rank: Rank, mesh: Any) -> torch.nn.Module:
     """Return a stage whose copies average their gradients, where there are any."""
     if "dp_replicate" not in rank.spread.axes or rank.spread.sharding:
         return part
@@ -110,10 +105,10 @@ def _replicated(part: torch.nn.Module, rank: Rank, mesh: Any) -> torch.nn.Module
 
 
 def check(plan: Plan) -> None:
-    """Say what PyTorch's schedules do not do.
+    """Check that a plan asks for nothing that PyTorch's schedules do not do.
 
     Raises:
-        UsageError: the plan asks for that.
+        UsageError: it does.
     """
     given = dict(plan.parallel_args)
     sizes = str(given.get("layers_per_stage", 1)).split(",")
@@ -145,7 +140,7 @@ LAYOUT = Layout(
     place=place,
     options=("layers_per_stage", "n_microbatches", "schedule"),
     casts=True,
-    groups=tp.groups,
+    groups=tp.make_groups,
     clip=tp.clip,
     check=check,
     loop="pipeline",

@@ -1,4 +1,4 @@
-"""One GPU: the model as it is."""
+"""A single GPU: the model without a wrapper."""
 
 from __future__ import annotations
 

@@ -7,11 +7,12 @@ with ``divide_embedding`` embeddings are by rows, as serving engines have them.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from memcalc.errors import UsageError
-from memcalc.workload.layouts import Layout, Rank, fsdp2
+from memcalc.workload.layouts import Rank, fsdp2
 
 if TYPE_CHECKING:
     import torch
@@ -52,13 +53,17 @@ def divide(model: Any, rank: Rank, mesh: Any) -> None:
         name: parallel.ColwiseParallel() if name in _BY_COLUMNS else parallel.RowwiseParallel()
         for name in products
     }
-    root: dict[str, Any] = {"lm_head": parallel.ColwiseParallel(output_layouts=Replicate())}
+    whole = Replicate()
+    root: dict[str, Any] = {"lm_head": parallel.ColwiseParallel(output_layouts=whole)}
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    # One tensor cannot be a part in the head and whole in the embedding.
+    is_tied = None not in (embedding, head) and embedding.weight is head.weight
+    if sequence or is_tied or options.get("divide_embedding"):
+        root["model.embed_tokens"] = parallel.RowwiseParallel(
+            input_layouts=whole, output_layouts=whole
+        )
     if sequence:
-        inner |= _along_tokens()
-        root |= _around_tokens()
-    elif _tied(model) or options.get("divide_embedding"):
-        # One tensor cannot be a part in the head and whole in the embedding.
-        root |= _embedding()
+        _divide_tokens(inner, root)
     # Stages in the middle have neither an embedding nor a head.
     root = {name: style for name, style in root.items() if name in dict(model.named_modules())}
     for layer in layers:
@@ -83,10 +88,10 @@ def _check_heads(model: torch.nn.Module, ranks: int) -> None:
 
 
 def _with_adapters(module: torch.nn.Module, styles: dict[str, Any], sequence: bool) -> Any:
-    """The styles of layers that adapters stand around, for what is inside of these.
+    """Move the styles of layers with adapters to their base layers and one product of the adapter.
 
-    What goes with a part of the base layer is divided as that part is, and what is as narrow as
-    the adapter is whole: by columns the second of its products, by rows the first.
+    By columns it is the second product, by rows the first: the other side is as narrow as the
+    adapter and stays whole.
 
     Raises:
         UsageError: it is not known how such a layer is divided.
@@ -115,100 +120,68 @@ def _with_adapters(module: torch.nn.Module, styles: dict[str, Any], sequence: bo
     return found
 
 
-def _along_tokens() -> dict[str, Any]:
+def _divide_tokens(inner: dict[str, Any], root: dict[str, Any]) -> None:
+    """Divide norms and residuals along tokens, by changing the styles of layers and of the model.
+
+    transformers makes the mask from the embeddings' length: tokens are divided after them.
+    """
     from torch.distributed.tensor import Replicate, Shard, parallel
 
-    return {
-        "input_layernorm": parallel.SequenceParallel(),
-        "post_attention_layernorm": parallel.SequenceParallel(),
-        "self_attn": parallel.PrepareModuleInput(
-            input_kwarg_layouts={"hidden_states": Shard(1)},
-            desired_input_kwarg_layouts={"hidden_states": Replicate()},
-        ),
-        "mlp": parallel.PrepareModuleInput(
-            input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
-        ),
-        "self_attn.o_proj": parallel.RowwiseParallel(output_layouts=Shard(1)),
-        "mlp.down_proj": parallel.RowwiseParallel(output_layouts=Shard(1)),
-    }
+    whole, divided = Replicate(), Shard(1)
+    norms = ("input_layernorm", "post_attention_layernorm")
+    inner |= dict.fromkeys(norms, parallel.SequenceParallel())
+    inner["self_attn"] = parallel.PrepareModuleInput(
+        input_kwarg_layouts={"hidden_states": divided},
+        desired_input_kwarg_layouts={"hidden_states": whole},
+    )
+    inner["mlp"] = parallel.PrepareModuleInput(
+        input_layouts=(divided,), desired_input_layouts=(whole,)
+    )
+    inner |= {name: parallel.RowwiseParallel(output_layouts=divided) for name in _BY_ROWS}
+    root["model.layers.0"] = parallel.PrepareModuleInput(
+        input_layouts=(whole,), desired_input_layouts=(divided,), use_local_output=True
+    )
+    root["model.norm"] = parallel.SequenceParallel()
+    root["lm_head"] = parallel.ColwiseParallel(input_layouts=divided, output_layouts=whole)
 
 
-def _around_tokens() -> dict[str, Any]:
-    from torch.distributed.tensor import Replicate, Shard, parallel
-
-    # transformers makes the mask from the embeddings' length: tokens are divided after them.
-    return {
-        **_embedding(),
-        "model.layers.0": parallel.PrepareModuleInput(
-            input_layouts=(Replicate(),),
-            desired_input_layouts=(Shard(1),),
-            use_local_output=True,
-        ),
-        "model.norm": parallel.SequenceParallel(),
-        "lm_head": parallel.ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
-    }
-
-
-def _embedding() -> dict[str, Any]:
-    from torch.distributed.tensor import Replicate, parallel
-
-    whole = Replicate()
-    return {
-        "model.embed_tokens": parallel.RowwiseParallel(input_layouts=whole, output_layouts=whole)
-    }
-
-
-def _tied(model: Any) -> bool:
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    return embedding is not None and head is not None and embedding.weight is head.weight
-
-
-def groups(model: torch.nn.Module) -> list[Any]:
-    """A group of each kind."""
-    return [{"params": group} for group in _kinds(model)]
+def make_groups(model: torch.nn.Module) -> list[Any]:
+    """Make one group for each mesh, and one for plain tensors."""
+    return [{"params": group} for group in _by_mesh(model)]
 
 
 def clip(model: torch.nn.Module, norm: float) -> None:
-    """To one norm of all kinds together."""
+    """Clip gradients to one norm over all meshes."""
     import torch
     from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
-    kinds = _kinds(model)
-    if len(kinds) == 1:
-        clip_grad_norm_(kinds[0], norm)
+    groups = _by_mesh(model)
+    if len(groups) == 1:
+        clip_grad_norm_(groups[0], norm)
         return
-    norms: list[Any] = [get_total_norm([p.grad for p in k if p.grad is not None]) for k in kinds]
+    norms: list[Any] = [get_total_norm([p.grad for p in g if p.grad is not None]) for g in groups]
     whole = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in norms]
     total = torch.linalg.vector_norm(torch.stack(whole))
-    for kind in kinds:
-        clip_grads_with_norm_(kind, norm, total)
+    for group in groups:
+        clip_grads_with_norm_(group, norm, total)
 
 
-def _kinds(model: torch.nn.Module) -> list[list[Any]]:
-    """Operators over lists take no tensors and DTensors together, nor those of several meshes."""
-    kinds: dict[Any, list[Any]] = {}
+def _by_mesh(model: torch.nn.Module) -> list[list[Any]]:
+    """Group trained parameters: operators over lists take no tensors of several meshes."""
+    groups: dict[Any, list[Any]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
-            kinds.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-    return list(kinds.values())
+            groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return list(groups.values())
 
 
-def quiet(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
-    """As FSDP2 where it is there; else there is nothing to keep quiet."""
-    sharded = hasattr(model, "set_requires_gradient_sync")
-    return fsdp2.quiet(model, last) if sharded else contextlib.nullcontext()
-
-
-LAYOUT = Layout(
+LAYOUT = replace(
+    fsdp2.LAYOUT,
     name="tp",
     summary="products of each layer divided, such as tp=2 or tp=2,fsdp2=4",
-    place=fsdp2.place_divided,
     divide=divide,
+    handed_over=None,
     options=(*fsdp2.LAYOUT.options, "sequence_parallel", "divide_embedding"),
-    mixed=fsdp2.LAYOUT.mixed,
-    casts=True,
-    groups=groups,
-    quiet=quiet,
+    groups=make_groups,
     clip=clip,
-    even=fsdp2.even,
 )

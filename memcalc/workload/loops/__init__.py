@@ -1,4 +1,4 @@
-"""Who drives the training: one file a loop, which says what it keeps and runs it.
+"""The loops that drive a training: one file each, which says what it keeps and runs it.
 
 The same loop trains for real and on the simulated GPU. A file imports torch only inside its
 functions, so that its facts are known without it. ``LOOP`` is what the others look at.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,15 +28,15 @@ WITH_A_LAYOUT = ("deepspeed", "pipeline")
 """Loops that are not chosen by name: a script around a layout's library is written so."""
 
 
-def trained(model: torch.nn.Module, weight_decay: float) -> list[Any]:
-    """The parameters that train, as one group; the optimizer itself knows its weight decay."""
+def list_trained(model: torch.nn.Module, weight_decay: float) -> list[Any]:
+    """Return the parameters that train, as one group; the optimizer knows its weight decay."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 class Loop(msgspec.Struct, frozen=True, kw_only=True):
-    """A way to train, as a person would write it.
+    """A way to train, as people write it.
 
-    One optimizer step repeats: the first differs, because optimizer state is made in it; all that
+    An optimizer step repeats: the first differs, because optimizer state is made in it; all that
     follow are like the second. Loading comes before, evaluation after.
     """
 
@@ -56,24 +56,24 @@ class Loop(msgspec.Struct, frozen=True, kw_only=True):
     """Gradients are clipped to this norm where the plan says nothing else."""
     wide_embeddings: bool = False
     """8-bit optimizers keep the states of embeddings in 32 bit."""
-    groups: Callable[[torch.nn.Module, float], list[Any]] = trained
+    groups: Callable[[torch.nn.Module, float], list[Any]] = list_trained
     """The parameters, or groups of them, that the optimizer is made over; told the weight decay
     that was asked for."""
 
     def keep_outputs(self, plan: Plan) -> bool:
-        """Whether a run of this plan keeps the model's outputs through backward."""
+        """Return True if a run of this plan keeps the model's outputs through backward."""
         return self.keeps_outputs if plan.keep_outputs is None else plan.keep_outputs
 
     def clip_to(self, plan: Plan) -> float | None:
-        """The norm that gradients are clipped to; ``None``: they are not."""
+        """Return the norm that gradients are clipped to, or None if they are not clipped."""
         return self.max_grad_norm if plan.max_grad_norm is None else plan.max_grad_norm
 
 
 def find(name: str) -> Loop:
-    """The loop of this name.
+    """Return the loop of this name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no loop has it.
     """
     if name not in (*names(), *WITH_A_LAYOUT):
         raise unknown("loop", name, names(), hint=f"choose one of {', '.join(names())}.")
@@ -83,13 +83,13 @@ def find(name: str) -> Loop:
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """All loops that a plan can ask for, by the names of their files, the default first."""
+    """Return all loops that a plan can ask for, by the names of their files, the default first."""
     found = {info.name for info in pkgutil.iter_modules(__path__) if not info.ispkg}
     return tuple(sorted(found - {*WITH_A_LAYOUT}, key=lambda name: (name != DEFAULT, name)))
 
 
 def of(plan: Plan) -> Loop:
-    """The loop of a plan.
+    """Return the loop of a plan.
 
     Raises:
         UsageError: there is no such loop, or it cannot do what the plan asks.
@@ -104,17 +104,3 @@ def of(plan: Plan) -> Loop:
                 f"{str(value).lower()} there."
             )
     return loop
-
-
-class Loader:
-    """Stands where a prepared data loader does: its batches are on the device."""
-
-    def __init__(self, make: Callable[[int], Any], length: int) -> None:
-        self._make = make
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self._make, range(self._length))

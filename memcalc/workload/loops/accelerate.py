@@ -2,7 +2,7 @@
 
 accelerate's own code wraps the model's forward in autocast and upcasts what it returns to fp32,
 scales and divides losses, and decides by ``accumulate`` which micro-batch updates. The loop around
-it is that of transformers' ``run_glue_no_trainer.py``. Batches are on the device already, where a
+it comes from transformers' ``run_glue_no_trainer.py``. Batches are on the device already, where a
 prepared data loader would copy them. Read in accelerate 1.15.
 """
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 def run(job: Job, steps: int) -> None:
     """Train for some optimizer steps, then evaluate."""
     from memcalc.workload import library_settings
-    from memcalc.workload.job import Script, as_found
+    from memcalc.workload.job import Script, restore_attributes
 
     plan, norm = job.plan, job.max_grad_norm
-    with library_settings.state(), as_found(job.model):
+    with library_settings.fresh_state(), restore_attributes(job.model):
         accelerator = _accelerator(job)
-        check = job.checked()
+        check = job.check_wrapped()
         model, optimizer = accelerator.prepare(job.model, job.optimizer)
         check(model)
         script = Script(job, model)
@@ -44,14 +44,14 @@ def run(job: Job, steps: int) -> None:
 
 
 def _accelerator(job: Job) -> Accelerator:
-    """As a script makes it that trains this job."""
+    """Make the Accelerator of a script that trains this job."""
     from accelerate import Accelerator, utils
 
     from memcalc.workload import library_settings
 
     sharding, engine = library_settings.sharding(job), library_settings.engine(job)
     return Accelerator(
-        mixed_precision=library_settings.mixed(job),
+        mixed_precision=library_settings.mixed_precision(job),
         gradient_accumulation_steps=job.plan.grad_accum,
         cpu=job.device == "cpu",
         fsdp_plugin=utils.FullyShardedDataParallelPlugin(**sharding) if sharding else None,

@@ -36,7 +36,7 @@ def _engine(job: Job) -> Any:
     from memcalc.workload import library_settings
 
     engine, *_ = deepspeed.initialize(
-        model=job.model, optimizer=job.optimizer, config=library_settings.deepspeed_config(job)
+        model=job.model, optimizer=job.optimizer, config=library_settings.engine(job)
     )
     return engine
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, cast
 
+from memcalc.errors import UsageError
+from memcalc.imports import line
 from memcalc.workload.loops import Loop
 
 if TYPE_CHECKING:
@@ -25,10 +27,10 @@ def run(job: Job, steps: int) -> None:
         for _ in range(job.plan.grad_accum):
             batch = job.batch()
             with contextlib.ExitStack() as stack:
-                given, target = _divided(job, batch, stack)
+                given, target = _split_batch(job, batch, stack)
                 tokens = given.pop("input_ids")
                 if schedule is None:
-                    schedule = _schedule(job, tokens)
+                    schedule = _make_schedule(job, tokens)
                 stack.enter_context(context())
                 # A script's names: its losses live until the next step begins.
                 losses: list[Any] = []
@@ -46,43 +48,61 @@ def run(job: Job, steps: int) -> None:
     del outputs
 
 
-def _divided(job: Job, batch: Any, stack: contextlib.ExitStack) -> tuple[dict[str, Any], Any]:
-    """Return what goes into the stages and the target, this rank's tokens of them."""
+def _split_batch(job: Job, batch: Any, stack: contextlib.ExitStack) -> tuple[dict[str, Any], Any]:
+    """Return the inputs of the stages and the target, with this rank's tokens alone."""
     from memcalc.workload.layouts import cp
 
     mesh, labels = cast(Any, job.model).mesh, ("labels", "shift_labels")
     if "cp" in mesh.mesh_dim_names:
-        batch = stack.enter_context(cp.divided(mesh["cp"], batch))
+        batch = stack.enter_context(cp.divide_tokens(mesh["cp"], batch))
     given = {name: one for name, one in batch.items() if name not in labels}
     return given, batch.get("shift_labels", batch["labels"])
 
 
-def _schedule(job: Job, tokens: Any) -> Any:
-    """Make the schedule."""
+def _make_schedule(job: Job, tokens: Any) -> Any:
+    """Make the schedule over this rank's stages.
+
+    Raises:
+        UsageError: PyTorch refuses the schedule.
+    """
     import torch
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-    from memcalc.workload.blocks import dtype_of
+    from memcalc.workload.blocks import parse_dtype
 
-    pipeline: Any = job.model
-    part, options = pipeline.parts[-1], job.options
+    pipeline, options = cast(Any, job.model), job.options
+    part = pipeline.parts[-1]
     # DistributedDataParallel is around it.
     model = getattr(part, "module", part)
     microbatches = options.get("n_microbatches", job.plan.batch)
     # Stages ask those before them for this, which are not run here.
-    dtype = dtype_of(options.get("output_dtype", options.get("param_dtype")))
+    dtype = parse_dtype(options.get("output_dtype", options.get("param_dtype")))
     passed = torch.empty(
         (tokens.shape[0] // microbatches, tokens.shape[1], model.config.hidden_size),
         dtype=dtype or job.precision.weights,
         device="meta",
         requires_grad=True,
     )
-    split = "cp" in pipeline.mesh.mesh_dim_names
+    device, group = next(pipeline.parameters()).device, pipeline.mesh["pp"].get_group()
+    stages = [
+        PipelineStage(part, at, pipeline.count, device, passed if at else None, group=group)
+        for at, part in zip(pipeline.numbers, pipeline.parts, strict=True)
+    ]
+    is_split = "cp" in pipeline.mesh.mesh_dim_names
 
     def loss(logits: Any, labels: Any) -> Any:
-        shifted = {"labels": None, "shift_labels": labels} if split else {"labels": labels}
-        return model.loss_function(logits=logits, vocab_size=model.config.vocab_size, **shifted)
+        given = {"labels": None, "shift_labels": labels} if is_split else {"labels": labels}
+        return model.loss_function(logits=logits, vocab_size=model.config.vocab_size, **given)
 
-    return pipeline.schedule(passed, microbatches, loss)
+    single, kind = issubclass(pipeline.kind, PipelineScheduleSingle), pipeline.kind
+    try:
+        return kind(stages[0] if single else stages, microbatches, loss_fn=loss)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{kind.__name__}: {line(error)}. --batch is divided into n_microbatches, which are "
+            "as many as there are samples if you do not set them."
+        ) from None
 
 
 LOOP = Loop(

@@ -247,12 +247,12 @@ def test_a_quantised_base_is_loaded_as_the_estimate_loads_it(forked, scheme):
 
 def settings_told_and_estimated(scheme):
     """transformers' settings by the snippet and by what is traced."""
-    from memcalc.workload.quantised import settings_of
+    from memcalc.workload.quantised import make_config
 
     plan = make({"model": MODEL, "quant": scheme, "precision": "bf16"})
     names = {}
     exec(snippet(plan, "trainer"), names)
-    return names["quantization_config"].to_dict(), settings_of(plan).to_dict()
+    return names["quantization_config"].to_dict(), make_config(plan).to_dict()
 
 
 def test_the_trainer_is_told_to_shard(forked):
