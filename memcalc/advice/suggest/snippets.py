@@ -189,7 +189,7 @@ def is_of(program: str, file: str) -> bool:
     """Tell whether a recipe is in the format of a program."""
     path = dialects.find(file)
     found = dialects.recognise(dialects.load(path)) if path is not None else None
-    return found is not None and found.name == _NAMES.get(program)
+    return found is not None and _NAMES.get(program) == found.NAME
 
 
 def snippet(plan: Plan, program: str) -> str:
