@@ -13,7 +13,7 @@ from memcalc.advice.script_loops import Loops
 from memcalc.advice.suggest.snippets import bitsandbytes_arguments, lora_config
 from memcalc.catalog import models
 from memcalc.catalog.models import ModelSource
-from memcalc.catalog.quantised import BITSANDBYTES
+from memcalc.catalog.quantized import BITSANDBYTES
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.workload import layouts, tasks

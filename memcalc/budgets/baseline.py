@@ -24,8 +24,6 @@ from memcalc.records.fields import changed_settings
 from memcalc.records.plan import Plan
 from memcalc.version import PACKAGES, __version__, installed
 
-SCHEMA = 1
-
 
 class _File(msgspec.Struct, frozen=True):
     """What is looked at of a file."""
@@ -51,7 +49,7 @@ def read(path: Path) -> Baseline | None:
     except (OSError, ValueError) as error:
         raise UsageError(f"Cannot read {path}: {reason(error)}.") from None
     data = artifact.read(path)
-    if data.get("kind") != "baseline" or data["schema"] != SCHEMA:
+    if data.get("kind") != "baseline":
         hint = "memcalc check --update-baseline writes one."
         raise UsageError(f"{path} is not a baseline: {hint}")
     kept = artifact.part(_File, data, path, "baseline")
@@ -82,7 +80,7 @@ def write(baseline: Baseline) -> None:
         UsageError: the file cannot be written.
     """
     body = {
-        "schema": SCHEMA,
+        "schema": artifact.SCHEMA,
         "kind": "baseline",
         "versions": baseline.versions,
         "runs": artifact.encode(baseline.runs),

@@ -18,6 +18,7 @@ from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Method, Plan
 from memcalc.records.prediction import RUNGS
+from memcalc.records.trace import rename_component
 from memcalc.records.values import checked
 
 TOP = ("defaults", "runs", "baseline")
@@ -213,7 +214,7 @@ def budgets(
     for table in tables:
         here: set[Any] = set()
         for written, value in _leaves(source.table(table)):
-            path = tuple(part.replace("-", "_") for part in written)
+            path = tuple(rename_component(part.replace("-", "_")) for part in written)
             with source.at((*table, *written)):
                 if path == ("margin",):
                     _once(here, path, path)

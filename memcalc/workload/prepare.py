@@ -14,7 +14,7 @@ from memcalc.records.names import AUTOCAST_DTYPES
 from memcalc.records.plan import Plan
 from memcalc.records.trace import EQUAL_LENGTHS
 from memcalc.registry import Choice
-from memcalc.workload import audio, inference, layerdrop, layouts, loops, quantised, tasks
+from memcalc.workload import audio, inference, layerdrop, layouts, loops, quantized, tasks
 from memcalc.workload.chunked import chunk_loss
 from memcalc.workload.images import casts_images
 from memcalc.workload.inputs import Inputs, Use, check, described
@@ -22,7 +22,7 @@ from memcalc.workload.inventory import take
 from memcalc.workload.job import PRECISIONS, Program
 from memcalc.workload.loops import Loop
 from memcalc.workload.model import attach, build, text_part, told_attention
-from memcalc.workload.quantised import compute_dtype
+from memcalc.workload.quantized import compute_dtype
 from memcalc.workload.tasks import CALLABLE, Task
 
 
@@ -119,7 +119,7 @@ def finished(program: Program, loaded: torch.nn.Module) -> Program:
     if program.plan.checkpointing:
         switch(loaded)
     if not program.plan.infers:
-        quantised.prepare(loaded, program.plan)
+        quantized.prepare(loaded, program.plan)
     known, said = program.inventory, program.assumptions
     model, inventory = _finished(loaded, program.plan, known.model, known.task)
     if program.plan.scheme == "int8" and program.plan.checkpointing:
@@ -269,7 +269,7 @@ def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[s
 
 def _said_of_base(plan: Plan) -> Iterator[str]:
     if plan.scheme is not None:
-        yield quantised.said_of_types(plan)
+        yield quantized.said_of_types(plan)
     if plan.scheme is not None and dict(plan.parallel_args).get("load") == "cpu":
         yield (
             "each process loads the whole base into host memory (device_map={'': 'cpu'}), and "

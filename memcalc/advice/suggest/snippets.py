@@ -8,7 +8,7 @@ from typing import Any
 
 from memcalc import dialects, registry
 from memcalc.catalog import models
-from memcalc.catalog.quantised import BITSANDBYTES, TORCHAO, settings_in
+from memcalc.catalog.quantized import BITSANDBYTES, TORCHAO, settings_in
 from memcalc.dialects import accelerate, axolotl, edit, llamafactory, swift, trainer, trl
 from memcalc.errors import UsageError, unknown
 from memcalc.records.names import ZERO_STAGES
@@ -35,7 +35,7 @@ def bitsandbytes_arguments(plan: Plan) -> Lines:
     return [one.replace("'", '"') for one in told]
 
 
-def _quantisation(plan: Plan) -> Lines:
+def _quantization(plan: Plan) -> Lines:
     """Return Python that makes transformers' settings of the plan's scheme."""
     if plan.scheme in TORCHAO:
         kind = TORCHAO[plan.scheme]
@@ -123,8 +123,8 @@ def _trainer(plan: Plan) -> Lines:
         *shown,
         ")",
     ]
-    if quantised := _quantisation(plan):
-        said += ["", *quantised]
+    if quantized := _quantization(plan):
+        said += ["", *quantized]
     if plan.lora is not None:
         said += ["", "from peft import LoraConfig", "", f"peft_config = {lora_config(plan.lora)}"]
     said += _loading(plan)
@@ -143,7 +143,7 @@ def _accelerate(plan: Plan) -> Lines:
         *([f"# model.gradient_checkpointing_enable({again})"] if plan.checkpointing else []),
         *(["# transformers.integrations.liger.apply_liger_kernel(model, None)"] * plan.liger),
         *([f"# model = torch.compile(model, mode={plan.compile!r})"] if plan.compile else []),
-        *(f"# {line}" for line in _quantisation(plan) if line),
+        *(f"# {line}" for line in _quantization(plan) if line),
         *([f"# {lora_config(plan.lora)}"] if plan.lora is not None else []),
         *_loading(plan),
         *_other_layout(plan, ("ddp", "fsdp1", "fsdp2", *ZERO_STAGES)),

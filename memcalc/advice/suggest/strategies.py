@@ -11,7 +11,7 @@ from memcalc.advice.remedies.records import Change
 from memcalc.advice.remedies.rows.lower_precision import half_of
 from memcalc.advice.suggest.records import Way
 from memcalc.catalog import models
-from memcalc.catalog.quantised import scheme_in
+from memcalc.catalog.quantized import scheme_in
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.values import USUAL_LORA
@@ -29,7 +29,7 @@ def ways(plan: Plan) -> Iterator[Way]:
     A checkpoint that is quantized already takes adapters alone.
     """
     if scheme_in(models.find(plan.model).config) is None:
-        yield from _unquantised(plan)
+        yield from _unquantized(plan)
     half = half_of(plan)
     scheme = plan.scheme or "nf4-dq"
     bits = 4 if "4" in scheme else 8
@@ -53,7 +53,7 @@ def way_of(plan: Plan, key: str) -> Way | None:
     return next((way for way in ways(plan) if way.key == key), None)
 
 
-def _unquantised(plan: Plan) -> Iterator[Way]:
+def _unquantized(plan: Plan) -> Iterator[Way]:
     half = half_of(plan)
     yield Way(
         key="full",

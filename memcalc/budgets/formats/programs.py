@@ -10,9 +10,8 @@ from memcalc import untrusted_text
 from memcalc.budgets.formats import text
 from memcalc.budgets.formats.text import change
 from memcalc.budgets.records import Report, Status, Verdict
+from memcalc.files.artifact import SCHEMA
 from memcalc.version import __version__
-
-SCHEMA = 1
 
 
 def as_json(report: Report, *, code: int) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from memcalc.catalog.models import is_reachable, without_hub
-from memcalc.catalog.quantised import settings_in
+from memcalc.catalog.quantized import settings_in
 from memcalc.engine.patches import Patches
 from memcalc.script.large_weights import NOT_HERE, of_hub
-from memcalc.workload.quantised import held_once, quantise
+from memcalc.workload.quantized import held_once, quantize
 
 
 def install(patches: Patches) -> None:
@@ -88,8 +88,8 @@ def _config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
     config = options.get("config")
     if config is None or isinstance(config, str | os.PathLike):
         config = cls.config_class.from_pretrained(config or name, **of_hub(options))
-    quantised = getattr(config, "quantization_config", None) is not None
-    known = not quantised or settings_in(config.to_dict()) is not None
+    quantized = getattr(config, "quantization_config", None) is not None
+    known = not quantized or settings_in(config.to_dict()) is not None
     return copy.deepcopy(config) if known else None
 
 
@@ -144,7 +144,7 @@ def _as_config_says(cls: Any, config: Any) -> dict[str, torch.Tensor]:
             if tensor.dtype.is_floating_point:
                 tensor.data = tensor.data.to(kept)
     if told is not None:
-        quantise(made, told, kept if isinstance(kept, torch.dtype) else torch.float32)
+        quantize(made, told, kept if isinstance(kept, torch.dtype) else torch.float32)
     return {
         # What says how a weight was quantized has its numbers.
         name: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor

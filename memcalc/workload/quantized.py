@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from memcalc.catalog import models
-from memcalc.catalog.quantised import BITSANDBYTES, TORCHAO, computed_in, settings_in
+from memcalc.catalog.quantized import BITSANDBYTES, TORCHAO, computed_in, settings_in
 from memcalc.errors import UsageError
 from memcalc.imports import line
 from memcalc.records.model import Inventory
@@ -236,7 +236,7 @@ def settings(plan: Plan) -> Mapping[str, Any] | None:
     return settings_in(models.find(plan.model).config)
 
 
-def quantise(model: torch.nn.Module, told: Mapping[str, Any], dtype: torch.dtype) -> None:
+def quantize(model: torch.nn.Module, told: Mapping[str, Any], dtype: torch.dtype) -> None:
     """Quantize a model of transformers on the meta device, as its checkpoint was."""
     transformers = importlib.import_module("transformers")
     package = importlib.import_module("bitsandbytes")
@@ -288,7 +288,7 @@ def as_published(model: torch.nn.Module, plan: Plan, dtype: torch.dtype) -> torc
     if told is None:
         return model
     made = copy.deepcopy(model)
-    quantise(made, told, saved_in(models.find(plan.model).config, dtype))
+    quantize(made, told, saved_in(models.find(plan.model).config, dtype))
     return made
 
 
