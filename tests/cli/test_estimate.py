@@ -14,7 +14,7 @@ def test_the_main_job_answers_with_the_keys_that_others_rely_on(cold):
     done = cold(*MAIN, "--format", "json", MEMCALC_WARM="")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert answer["schema"] == 1
+    assert answer["schema"] == 2
     assert answer["parameters"] == {"count": 65783042, "tensors": 104, "trainable": 65783042}
     assert answer["components"]["weights"] == 263132168
     assert answer["components"]["optimizer_state"] == 134004336
