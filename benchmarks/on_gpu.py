@@ -68,7 +68,7 @@ def parts(folder: Path) -> dict[str, Part]:
         ),
         "optimizers": Part(0.7, _own("optim.py", "--device", "cuda", "--json", at("optimizers"))),
         "loops": recorded(1.0, "loops", "standin-loops", 1),
-        "quantised": recorded(0.8, "quantised", "standin-quant", 5),
+        "quantized": recorded(0.8, "quantized", "standin-quant", 5),
         "convolutions": recorded(0.8, "convolutions", "standin_cudnn", 2),
         "decode": measured(0.7, "decode", "decode"),
     }

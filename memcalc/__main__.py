@@ -125,10 +125,10 @@ def _option_instead(error: Any, context: Any) -> str | None:
     name = getattr(error, "option_name", None)
     if name is None:
         return None
-    from memcalc.cli.other_names import instead
+    from memcalc.cli.table import find_instead
 
     has = {n for one in context.command.get_params(context) for n in (*one.opts, one.metavar) if n}
-    ours = instead(name, has)
+    ours = find_instead(name, has)
     return None if ours is None else f"There is no option {name}: {ours}."
 
 

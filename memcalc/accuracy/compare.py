@@ -61,8 +61,8 @@ def _weights(prediction: Prediction) -> int | None:
     if prediction.peak.phase in (Phase.LOAD, Phase.PREPARE) and prediction.plan.scheme is not None:
         return None
     held = prediction.components
-    plain, quantised = held.get(Component.WEIGHTS), held.get(Component.QUANTISED_WEIGHTS)
-    return plain if plain is None else plain + (quantised or 0)
+    plain, quantized = held.get(Component.WEIGHTS), held.get(Component.QUANTIZED_WEIGHTS)
+    return plain if plain is None else plain + (quantized or 0)
 
 
 def _state(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:

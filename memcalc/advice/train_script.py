@@ -11,7 +11,7 @@ from memcalc.advice.suggest.snippets import bitsandbytes_arguments, lora_config
 from memcalc.catalog import models
 from memcalc.catalog.models import ModelSource
 from memcalc.catalog.positions import lengths
-from memcalc.catalog.quantised import BITSANDBYTES
+from memcalc.catalog.quantized import BITSANDBYTES
 from memcalc.dialects import trainer
 from memcalc.errors import UsageError
 from memcalc.files import templates

@@ -23,8 +23,6 @@ from memcalc.records.fields import changed_settings
 from memcalc.records.plan import Plan
 from memcalc.version import PACKAGES, __version__, installed
 
-SCHEMA = 1
-
 
 def read(path: Path) -> Baseline | None:
     """Read a baseline; ``None`` where there is no such file.
@@ -39,7 +37,7 @@ def read(path: Path) -> Baseline | None:
     except (OSError, ValueError) as error:
         raise UsageError(f"Cannot read {path}: {reason(error)}.") from None
     data = artifact.read(path)
-    if data.get("kind") != "baseline" or data["schema"] != SCHEMA:
+    if data.get("kind") != "baseline":
         hint = "memcalc check --update-baseline writes one."
         raise UsageError(f"{path} is not a baseline: {hint}")
     return replace(artifact.part(Baseline, data, path, "baseline"), path=str(path))
@@ -69,7 +67,7 @@ def write(baseline: Baseline) -> None:
         UsageError: the file cannot be written.
     """
     body = {
-        "schema": SCHEMA,
+        "schema": artifact.SCHEMA,
         "kind": "baseline",
         "versions": baseline.versions,
         "runs": artifact.encode(baseline.runs),

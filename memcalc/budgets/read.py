@@ -27,6 +27,7 @@ from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Method, Plan
 from memcalc.records.prediction import RUNGS
+from memcalc.records.trace import rename_component
 from memcalc.records.values import check_value
 
 TOP = ("defaults", "runs", "baseline")
@@ -217,7 +218,8 @@ def budgets(
     for table in tables:
         seen = set()
         for written, value in _leaves(source.table(table)):
-            path, place = tuple(part.replace("-", "_") for part in written), (*table, *written)
+            path = tuple(rename_component(part.replace("-", "_")) for part in written)
+            place = (*table, *written)
             with source.at(place):
                 if path == ("margin",):
                     limit, margin = ("margin", ""), share_or_size(value)

@@ -3,7 +3,7 @@
 import ast
 import functools
 
-from memcalc.dialects.recipe import parsed
+from memcalc.dialects.format import parse_module
 
 _TABLE = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"
 
@@ -17,7 +17,7 @@ def of(model_type: str | None) -> tuple[str, ...] | None:
 @functools.cache
 def _table() -> dict[str, list[str]]:
     """Read peft's table without importing peft, which imports PyTorch."""
-    tree = parsed("peft", "utils/constants.py")
+    tree = parse_module("peft/utils/constants.py")
     for node in tree.body if tree is not None else ():
         names = node.targets if isinstance(node, ast.Assign) else []
         if any(isinstance(one, ast.Name) and one.id == _TABLE for one in names):

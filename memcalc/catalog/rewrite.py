@@ -6,7 +6,8 @@ from typing import Any
 from memcalc import dialects, registry
 from memcalc.catalog.plan import make
 from memcalc.catalog.settings import with_recipe
-from memcalc.dialects import edit, recipe
+from memcalc.dialects import edit
+from memcalc.dialects.recipe import read_text
 from memcalc.errors import UsageError
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan
@@ -25,7 +26,7 @@ def rewrite(file: str, plan: Plan) -> str:
         UsageError: the recipe cannot be read.
     """
     path = Path(file).expanduser()
-    before = recipe.text(path)
+    before = read_text(path)
     dialect, data = dialects.parse(before, path)
     found = dialect.read(data, file, {"devices": plan.devices})
     old, new = dialect.write(_planned(found, plan)), dialect.write(plan)

@@ -6,7 +6,7 @@ from typing import Any
 
 from memcalc import dialects
 from memcalc.catalog import gpus, models, peft_targets
-from memcalc.catalog.quantised import scheme_in
+from memcalc.catalog.quantized import scheme_in
 from memcalc.dialects import FILES, Recipe
 from memcalc.errors import MemcalcError, SettingError, UsageError
 from memcalc.files import extras

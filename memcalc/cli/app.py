@@ -39,11 +39,11 @@ _HOMES = {"compare": ("measure", "compare"), "list": ("lists", "command")}
 """Module and command of a verb, where they are not ``command`` of the module of its name."""
 
 
-def plainly_read(params: list[Any]) -> list[Any]:
-    """Parameters of a command, which typer 0.29 and newer now reads without pydantic.
+def read_without_pydantic(params: list[Any]) -> list[Any]:
+    """Have typer 0.29 and newer read parameters without pydantic, and return them.
 
-    Importing that takes longer than all the rest of a command line; texts, files and what has a
-    parser of its own need nothing of it.
+    Importing pydantic takes longer than all the rest of a command line; texts, files and values
+    with their parser need nothing of it.
     """
     for param in params:
         if hasattr(param, "get_runtime_param"):
@@ -52,7 +52,7 @@ def plainly_read(params: list[Any]) -> list[Any]:
 
 
 class _Plain:
-    """Reads one parameter, in the place of what typer would make."""
+    """Reader of one parameter, in place of typer's."""
 
     def __init__(self, described: Any) -> None:
         kind = next(iter(get_args(described.annotation)), described.annotation)
@@ -77,7 +77,7 @@ class _Verbs(TyperGroup):
         self.commands: Any = dict.fromkeys(VERBS)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return plainly_read(super().get_params(ctx))
+        return read_without_pydantic(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the verb; a model or a recipe in its place is estimated."""
@@ -107,7 +107,7 @@ class _Verbs(TyperGroup):
 
 
 def _is_model(word: str) -> bool:
-    """Return True for the name of a model, and for a recipe or config that is there."""
+    """Return True for the name of a model, and for an existing recipe or config."""
     from memcalc.catalog import models
 
     return "/" in word or os.path.exists(word) or models.without_hub(word) is not None

@@ -3,7 +3,6 @@
 import contextlib
 import os
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from msgspec.structs import replace
@@ -13,66 +12,15 @@ from memcalc.budgets.collect import Question
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Evidence, Report
 from memcalc.budgets.source import discover
-from memcalc.cli.command import (
-    DEVICE,
-    TEXT,
-    Timeout,
-    argument,
-    counted,
-    file_option,
-    option,
-    say,
-    verb,
-)
-from memcalc.cli.output import NoCache, chosen, deliver, formats, listed, put
+from memcalc.cli.command import say
+from memcalc.cli.declare import verb
+from memcalc.cli.output import chosen, deliver, put
 from memcalc.cli.progress import progress
 from memcalc.errors import UsageError, sentence
 from memcalc.files.results import save as save_runs
 from memcalc.report import checked
 from memcalc.report.answer import headline
 from memcalc.report.check_formats import annotate_refusal, as_markdown, writers
-
-_Files = Annotated[
-    list[Path] | None,
-    argument(
-        "Budget files. Default: the nearest memcalc.toml, or pyproject.toml with a [tool.memcalc].",
-        metavar="FILES",
-    ),
-]
-_Format = Annotated[str, option("--format", "-f", f"{listed(formats('check'))}.", value=TEXT)]
-_Output = Annotated[
-    list[Path] | None,
-    file_option("--output", "-o", "Write here too; format by extension; repeatable."),
-]
-_ExitZero = Annotated[bool, option("--exit-zero", "Exit 0 even where a budget is exceeded.")]
-_Baseline = Annotated[Path | None, file_option("--baseline", "Judge growth against this file.")]
-_UpdateBaseline = Annotated[bool, option("--update-baseline", "Update the baseline, then judge.")]
-_Measured = "With --measure: "
-_Device = Annotated[
-    str | None,
-    option("--device", f"{_Measured}cuda or cpu. Default: cuda.", value=DEVICE),
-]
-_Steps = Annotated[
-    int | None,
-    option("--steps", f"{_Measured}optimizer steps. Default: 4.", value=counted(2)),
-]
-_Saved = Annotated[
-    list[Path] | None,
-    file_option("--from", "Judge these saved results; repeatable."),
-]
-_Save = Annotated[Path | None, file_option("--save", "Keep what was found, for --from.")]
-_Suggest = Annotated[
-    bool, option("--suggest", "Estimate changes that would meet exceeded budgets.")
-]
-_Jobs = Annotated[
-    int | None,
-    option(
-        "--jobs",
-        "-j",
-        "Largest number of processes. Default: by cores and free memory.",
-        value=counted(1),
-    ),
-]
 
 
 @verb(
@@ -82,22 +30,22 @@ _Jobs = Annotated[
     fetches=True,
 )
 def command(
-    files: _Files = None,
-    format: _Format = "table",
-    output: _Output = None,
-    quiet: Annotated[bool, option("--quiet", "-q", "Print only what fails.")] = False,
-    exit_zero: _ExitZero = False,
-    baseline: _Baseline = None,
-    update_baseline: _UpdateBaseline = False,
-    measure: Annotated[bool, option("--measure", "Train for real, do not estimate.")] = False,
-    device: _Device = None,
-    steps: _Steps = None,
-    timeout: Timeout = 600.0,
-    saved: _Saved = None,
-    save: _Save = None,
-    suggest: _Suggest = False,
-    jobs: _Jobs = None,
-    no_cache: NoCache = False,
+    files: list[Path] | None = None,
+    format: str = "table",
+    output: list[Path] | None = None,
+    quiet: bool = False,
+    exit_zero: bool = False,
+    baseline: Path | None = None,
+    update_baseline: bool = False,
+    measure: bool = False,
+    device: str | None = None,
+    steps: int | None = None,
+    timeout: float = 600.0,
+    saved: list[Path] | None = None,
+    save: Path | None = None,
+    suggest: bool = False,
+    jobs: int | None = None,
+    no_cache: bool = False,
 ) -> None:
     """Judge the memory budgets of a repository's training runs.
 
@@ -123,7 +71,7 @@ def command(
     )
     files = files or [discover(Path.cwd())]
     try:
-        report = _checked(files, question, suggest, save)
+        report = _judge(files, question, suggest, save)
         code = exit_code(report, exit_zero=exit_zero)
         for path, kind in written.items():
             deliver(kind, path, checked.blocks(report), **writers(report, code))
@@ -138,7 +86,7 @@ def command(
     raise typer.Exit(code)
 
 
-def _checked(files: list[Path], question: Question, suggest: bool, save: Path | None) -> Report:
+def _judge(files: list[Path], question: Question, suggest: bool, save: Path | None) -> Report:
     with contextlib.ExitStack() as stack:
         if suggest:
             from memcalc.budgets.remedies import Adviser

@@ -2,13 +2,13 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.explain import Chapter, chapter, chapter_of_saved
-from memcalc.cli.command import Top, argument, verb
-from memcalc.cli.options import plans_of, understood
-from memcalc.cli.output import NoCache, Output, chosen, deliver_answer, format_option
+from memcalc.cli.declare import verb
+from memcalc.cli.options import plans_of, with_plan
+from memcalc.cli.output import chosen, deliver_answer
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import only_prediction, saved
 from memcalc.errors import UsageError
@@ -16,11 +16,6 @@ from memcalc.estimation.answers import Answers
 from memcalc.files import untrusted_values
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
-
-_WHAT = (
-    "A result that memcalc wrote (.json), a file of settings (.toml), or a model with options, in "
-    "quotes."
-)
 
 
 @verb(
@@ -30,14 +25,12 @@ _WHAT = (
     fetches=True,
 )
 def command(
-    before: Annotated[str, argument(_WHAT, metavar="BEFORE")],
-    now: Annotated[
-        str, argument("What to compare it with, in any of the same forms.", metavar="NOW")
-    ],
-    top: Top = 12,
-    format: Annotated[str | None, format_option("difference")] = None,
-    output: Output = None,
-    no_cache: NoCache = False,
+    before: str,
+    now: str,
+    top: int = 12,
+    format: str | None = None,
+    output: Path | None = None,
+    no_cache: bool = False,
 ) -> None:
     """Show what changed between two answers: by component, phase and module."""
     from memcalc.estimation.validate import check
@@ -72,7 +65,24 @@ def _plan(text: str) -> Plan:
             words = shlex.split(text)
         except ValueError as error:
             raise UsageError(f"{text!r} cannot be read: {error}.") from None
-        found = plans_of(understood(words))
+        found = plans_of(_read_options(words))
     if len(found) != 1:
         raise UsageError(f"{text!r} names several optimizers: compare one with one.")
     return found[0]
+
+
+def _read_options(words: list[str]) -> dict[str, Any]:
+    """Return the settings that these words are on the command line of ``memcalc estimate``.
+
+    Raises:
+        UsageError: of typer: there is no such option.
+    """
+    taken: list[dict[str, Any]] = []
+
+    def command(settings: dict[str, Any]) -> None:
+        taken.append(settings)
+
+    estimate = with_plan()(command)
+    with estimate.make_context("memcalc estimate", words) as context:
+        estimate.invoke(context)
+    return taken[0]

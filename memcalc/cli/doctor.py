@@ -2,7 +2,7 @@
 
 import typer
 
-from memcalc.cli.command import verb
+from memcalc.cli.declare import verb
 from memcalc.cli.output import put, width
 
 

@@ -1,21 +1,14 @@
 """``memcalc estimate``."""
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 import typer
 from msgspec.structs import replace
 
-from memcalc.cli.command import METHOD, TEXT, option, say
+from memcalc.cli.command import say
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import (
-    NoCache,
-    Output,
-    Verbose,
-    chosen,
-    deliver_predictions,
-    format_option,
-    put,
-)
+from memcalc.cli.output import chosen, deliver_predictions, put
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_output, write_recipe
 from memcalc.errors import MemcalcError, UsageError
@@ -49,21 +42,6 @@ def _beside_fp16(found: Prediction) -> Prediction:
     return replace(found, assumptions=(words, *rest))
 
 
-_Method = Annotated[
-    str,
-    option("--method", "trace (run the real code on a simulated GPU) or analytic.", value=METHOD),
-]
-_Lengths = Annotated[
-    str | None,
-    option(
-        "--lengths",
-        "Replay a hundred batches of varying length: FILE with one length a line, "
-        "normal:MEAN,STD or uniform:A,B; samples are truncated to --seq.",
-        value=TEXT,
-    ),
-]
-
-
 @with_plan(
     "memcalc estimate gpt2 --gpu t4",
     "memcalc estimate meta-llama/Llama-3.1-8B --preset qlora --gpu 4090",
@@ -73,12 +51,12 @@ _Lengths = Annotated[
 )
 def command(
     settings: dict[str, Any],
-    method: _Method = "trace",
-    lengths: _Lengths = None,
-    format: Annotated[str | None, format_option("predictions")] = None,
-    output: Output = None,
-    verbose: Verbose = False,
-    no_cache: NoCache = False,
+    method: str = "trace",
+    lengths: str | None = None,
+    format: str | None = None,
+    output: Path | None = None,
+    verbose: bool = False,
+    no_cache: bool = False,
 ) -> None:
     """Predict what one training step costs, by component and by phase."""
     recipe = recipe_output(settings, output)

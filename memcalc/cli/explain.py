@@ -1,13 +1,12 @@
 """``memcalc explain``."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from memcalc.advice.explain.explain import explain_plan
 from memcalc.cli import output as out
-from memcalc.cli.command import SIZE, Depth, Remedies, Top, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_output, write_recipe
@@ -27,28 +26,20 @@ from memcalc.report.explained import HELPFUL, row_words
 )
 def command(
     settings: dict[str, Any],
-    under: Annotated[
-        int | None,
-        option(
-            "--under",
-            "Find the cheapest plan within this limit, such as '15 GiB'. Default: the GPU's "
-            "memory, if the plan does not fit it.",
-            value=SIZE,
-        ),
-    ] = None,
-    depth: Depth = None,
-    top: Top = 12,
-    remedies: Remedies = True,
-    plot: Annotated[bool, option("--plot", "Draw the step's timeline.")] = False,
-    format: Annotated[str | None, out.format_option("explanation")] = None,
-    output: out.Output = None,
-    verbose: out.Verbose = False,
-    no_cache: out.NoCache = False,
+    under: int | None = None,
+    depth: int | None = None,
+    top: int = 12,
+    remedies: bool = True,
+    plot: bool = False,
+    format: str | None = None,
+    output: Path | None = None,
+    verbose: bool = False,
+    no_cache: bool = False,
 ) -> None:
     """Show what is alive at the peak, why, and what each remedy really buys."""
     if _explain_oom_text(settings, format, output):
         return
-    plans, kept = _saved(settings)
+    plans, kept = _read_saved(settings)
     plans = plans or [plan_of(settings, "memcalc explain answers for")]
     if len(plans) > 1:
         raise UsageError(f"{settings['model']} holds {len(plans)} answers: explain one of them.")
@@ -73,14 +64,7 @@ def command(
     if stopped:
         raise KeyboardInterrupt
     if plot:
-        from memcalc.advice.explain.timeline import timeline
-        from memcalc.estimation.engine import engine
-        from memcalc.report import terminal
-
-        answers = Answers(use_cache=not no_cache, saved=kept)
-        answer = answers.trace(plans[0])
-        line = timeline(answer.trace, plans[0], engine.player(plans[0]))
-        out.put(terminal.timeline(line, width=out.width()))
+        _plot(plans[0], Answers(use_cache=not no_cache, saved=kept))
     best = found.search.best if found.search is not None else None
     if recipe is not None:
         write_recipe(recipe, best.figures.plan if best and best.figures else plans[0], output)
@@ -100,10 +84,10 @@ def _explain_oom_text(settings: dict[str, Any], format: str | None, output: Path
     return True
 
 
-def _saved(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
-    """The plans of a result file that is named in place of a model, and its runs of commands.
+def _read_saved(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
+    """Return the plans of a result file in place of a model, and its runs of commands.
 
-    No plans: it is a model.
+    There are no plans if a model is named.
     """
     data = saved(settings.get("model"))
     if data is not None:
@@ -112,3 +96,13 @@ def _saved(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
         return [], []
     path = path_of(settings["model"])
     return plans_in(data, path, "explain"), traced_in(data, path)
+
+
+def _plot(plan: Plan, answers: Answers) -> None:
+    """Draw the timeline of a plan's step."""
+    from memcalc.advice.explain.timeline import timeline
+    from memcalc.estimation.engine import engine
+    from memcalc.report import terminal
+
+    line = timeline(answers.trace(plan).trace, plan, engine.player(plan))
+    out.put(terminal.timeline(line, width=out.width()))

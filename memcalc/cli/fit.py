@@ -1,44 +1,17 @@
 """``memcalc fit``."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.cli.command import SIZE, TEXT, option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.output import NoCache, Output, Verbose, chosen, deliver_answer, format_option
+from memcalc.cli.output import chosen, deliver_answer
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_output, write_recipe
 from memcalc.errors import UsageError
 
 _AXES = ("batch", "seq")
-
-
-_Memory = Annotated[
-    int | None,
-    option(
-        "--memory", "Fit this much instead, such as '10 GiB'; with --gpu, of that GPU.", value=SIZE
-    ),
-]
-_Find = Annotated[
-    str | None,
-    option(
-        "--find",
-        "What to find the largest of: batch, seq or batch,seq. Default: both, "
-        "unless --grid, --gpus, --settings or --count ask for something else.",
-        value=TEXT,
-    ),
-]
-_Gpus = Annotated[
-    bool,
-    option("--gpus", "Show which GPUs fit the plan, of those that clouds rent (-v: of all)."),
-]
-_SettingsToo = Annotated[
-    bool, option("--settings", "Show which changes to the plan fit, and their cost.")
-]
-_Count = Annotated[bool, option("--count", "Show how many of this GPU the plan needs, by layout.")]
 
 
 @with_plan(
@@ -48,16 +21,16 @@ _Count = Annotated[bool, option("--count", "Show how many of this GPU the plan n
 )
 def command(
     settings: dict[str, Any],
-    memory: _Memory = None,
-    find: _Find = None,
-    grid: Annotated[bool, option("--grid", "Show batches by sequences.")] = False,
-    gpus: _Gpus = False,
-    settings_too: _SettingsToo = False,
-    count: _Count = False,
-    format: Annotated[str | None, format_option("fit")] = None,
-    output: Output = None,
-    verbose: Verbose = False,
-    no_cache: NoCache = False,
+    memory: int | None = None,
+    find: str | None = None,
+    grid: bool = False,
+    gpus: bool = False,
+    settings_too: bool = False,
+    count: bool = False,
+    format: str | None = None,
+    output: Path | None = None,
+    verbose: bool = False,
+    no_cache: bool = False,
 ) -> None:
     """Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit."""
     from memcalc.advice.fit.fit import answer
@@ -90,7 +63,7 @@ def command(
 
 
 def _axes(find: str | None, *, otherwise: bool) -> tuple[str, ...]:
-    """What ``--find`` names; left out, it stands for both axes where nothing else is asked."""
+    """Return the axes that ``--find`` names; without it, both unless other things are asked."""
     if find is None:
         return _AXES if otherwise else ()
     named = tuple(part.strip() for part in find.split(",") if part.strip())

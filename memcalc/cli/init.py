@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from msgspec.structs import replace
@@ -12,7 +12,6 @@ from memcalc.budgets.read import OF_COMMANDS, check_name
 from memcalc.budgets.source import has_section
 from memcalc.catalog import plan as plans
 from memcalc.catalog.settings import with_recipe
-from memcalc.cli.command import METHOD, TEXT, argument, file_option, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.progress import progress
 from memcalc.dialects import Recipe, accelerate
@@ -24,27 +23,6 @@ from memcalc.records.prediction import Prediction
 TARGET = Path("memcalc.toml")
 
 
-_Arguments = Annotated[
-    list[str] | None,
-    argument(
-        "In place of a model: a command of your own, after --; it is simulated.",
-        metavar="COMMAND",
-    ),
-]
-_Source = Annotated[
-    Path | None,
-    file_option(
-        "--from",
-        "Recipe to start from, or a script that calls TrainingArguments, which is not run. "
-        "Default: what is found in this folder.",
-    ),
-]
-_Margin = Annotated[
-    str, option("--margin", "How far above today's estimate limits are.", value=TEXT)
-]
-_WithSchema = Annotated[bool, option("--schema", f"Write {starter.SCHEMA_FILE} too, for editors.")]
-
-
 @with_plan(
     "memcalc init gpt2",
     "memcalc init gpt2 --gpu t4 --batch 16",
@@ -52,13 +30,13 @@ _WithSchema = Annotated[bool, option("--schema", f"Write {starter.SCHEMA_FILE} t
 )
 def command(
     settings: dict[str, Any],
-    arguments: _Arguments = None,
-    source: _Source = None,
-    margin: _Margin = "5%",
-    name: Annotated[str | None, option("--name", "Name of the run.", value=TEXT)] = None,
-    method: Annotated[str, option("--method", "trace or analytic.", value=METHOD)] = "trace",
-    with_schema: _WithSchema = False,
-    force: Annotated[bool, option("--force", "Overwrite memcalc.toml.")] = False,
+    arguments: list[str] | None = None,
+    source: Path | None = None,
+    margin: str = "5%",
+    name: str | None = None,
+    method: str = "trace",
+    with_schema: bool = False,
+    force: bool = False,
 ) -> None:
     """Write a starter memcalc.toml with budgets from today's estimate."""
     above = records.share_or_size(margin).percent

@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from memcalc.cli.command import Command, argument, option
+from memcalc.cli.declare import verb
 from memcalc.cli.output import seen_width
 from memcalc.errors import UsageError
 from memcalc.wrap import fold
@@ -14,17 +14,7 @@ from memcalc.wrap import fold
 if TYPE_CHECKING:
     from memcalc.catalog.gpus import Gpu
 
-_app = typer.Typer(
-    help="List the models, optimizers and GPUs that memcalc knows.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
 T = TypeVar("T")
-Word = Annotated[str, argument("Only those that have this in their name.", metavar="WORD")]
 
 
 def _named(word: str, rows: Iterable[T], name: Callable[[T], str]) -> list[T]:
@@ -35,8 +25,8 @@ def _named(word: str, rows: Iterable[T], name: Callable[[T], str]) -> list[T]:
     return found
 
 
-@_app.command(cls=Command)
-def models(word: Word = "") -> None:
+@verb()
+def models(word: str = "") -> None:
     """The bundled models, their parameters, and the task each is trained for by default."""
     from memcalc.catalog import inventory
     from memcalc.catalog import models as catalog
@@ -53,8 +43,8 @@ def models(word: Word = "") -> None:
         _row(f"{name:44} {size:>7}  {head.name}")
 
 
-@_app.command(cls=Command)
-def optimizers(word: Word = "") -> None:
+@verb()
+def optimizers(word: str = "") -> None:
     """All optimizers, with bytes of state per parameter by the rule of thumb."""
     from memcalc import registry
 
@@ -64,17 +54,8 @@ def optimizers(word: Word = "") -> None:
         _row(f"{row.name:28} {rule:>5} B/param  {row.summary}{also}")
 
 
-@_app.command(cls=Command)
-def gpus(
-    word: Word = "",
-    context: Annotated[
-        bool,
-        option(
-            "--context",
-            "What a process holds outside PyTorch's allocator on each, and how that is known.",
-        ),
-    ] = False,
-) -> None:
+@verb()
+def gpus(word: str = "", context: bool = False) -> None:
     """All GPUs, with the memory CUDA offers a process."""
     from memcalc.catalog import gpus as catalog
     from memcalc.units import format_bytes
@@ -99,7 +80,7 @@ def gpus(
 
 
 def _row(text: str) -> None:
-    """One entry; at a terminal no wider than it, elsewhere a line that can be searched."""
+    """Print one entry, within a terminal's width; elsewhere on one line that can be searched."""
     columns = seen_width(sys.stdout)
     typer.echo(text if columns is None else "\n".join(fold(text, columns, 6)))
 
@@ -119,4 +100,12 @@ def _contexts(named: Iterable["Gpu"]) -> None:
         _row(f"{name:24} {words(held.context):>14} {words(held.total):>14}  {held.total.source}")
 
 
+_app = typer.Typer(
+    help="List the models, optimizers and GPUs that memcalc knows.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 command: Any = typer.main.get_group(_app)
+command.commands = {"models": models, "optimizers": optimizers, "gpus": gpus}

@@ -3,18 +3,18 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from msgspec.structs import replace
 
 from memcalc.accuracy.campaign import Watcher, estimate_all, measure_all
 from memcalc.catalog.plan import disagreement
-from memcalc.cli.command import DEVICE, Steps, Timeout, argument, file_option, option, say, verb
+from memcalc.cli.command import say
+from memcalc.cli.declare import verb
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import deliver
-from memcalc.cli.progress import Steps as Told
-from memcalc.cli.progress import progress
+from memcalc.cli.progress import Steps, progress
 from memcalc.errors import UsageError
 from memcalc.files.results import ResultsWriter, Run, keeping, load
 from memcalc.measure.runs.runner import Request
@@ -22,16 +22,6 @@ from memcalc.records.measurement import PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.units import format_mib
 from memcalc.workload import layouts
-
-_Suite = Annotated[Path | None, file_option("--suite", "Suite file with many runs.")]
-_Device = Annotated[str | None, option("--device", "cuda or cpu. Default: --target.", value=DEVICE)]
-_Weights = Annotated[
-    bool, option("--weights", "Load real weights (safetensors) instead of random ones.")
-]
-_Output = Annotated[Path | None, file_option("--output", "-o", "Keep results here.")]
-_More = Annotated[bool, option("--continue", "Continue the output file; skip the runs it has.")]
-_Estimate = Annotated[bool, option("--estimate/--no-estimate", "Put the estimate beside each run.")]
-_Snapshot = Annotated[Path | None, file_option("--snapshot", "Dump PyTorch's memory snapshot.")]
 
 
 @with_plan(
@@ -41,15 +31,15 @@ _Snapshot = Annotated[Path | None, file_option("--snapshot", "Dump PyTorch's mem
 )
 def command(
     settings: dict[str, Any],
-    suite: _Suite = None,
-    device: _Device = None,
-    steps: Steps = 4,
-    weights: _Weights = False,
-    timeout: Timeout = 600.0,
-    output: _Output = None,
-    more: _More = False,
-    estimate: _Estimate = True,
-    snapshot: _Snapshot = None,
+    suite: Path | None = None,
+    device: str | None = None,
+    steps: int = 4,
+    weights: bool = False,
+    timeout: float = 600.0,
+    output: Path | None = None,
+    more: bool = False,
+    estimate: bool = True,
+    snapshot: Path | None = None,
 ) -> None:
     """Train for real, one process per run, beside the estimate."""
     plans = _plans(settings, suite, device)
@@ -142,9 +132,7 @@ def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> 
 
 
 @verb("memcalc compare runs.json", "memcalc compare evidence/*.json")
-def compare(
-    files: Annotated[list[Path], argument("Files that memcalc measure wrote.", metavar="FILES")],
-) -> None:
+def compare(files: list[Path]) -> None:
     """Report how accurate the estimates of measured runs were: median, worst, by group."""
     from memcalc.report import accuracy
 
@@ -158,7 +146,7 @@ def compare(
 class _Followed:
     """Keeps the moving line up to date, and leaves a line for each run that has ended."""
 
-    def __init__(self, steps: Told) -> None:
+    def __init__(self, steps: Steps) -> None:
         self._steps = steps
         self._what = ""
         self.busy = steps.now

@@ -1,4 +1,4 @@
-"""Formats that answers are written in, output options, and writing an answer."""
+"""Formats of answers, and writing an answer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from memcalc.cli.command import TEXT, file_option, option, say
+from memcalc.cli.command import say
 from memcalc.errors import UsageError, unknown
 from memcalc.files import artifact
 
@@ -54,8 +54,8 @@ def formats(kind: str) -> tuple[str, ...]:
     return tuple(name for name, one in FORMATS.items() if kind in one.kinds.split())
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names as a sentence ends with them: ``a, b or c``."""
+def join_names(names: Sequence[str]) -> str:
+    """Join names as a sentence ends with them: ``a, b or c``."""
     *first, last = names
     return f"{', '.join(first)} or {last}" if first else last
 
@@ -72,7 +72,7 @@ def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
     if name is not None:
         name = {"md": "markdown"}.get(name, name)
         if name not in known:
-            raise unknown("format", name, known, hint=f"choose {listed(known)}.")
+            raise unknown("format", name, known, hint=f"choose {join_names(known)}.")
         return name
     if output is None:
         return "table"
@@ -80,26 +80,14 @@ def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
     found = by_extension.get(output.suffix.lower())
     if found is None:
         named = "" if kind in ("page", "check") else ", or add --format"
-        choice = listed(list(by_extension))
+        choice = join_names(list(by_extension))
         raise UsageError(
             f"No format belongs to {str(output)!r}: let its name end in {choice}{named}."
         )
     return found
 
 
-Output = Annotated[
-    Path | None,
-    file_option("--output", "-o", "Write here; format by extension."),
-]
-Verbose = Annotated[bool, option("--verbose", "-v", "Print every figure, rule and source.")]
-NoCache = Annotated[bool, option("--no-cache", "Neither read nor keep answers on disk.")]
 _NARROWEST, _WIDEST = 60, 140
-
-
-def format_option(*kinds: str) -> Any:
-    """The option that names the format of such answers, for ``Annotated``."""
-    names = [name for name in FORMATS if any(name in formats(kind) for kind in kinds)]
-    return option("--format", "-f", f"{listed(names)}.", value=TEXT)
 
 
 def put(text: str, output: Path | None = None) -> None:

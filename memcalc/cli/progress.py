@@ -23,7 +23,7 @@ EVERY = 30.0
 
 
 class Steps:
-    """Told by a command how far it is; says it nowhere."""
+    """The progress of a command, which is shown nowhere."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -31,23 +31,23 @@ class Steps:
         self.total: int | None = None
 
     def at(self, done: int, total: int | None = None) -> None:
-        """So many of the answers are known."""
+        """Note how many of the answers are known."""
         self.done, self.total = done, total
 
     @property
     def known(self) -> str:
-        """How many of the answers are known, after the seconds; empty: it is not counted."""
+        """The count of known answers, for the end of a line; empty if it is not counted."""
         return f", {self.done} of {self.total}" if self.total else ""
 
     def now(self, what: str) -> None:
-        """This is being done from now on."""
+        """Name what is being done now."""
         self.what = what
 
     def row(self, text: str) -> None:
-        """Something is known that is worth a line before all is."""
+        """Show a part of the answer before all is known."""
 
     def note(self, text: str) -> None:
-        """Something that a person should know."""
+        """Print a note."""
         say(text)
 
     def answer_until_stopped(
@@ -56,7 +56,7 @@ class Steps:
         rows: Callable[[T], Iterable[str]],
         total: int | None = None,
     ) -> tuple[T, bool]:
-        """Return an answer, and whether Ctrl-C cut it short: then it is the last one seen.
+        """Return an answer, and True if Ctrl-C cut it short: then it is the last one seen.
 
         ``find`` passes each answer so far to the function it is given; every new row of it, of
         ``total`` at most, is shown.
@@ -84,7 +84,7 @@ class Steps:
 
 
 class _Moving(Steps):
-    """At a terminal: one line that moves, and rows above it."""
+    """A moving line at a terminal, and rows above it."""
 
     def __init__(self, what: str, shown: Progress, task: TaskID) -> None:
         super().__init__(what)
@@ -107,7 +107,7 @@ class _Moving(Steps):
         self.row(text, style="")
 
     def fetching(self, seen: Fetching) -> None:
-        """Something is fetched; what it is and how large comes first, without a fraction."""
+        """Show a download: its name and size first, without a fraction, then its progress."""
         if seen.fraction is None:
             self.row(seen.text)
             return
@@ -121,7 +121,7 @@ class _Moving(Steps):
 
 
 class _Logged(Steps):
-    """In a log: a line every so often."""
+    """A line in a log every 30 seconds."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -131,12 +131,12 @@ class _Logged(Steps):
         self._thread.start()
 
     def end(self) -> None:
-        """Nothing is said from now on."""
+        """Stop printing."""
         self._over.set()
         self._thread.join()
 
     def fetching(self, seen: Fetching) -> None:
-        """Something is fetched: what it is and how large, and no more."""
+        """Print the name and size of a download, and not its progress."""
         if seen.fraction is None:
             say(f"memcalc: {seen.text}")
 

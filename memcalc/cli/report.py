@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.explain import Chapter, chapter, chapter_of_saved, explain_plan
-from memcalc.cli.command import Depth, Remedies, argument, file_option, say
+from memcalc.cli.command import say
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import NoCache, chosen, put, wrote
+from memcalc.cli.output import chosen, put, wrote
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import check_alone, only_prediction, path_of, plans_in, saved, traced_in
 from memcalc.errors import MemcalcError, UsageError
@@ -19,20 +19,6 @@ from memcalc.files.results import load, predictions
 from memcalc.records.plan import Plan
 from memcalc.report.page import Document
 
-_Other = Annotated[
-    str | None,
-    argument("A second result file to compare with: changes come first.", metavar="OTHER"),
-]
-_Output = Annotated[
-    Path | None,
-    file_option(
-        "--output",
-        "-o",
-        "Write here: .html is the page; .svg, .png and .pdf its main picture; .pickle a "
-        "predicted memory snapshot for pytorch.org/memory_viz.",
-    ),
-]
-
 
 @with_plan(
     "memcalc report gpt2 --gpu t4 -o step.html",
@@ -41,11 +27,11 @@ _Output = Annotated[
 )
 def command(
     settings: dict[str, Any],
-    other: _Other = None,
-    output: _Output = None,
-    depth: Depth = None,
-    remedies: Remedies = True,
-    no_cache: NoCache = False,
+    other: str | None = None,
+    output: Path | None = None,
+    depth: int | None = None,
+    remedies: bool = True,
+    no_cache: bool = False,
 ) -> None:
     """Draw a step's timeline and all figures on one page; of a model, or of a file memcalc wrote.
 

@@ -3,11 +3,11 @@
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from memcalc.cli.command import AS_TYPED, Words, file_option, say, verb
+from memcalc.cli.command import say
+from memcalc.cli.declare import AS_TYPED, verb
 from memcalc.cli.output import seen_width
 from memcalc.errors import UsageError
 from memcalc.files import results
@@ -19,10 +19,7 @@ from memcalc.files import results
     "memcalc run -- bash -c 'python a.py; python b.py'",
     context_settings=AS_TYPED,
 )
-def command(
-    command: Words,
-    output: Annotated[Path | None, file_option("--output", "-o", "Add the result here.")] = None,
-) -> None:
+def command(words: list[str], output: Path | None = None) -> None:
     """Run any command and report its GPU and main memory; its exit code is passed on."""
     from memcalc.measure.watched_command import run
     from memcalc.report.measured import render
@@ -33,7 +30,7 @@ def command(
         except UsageError as error:
             # Whoever wraps a command wants it to run; its result will be elsewhere.
             say(f"warning: {error}")
-    outcome = run(command)
+    outcome = run(words)
     if output is not None:
         plan = outcome.measurement.plan
         failure = results.keep(output, results.Run(plan=plan, measurement=outcome.measurement))

@@ -1,24 +1,13 @@
 """``memcalc show``."""
 
 from pathlib import Path
-from typing import Annotated
 
 from memcalc.cli import output as out
-from memcalc.cli.command import TEXT, Top, argument, counted, option, verb
+from memcalc.cli.declare import verb
 from memcalc.errors import UsageError
 from memcalc.files import artifact
 from memcalc.files.results import load, predictions
 
-_AllocConf = Annotated[
-    list[str] | None,
-    option(
-        "--alloc-conf",
-        "For a snapshot: PYTORCH_ALLOC_CONF to replay it under; repeatable.",
-        metavar="CONF",
-    ),
-]
-_Gpu = Annotated[str | None, option("--gpu", "For a snapshot: GPU to replay it on.", value=TEXT)]
-_Device = Annotated[int, option("--device", "For a snapshot: index of the GPU.", value=counted(0))]
 _SNAPSHOTS = (".pickle", ".pkl")
 
 
@@ -28,22 +17,14 @@ _SNAPSHOTS = (".pickle", ".pkl")
     "memcalc show snapshot.pickle --alloc-conf expandable_segments:True",
 )
 def command(
-    file: Annotated[
-        Path,
-        argument(
-            "A result that memcalc wrote, or a .pickle of torch.cuda.memory._dump_snapshot.",
-            metavar="FILE",
-        ),
-    ],
-    format: Annotated[
-        str | None, out.format_option("predictions", "explanation", "snapshot")
-    ] = None,
-    output: out.Output = None,
-    verbose: out.Verbose = False,
-    top: Top = 12,
-    alloc_conf: _AllocConf = None,
-    gpu: _Gpu = None,
-    device: _Device = 0,
+    file: Path,
+    format: str | None = None,
+    output: Path | None = None,
+    verbose: bool = False,
+    top: int = 12,
+    alloc_conf: list[str] | None = None,
+    gpu: str | None = None,
+    device: int = 0,
 ) -> None:
     """Show a saved result again, in any format; or a memory snapshot of a real run."""
     from memcalc.report import measured

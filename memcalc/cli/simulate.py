@@ -6,22 +6,14 @@ import shlex
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 from msgspec.structs import replace
 
-from memcalc.cli.command import AS_TYPED, TEXT, Words, counted, option, say, verb
-from memcalc.cli.options import plan_option
-from memcalc.cli.output import (
-    Output,
-    Verbose,
-    chosen,
-    deliver_predictions,
-    format_option,
-    formats,
-    put,
-)
+from memcalc.cli.command import say
+from memcalc.cli.declare import AS_TYPED, verb
+from memcalc.cli.output import chosen, deliver_predictions, formats, put
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import keep_last
 from memcalc.errors import EstimateError, UsageError
@@ -32,31 +24,6 @@ from memcalc.units import format_bytes
 
 if TYPE_CHECKING:
     from memcalc.estimation.kept import Traced
-
-_Steps = Annotated[
-    int,
-    option("--steps", "Stop after this many optimizer steps; 0: never.", value=counted(0)),
-]
-_Weights = Annotated[
-    bool,
-    option(
-        "--weights",
-        "Download and read real weights, for scripts whose control flow depends on their values.",
-    ),
-]
-_Python = Annotated[
-    str | None,
-    option("--python", "The Python that runs it, with PyTorch. Default: this one.", value=TEXT),
-]
-
-_Vllm = Annotated[
-    str | None,
-    option(
-        "--vllm",
-        "Release of vLLM for vllm serve, such as 0.33; fetched once (5.8 GB on disk).",
-        value=TEXT,
-    ),
-]
 
 
 @verb(
@@ -69,18 +36,18 @@ _Vllm = Annotated[
     fetches=True,
 )
 def command(
-    command: Words,
-    gpu: Annotated[str | None, plan_option("gpu")] = None,
-    rank: Annotated[str | None, plan_option("rank")] = None,
-    steps: _Steps = 3,
-    torch: Annotated[str | None, plan_option("torch")] = None,
-    alloc_conf: Annotated[str | None, plan_option("alloc_conf")] = None,
-    weights: _Weights = False,
-    python: _Python = None,
-    vllm: _Vllm = None,
-    format: Annotated[str | None, format_option("predictions")] = None,
-    output: Output = None,
-    verbose: Verbose = False,
+    words: list[str],
+    gpu: str | None = None,
+    rank: str | None = None,
+    steps: int = 3,
+    torch: str | None = None,
+    alloc_conf: str | None = None,
+    weights: bool = False,
+    python: str | None = None,
+    vllm: str | None = None,
+    format: str | None = None,
+    output: Path | None = None,
+    verbose: bool = False,
 ) -> None:
     """Run your own training script, unchanged, on a simulated GPU."""
     from memcalc.script.serving import server_of, simulate_server
@@ -90,7 +57,7 @@ def command(
     if output is None and name in formats("page"):
         raise UsageError(f"{name} is written to a file: add --output simulated.{name}.")
     plan = plan_of(
-        command,
+        words,
         gpu=gpu,
         steps=steps,
         torch=torch,
@@ -100,7 +67,7 @@ def command(
         rank=None if rank is None else FIELDS["rank"].read(rank),
     )
     if gpu is None:
-        _say_where_gpu_belongs(command)
+        _say_where_gpu_belongs(words)
     server = server_of(plan)
     if server is not None and name in formats("page"):
         raise UsageError(f"An engine has no timeline for {name}: type --format json.")
@@ -115,23 +82,22 @@ def command(
         return
     if found.traced is None:
         _refuse(found.ending)
-    if output is not None and name in formats("page"):
-        from memcalc.cli.report import draw
-
-        draw(found.traced, name, output)
-    else:
-        deliver_predictions(
-            [found.traced.prediction],
-            name,
-            output,
-            verbose=verbose,
-            # A file explains itself when this run is long forgotten.
-            traces=[found.traced.trace] if output is not None else (),
-        )
+    _deliver(found.traced, name, output, verbose=verbose)
     _tell_next(found.traced, name, output)
     sys.stdout.flush()
     _say_what_became(found.ending)
     raise typer.Exit(found.ending.code)
+
+
+def _deliver(found: Traced, name: str, output: Path | None, *, verbose: bool) -> None:
+    if output is not None and name in formats("page"):
+        from memcalc.cli.report import draw
+
+        draw(found, name, output)
+        return
+    # A file explains itself when this run is long forgotten.
+    traces = [found.trace] if output is not None else ()
+    deliver_predictions([found.prediction], name, output, verbose=verbose, traces=traces)
 
 
 def _tell_next(found: Traced, name: str, output: Path | None) -> None:
@@ -149,7 +115,7 @@ def _tell_next(found: Traced, name: str, output: Path | None) -> None:
 def _prepare(python: str | None, torch: str | None, vllm: str | None) -> str | None:
     """Make the environments that are named, and return the Python that runs the program.
 
-    What the program prints must not meet a line that moves.
+    The progress line ends before the program prints.
     """
     from memcalc.engine import environment
     from memcalc.estimation.serving.run import require_python
@@ -164,9 +130,9 @@ def _prepare(python: str | None, torch: str | None, vllm: str | None) -> str | N
 
 
 def _refuse(ending: Ending) -> NoReturn:
-    """Of a script that put nothing on the GPU: what became of it, and what to do."""
+    """Say why a script put nothing on the GPU, and what to do."""
     _say_what_became(ending, figures=False)
-    elsewhere = _elsewhere(ending)
+    elsewhere = _suggest_elsewhere(ending)
     if ending.code:
         if elsewhere:
             say(f"memcalc: {elsewhere}")
@@ -177,7 +143,7 @@ def _refuse(ending: Ending) -> NoReturn:
 
 
 def _say_where_gpu_belongs(command: list[str]) -> None:
-    """Of a GPU that is named after the script: the script gets it, and nothing is judged."""
+    """Warn of a GPU that is named after the script: the script gets it, and nothing is judged."""
     from memcalc.catalog import gpus
 
     for at, (flag, name) in enumerate(pairwise(command)):
@@ -194,8 +160,8 @@ def _say_where_gpu_belongs(command: list[str]) -> None:
         )
 
 
-def _elsewhere(ending: Ending) -> str:
-    """What to type in place of a script that starts others; empty: it starts none."""
+def _suggest_elsewhere(ending: Ending) -> str:
+    """Say what to type for a script that starts others; empty if it starts none."""
     had = f", one with up to {format_bytes(ending.others)} of GPU memory" if ending.others else ""
     if ending.started:
         return f"It starts other programs{had}: type {to_type(ending.started)}."

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Any
 
 import typer
 
 from memcalc.catalog import gpus
-from memcalc.cli.command import TEXT, TOKENS, of, option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.output import NoCache, Output, Verbose, chosen, deliver_answer, format_option, put
+from memcalc.cli.output import chosen, deliver_answer, put
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_of, recipe_output, write_recipe
 from memcalc.errors import UsageError
-
-_PROGRAM = of(Literal["trainer", "accelerate", "axolotl", "llamafactory", "trl", "swift"])
-
-
-_Program = Annotated[
-    str | None,
-    option(
-        "--as",
-        "Print the best way alone, as settings of this program.",
-        value=_PROGRAM,
-        metavar="[trainer|accelerate|axolotl|llamafactory|trl|swift]",
-    ),
-]
-_Tokens = Annotated[
-    float | None,
-    option("--tokens", "Tokens to train on, such as 2e9 or 2B; adds the hours.", value=TOKENS),
-]
-_Price = Annotated[
-    str | None,
-    option(
-        "--price",
-        "Price of one GPU for an hour, or a TOML file with one for each GPU; adds the cost.",
-        value=TEXT,
-    ),
-]
 
 
 @with_plan(
@@ -48,13 +23,13 @@ _Price = Annotated[
 )
 def command(
     settings: dict[str, Any],
-    program: _Program = None,
-    tokens: _Tokens = None,
-    price: _Price = None,
-    format: Annotated[str | None, format_option("suggestions")] = None,
-    output: Output = None,
-    verbose: Verbose = False,
-    no_cache: NoCache = False,
+    program: str | None = None,
+    tokens: float | None = None,
+    price: str | None = None,
+    format: str | None = None,
+    output: Path | None = None,
+    verbose: bool = False,
+    no_cache: bool = False,
 ) -> None:
     """Find the best ways to train a model on a GPU, each one really estimated.
 

@@ -7,25 +7,14 @@ of a plan, is known to change no memory, or is refused by its name.
 import functools
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from memcalc.dialects.recipe import Recipe, mapping, table_in, text
+from memcalc.dialects.recipe import Recipe, parse_table, read_table, read_text
 from memcalc.errors import SettingError, UsageError
-from memcalc.records.plan import Plan
 
-__all__ = ["ENDINGS", "FILES", "Dialect", "Recipe", "dialects", "find", "read", "recognise"]
-
-
-class Dialect(NamedTuple):
-    """A format: how it is recognised, read and written."""
-
-    name: str
-    is_one: Callable[[Mapping[str, Any]], bool]
-    read: Callable[[Mapping[str, Any], str, Mapping[str, Any]], Recipe]
-    write: Callable[[Plan], dict[str, Any]]
-
+__all__ = ["ENDINGS", "FILES", "Recipe", "dialects", "find", "read", "recognise"]
 
 _ROOMS = "torchtune axolotl llamafactory swift accelerate deepspeed trl trainer".split()
 """All formats, those first whose keys nothing else has."""
@@ -36,14 +25,14 @@ ENDINGS = (".yaml", ".yml", ".json", ".sh")
 
 
 @functools.cache
-def dialects() -> dict[str, Dialect]:
-    """Return all formats by name; they are imported when the first recipe is read."""
+def dialects() -> dict[str, Any]:
+    """Return the modules of all formats by name; they are imported when a recipe is read."""
     rooms = [importlib.import_module(f"{__name__}.{room}") for room in _ROOMS]
-    return {room.NAME: Dialect(room.NAME, room.is_one, room.read, room.write) for room in rooms}
+    return {room.NAME: room for room in rooms}
 
 
-def recognise(data: Mapping[str, Any]) -> Dialect | None:
-    """Find the format of a file by its keys; None: it is none of these."""
+def recognise(data: Mapping[str, Any]) -> Any:
+    """Find the module of a file's format by its keys; None: it is none of these."""
     return next((one for one in dialects().values() if one.is_one(data)), None)
 
 
@@ -53,12 +42,12 @@ def load(path: Path) -> Mapping[str, Any]:
     Raises:
         UsageError: it cannot be read, or holds something else.
     """
-    return _table_in(text(path), path)
+    return _parse_settings(read_text(path), path)
 
 
-def _table_in(written: str, path: Path) -> Mapping[str, Any]:
+def _parse_settings(written: str, path: Path) -> Mapping[str, Any]:
     if path.suffix != ".sh":
-        return table_in(written, path)
+        return parse_table(written, path)
     from memcalc.dialects import shell
 
     found = shell.command_in(written)
@@ -67,13 +56,13 @@ def _table_in(written: str, path: Path) -> Mapping[str, Any]:
     return found
 
 
-def parse(written: str, path: Path) -> tuple[Dialect, Mapping[str, Any]]:
-    """Read the text of a recipe as its format and its table of settings.
+def parse(written: str, path: Path) -> tuple[Any, Mapping[str, Any]]:
+    """Read the text of a recipe as its format's module and its table of settings.
 
     Raises:
         UsageError: it is no recipe.
     """
-    data = _table_in(written, path)
+    data = _parse_settings(written, path)
     dialect = recognise(data)
     if dialect is None:
         raise _unknown(str(path))
@@ -114,9 +103,9 @@ def read(setting: str, path: str, given: Mapping[str, Any]) -> Recipe:
     try:
         if setting in _ONLY:
             room = importlib.import_module(f"{__name__}.{_ONLY[setting]}")
-            found: Recipe = room.read(mapping(place), path, given)
+            found: Recipe = room.read(read_table(place), path, given)
             return found
-        dialect, data = parse(text(place), place)
-        return dialect.read(data, path, given)
+        dialect, data = parse(read_text(place), place)
+        return dialect.read(data, path, given)  # type: ignore[no-any-return]
     except UsageError as error:
         raise SettingError(setting, str(error)) from None

@@ -7,7 +7,8 @@ Source: DeepSpeed 0.19.8, ``runtime/config.py``, ``runtime/zero/config.py`` and
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memcalc.dialects.recipe import Recipe, count, flag, table
+from memcalc.dialects.format import read_format
+from memcalc.dialects.recipe import Keys, Recipe
 from memcalc.errors import UsageError
 from memcalc.records.names import ZERO_STAGES
 from memcalc.records.plan import Plan
@@ -33,53 +34,7 @@ _FILLED = (
 )
 """What transformers and accelerate fill in by the model's width; ``auto`` elsewhere is DeepSpeed's
 own default."""
-_ZERO_OF_NO_MATTER = frozenset(
-    """
-    cpu_offload_use_pin_memory elastic_checkpoint enable_sanity_checks
-    gather_16bit_weights_on_model_save ignore_unused_parameters load_from_fp32_weights
-    log_trace_cache_warnings override_module_apply pipeline_loading_checkpoint
-    stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save
-    """.split()
-)
-_ZERO_READ = frozenset(
-    (*_NUMBERS, *_SWITCHES, *_NUMBERS_3, "stage", "cpu_offload", "cpu_offload_param")
-) | {"offload_optimizer", "offload_param"}
-_ZERO_REFUSED = {
-    "zero_quantized_weights": "quantized weights",
-    "zero_quantized_nontrainable_weights": "quantized weights",
-    "zero_quantized_gradients": "quantized gradients",
-    "mics_shard_size": "shards within groups",
-    "zenflow": "ZenFlow",
-}
-_OF_NO_MATTER = frozenset(
-    """
-    activation_checkpointing aio autotuning checkpoint comet comms_config comms_logger csv_monitor
-    curriculum_learning data_efficiency dataloader_drop_last disable_allgather dump_state elasticity
-    flops_profiler gradient_predivide_factor load_universal_checkpoint memory_breakdown monitor
-    nebula prescale_gradients scheduler seed steps_per_print tensorboard timers wall_clock_breakdown
-    wandb zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
-    """.split()
-)
-_READ = frozenset(
-    """
-    bf16 bfloat16 communication_data_type data_types fp16 gradient_accumulation_steps
-    gradient_clipping optimizer train_batch_size train_micro_batch_size_per_gpu zero_optimization
-    """.split()
-)
-_REFUSED = {
-    "amp": "apex",
-    "compression_training": "compression",
-    "hybrid_engine": "the hybrid engine",
-    "progressive_layer_drop": "dropped layers",
-    "tensor_parallel": "DeepSpeed's tensor parallelism",
-    "torch_autocast": "torch_autocast",
-}
-_SCALING = frozenset(
-    """
-    auto_cast consecutive_hysteresis enabled hysteresis initial_scale_power loss_scale
-    loss_scale_window min_loss_scale
-    """.split()
-)
+_OFF: tuple[Any, ...] = (None, False, AUTO, {})
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
@@ -96,11 +51,15 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     Raises:
         UsageError: DeepSpeed would not take it, or it asks for what memcalc does not answer.
     """
-    for key, name in _REFUSED.items():
-        if _is_on(data.get(key)):
-            raise UsageError(f"{file}: {name} ({key}) is not supported: remove it from the file.")
-    zero = table(data, "zero_optimization", file)
-    stage = zero.get("stage", 0)
+    form = read_format("deepspeed")
+    asked = {
+        key: value
+        for key, value in data.items()
+        if value not in _OFF and (key not in form.reasons or _is_on(value))
+    }
+    keys = Keys(asked, file, NAME, form)
+    zero = keys.section("zero_optimization")
+    stage = zero.get("stage") or 0
     if stage not in (1, 2, 3) or isinstance(stage, bool):
         raise UsageError(
             f"{file}: ZeRO stage {stage} is not supported: memcalc supports stages 1, 2 and 3, and "
@@ -108,26 +67,32 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
         )
     # In which dtypes gradients are sent and summed.
     dtypes = {
-        "communication_data_type": data.get("communication_data_type"),
-        "grad_accum_dtype": table(data, "data_types", file).get("grad_accum_dtype"),
+        "communication_data_type": keys.get("communication_data_type"),
+        "grad_accum_dtype": keys.section("data_types").data.get("grad_accum_dtype"),
     }
     told = {key: str(dtype) for key, dtype in dtypes.items() if dtype not in (None, AUTO)}
-    arguments = {**_arguments(zero, stage, file), **told}
+    arguments = {**_read_arguments(zero, stage), **told}
     settings: dict[str, Any] = {"parallel": _LAYOUTS[stage]}
     if arguments:
         settings["parallel_args"] = arguments
-    settings |= _precision(data, file)
-    settings |= _batches(data, given, file)
-    norm = data.get("gradient_clipping")
-    if norm not in (None, AUTO, 0, 0.0):
-        settings["max_grad_norm"] = norm
-    _check_keys(data, zero, file)
-    unread = [*_left(data)]
-    optimizer, note = _optimizer(data, "offload" in arguments, file)
+    settings |= _read_precision(keys) | _read_batches(keys, given)
+    settings["max_grad_norm"] = keys.get("gradient_clipping") or None
+    parts = keys.get("activation_checkpointing")
+    if isinstance(parts, dict) and True in parts.values():
+        keys.unread.append(
+            "activation_checkpointing of DeepSpeed, which a model has to call itself"
+        )
+    optimizer, note = _read_optimizer(keys, "offload" in arguments)
     if optimizer is not None and given.get("optim") is None:
         settings["optim"] = optimizer
-        unread += note
-    return Recipe(file=file, dialect=NAME, settings=settings, unread=tuple(unread))
+        keys.unread += note
+    _finish(zero)
+    return keys.recipe(settings)
+
+
+def _finish(keys: Keys) -> None:
+    """Refuse keys that are not known and ask for something."""
+    keys.over({key: value for key, value in keys.data.items() if value not in _OFF}).finish()
 
 
 def _is_on(value: Any) -> bool:
@@ -141,127 +106,93 @@ def _is_on(value: Any) -> bool:
     return bool(value)
 
 
-def _arguments(zero: Mapping[str, Any], stage: int, file: str) -> dict[str, Any]:
-    """Arguments of the layout; what only stage 3 looks at is left out of others."""
-    for key, name in _ZERO_REFUSED.items():
-        if zero.get(key) not in (None, False, 0, -1, {}):
-            raise UsageError(
-                f"{file}: {name} (zero_optimization.{key}) is not verified against DeepSpeed's "
-                f"own code yet, so memcalc does not support it."
-            )
+def _read_arguments(zero: Keys, stage: int) -> dict[str, Any]:
+    """Read the layout's arguments; those of stage 3 are left out of other stages."""
     found: dict[str, Any] = {}
-    for key in (*_NUMBERS, *(_NUMBERS_3 if stage == 3 else ())):
+    for key in (*_NUMBERS, *_NUMBERS_3):
         value = zero.get(key)
+        if key in _NUMBERS_3 and stage != 3:
+            continue
         if value == AUTO and key in _FILLED:
             found[key] = AUTO
         elif value not in (None, AUTO):
-            found[key] = 0 if value == 0 else count(value, key, file)
+            found[key] = 0 if value == 0 else zero.count(key)
     for key in _SWITCHES:
         if zero.get(key) not in (None, AUTO):
-            found[key] = flag(zero[key], key, file)
-    return found | dict.fromkeys(_offloaded(zero, stage, file), "cpu")
+            found[key] = zero.flag(key)
+    return found | dict.fromkeys(_find_offloaded(zero, stage), "cpu")
 
 
-def _offloaded(zero: Mapping[str, Any], stage: int, file: str) -> Iterator[str]:
+def _find_offloaded(zero: Keys, stage: int) -> Iterator[str]:
     for name, key, old in (
         ("offload", "offload_optimizer", "cpu_offload"),
         ("offload_param", "offload_param", "cpu_offload_param"),
     ):
-        place = table(zero, key, file)
+        place = zero.section(key).data
         device = str(place.get("device") or "none").lower()
-        if device == "none" and zero.get(old):
+        if zero.get(old) and device == "none":
             device = "cpu"
         if device not in ("none", "cpu", AUTO):
             raise UsageError(
-                f"{file}: {key} to {device} is not supported: memcalc supports device cpu."
+                f"{zero.file}: {key} to {device} is not supported: memcalc supports device cpu."
             )
         if place.get("ratio") not in (None, 1, 1.0, AUTO):
             raise UsageError(
-                f"{file}: {key} of a part (ratio {place['ratio']}) is not supported: memcalc "
+                f"{zero.file}: {key} of a part (ratio {place['ratio']}) is not supported: memcalc "
                 f"supports ratio 1."
             )
         if device == "cpu" and (name == "offload" or stage == 3):
             yield name
 
 
-def _precision(data: Mapping[str, Any], file: str) -> dict[str, Any]:
-    halves = {
-        "amp-bf16": table(data, "bf16" if "bf16" in data else "bfloat16", file).get("enabled"),
-        "amp-fp16": table(data, "fp16", file).get("enabled"),
-    }
-    on = [
-        name
-        for name, value in halves.items()
-        if value not in (None, AUTO) and flag(value, "enabled", file)
-    ]
+def _read_precision(keys: Keys) -> dict[str, Any]:
+    on, left = [], False
+    for name, section in (("bf16", "bf16" if "bf16" in keys.data else "bfloat16"), ("fp16",) * 2):
+        half = keys.section(section)
+        left = left or half.get("enabled") == AUTO
+        on += [f"amp-{name}"] if half.get("enabled") != AUTO and half.flag("enabled") else []
+        _finish(half)
     if len(on) > 1:
-        raise UsageError(f"{file}: bf16 and fp16 are both enabled: disable one.")
+        raise UsageError(f"{keys.file}: bf16 and fp16 are both enabled: disable one.")
     if on:
         return {"precision": on[0]}
-    return {} if AUTO in halves.values() else {"precision": "fp32"}
+    return {} if left else {"precision": "fp32"}
 
 
-def _batches(data: Mapping[str, Any], given: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """Micro-batch and accumulation: DeepSpeed works out the one of three that is missing."""
-    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    whole, micro, steps = (
-        None if data.get(key) in (None, AUTO) else count(data[key], key, file) for key in keys
-    )
+def _read_batches(keys: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Read micro-batch and accumulation; DeepSpeed computes a missing one from the whole batch."""
+    whole, micro, steps = map(keys.count, (
+        "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+    ))  # fmt: skip
     world = given.get("devices") or 1
     if whole is not None:
         rest = micro or steps or 1
         other, left = divmod(whole, world * rest)
         if left or not other or (micro and steps and other != steps):
             raise UsageError(
-                f"{file}: train_batch_size {whole} is not made of {world} GPUs with a micro-batch "
-                f"of {micro or 'any size'} and {steps or 'any number of'} accumulated steps: say "
-                "how many GPUs with --devices, or correct one."
+                f"{keys.file}: train_batch_size {whole} is not made of {world} GPUs with a "
+                f"micro-batch of {micro or 'any size'} and {steps or 'any number of'} accumulated "
+                "steps: say how many GPUs with --devices, or correct one."
             )
         micro, steps = (micro, other) if micro else (other, rest)
-    found = {"batch": micro, "grad_accum": steps}
-    return {name: value for name, value in found.items() if value is not None}
+    return {"batch": micro, "grad_accum": steps}
 
 
-def _optimizer(
-    data: Mapping[str, Any], offloaded: bool, file: str
-) -> tuple[str | None, tuple[str, ...]]:
-    """The optimizer by its name here, and what is not known of it."""
-    asked = table(data, "optimizer", file)
+def _read_optimizer(keys: Keys, offloaded: bool) -> tuple[str | None, tuple[str, ...]]:
+    """Read the optimizer by the plan's name, and what is not counted of it."""
+    asked = keys.section("optimizer").data
     kind = str(asked.get("type") or "").lower()
     if not kind:
         return None, ()
     if kind not in ("adam", "adamw"):
         raise UsageError(
-            f"{file}: optimizer {asked['type']} is DeepSpeed's own kernel, which memcalc does not "
-            "know: name one that is handed to deepspeed.initialize, such as --optim adamw."
+            f"{keys.file}: optimizer {asked['type']} is DeepSpeed's own kernel, which memcalc does "
+            "not know: name one that is handed to deepspeed.initialize, such as --optim adamw."
         )
     params = asked.get("params")
     if offloaded or (isinstance(params, dict) and params.get("torch_adam")):
         return "adamw", ()
     return "adamw_torch_fused", ("what DeepSpeed's FusedAdam needs beside PyTorch's fused AdamW",)
-
-
-def _check_keys(data: Mapping[str, Any], zero: Mapping[str, Any], file: str) -> None:
-    """Refuse keys that memcalc does not know, where they ask for something."""
-    known = {"": _READ | _OF_NO_MATTER | _REFUSED.keys()}
-    known["zero_optimization."] = _ZERO_READ | _ZERO_OF_NO_MATTER | _ZERO_REFUSED.keys()
-    halves = {name: data.get(name) for name in ("bf16", "fp16")}
-    parts = {"": data, "zero_optimization.": zero} | {
-        f"{name}.": part for name, part in halves.items() if isinstance(part, dict)
-    }
-    for prefix, part in parts.items():
-        for key, value in part.items():
-            if key not in known.get(prefix, _SCALING) and value not in (None, False, AUTO, {}):
-                raise UsageError(
-                    f"{file}: memcalc does not know whether {prefix}{key} changes memory: "
-                    "correct it, or remove it."
-                )
-
-
-def _left(data: Mapping[str, Any]) -> Iterator[str]:
-    part = data.get("activation_checkpointing")
-    if isinstance(part, dict) and any(value is True for value in part.values()):
-        yield "activation_checkpointing of DeepSpeed, which a model has to call itself"
 
 
 _OWN = ("offload", "offload_param", "communication_data_type", "grad_accum_dtype", "no_sync")
@@ -285,7 +216,7 @@ def write(plan: Plan, max_grad_norm: float | None = None, config: Any = None) ->
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {
             "stage": ZERO_STAGES[plan.parallel or "zero2"],
-            **_zero(options, config),
+            **_write_zero(options, config),
         },
         "steps_per_print": 1 << 30,
     }
@@ -299,9 +230,9 @@ def write(plan: Plan, max_grad_norm: float | None = None, config: Any = None) ->
     return found
 
 
-def _zero(options: Mapping[str, Any], config: Any) -> dict[str, Any]:
+def _write_zero(options: Mapping[str, Any], config: Any) -> dict[str, Any]:
     found = {
-        name: _filled(name, config) if value == AUTO and config is not None else value
+        name: _fill_auto(name, config) if value == AUTO and config is not None else value
         for name, value in options.items()
         if name not in _OWN
     }
@@ -312,7 +243,7 @@ def _zero(options: Mapping[str, Any], config: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _filled(name: str, config: Any) -> int | None:
+def _fill_auto(name: str, config: Any) -> int | None:
     """Return what transformers and accelerate write for ``auto``; None: DeepSpeed's own default.
 
     Source: transformers 5.23, ``integrations/deepspeed.py``, ``trainer_config_finalize``;

@@ -1,24 +1,26 @@
-"""The records of a recipe, and the checks that all formats share."""
+"""Reads the keys of a recipe: each is a setting, changes no memory, or is refused by its name."""
 
-import ast
 import copy
 import fnmatch
-import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from memcalc import registry
+from memcalc.dialects.format import Format
 from memcalc.errors import UsageError, unknown
 from memcalc.files import untrusted_values
+from memcalc.records.plan import Plan
+from memcalc.records.values import adapter
 
 _LARGEST = 1 << 20
 """Bytes of a recipe; the longest of the frameworks' own examples has 10 thousand."""
 _DEGREES = ("_size", "_degree", "_dim")
 """Ends of keys that ask for nothing where they are 1."""
 _LEFT_OUT: tuple[Any, ...] = (None, False, "", [], {}, "none", "no")
+_SWITCH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,39 +43,52 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keys:
-    """The keys of a recipe: each is read, known to change no memory, or refused by its name."""
+    """The keys of a recipe, and what was read of them."""
 
     def __init__(
-        self,
-        data: Mapping[str, Any],
-        file: str,
-        framework: str,
-        *,
-        defaults: Mapping[str, Any] | None = None,
-        instead: str = "",
+        self, data: Mapping[str, Any], file: str, framework: str, form: Format, prefix: str = ""
     ) -> None:
-        """Take the keys of a file.
+        """Take the keys of a file, and refuse those that have no place in a plan.
 
         Args:
-            data: the file.
+            data: the file, or a section of it.
             file: its name.
             framework: its framework's name.
-            defaults: what the framework takes where a key that changes memory is left out.
-            instead: the command that runs the recipe itself.
+            form: what is known of the keys.
+            prefix: of the section's keys, in messages.
+
+        Raises:
+            UsageError: a key asks for what memcalc does not answer.
         """
-        self.data, self.file, self.framework = data, file, framework
-        self._defaults, self._instead = defaults or {}, instead
+        self.data, self.file, self.framework, self.form = data, file, framework, form
+        self._prefix, self._defaults = prefix, dict(form.defaults)
         self._read: set[str] = set()
         self._taken: dict[str, Any] = {}
         self._spelled: dict[str, str] = {}
         self.unread: list[str] = []
         self.loss_piece: int | None = None
+        self._refuse()
 
     def over(self, data: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> "Keys":
         """Read other values, or with further defaults, and count what is read as read here."""
         other = copy.copy(self)
         other.data, other._defaults = data, {**self._defaults, **(defaults or {})}
         return other
+
+    def section(self, name: str, prefix: str = "") -> "Keys":
+        """Read a table of the file; its keys are given without the prefix that people may write.
+
+        Raises:
+            UsageError: it is no table, or has a key that memcalc does not answer.
+        """
+        found = self.get(name)
+        if found is None:
+            found = {}
+        if not isinstance(found, dict):
+            raise UsageError(f"{self.file}: {name} = {str(found)[:40]!r} is no table of settings.")
+        data = {str(key).removeprefix(prefix): one for key, one in found.items()}
+        form = self.form.sections.get(name, Format())
+        return Keys(data, self.file, self.framework, form, prefix or f"{name}.")
 
     def get(self, *names: str) -> Any:
         """Read a key by its names; a key without a value is left out.
@@ -87,19 +102,38 @@ class Keys:
             if found != names[0]:
                 self._spelled[names[0]] = found
             return self.data[found]
-        if self._defaults.get(names[0]) is not None:
-            self._taken[names[0]] = self._defaults[names[0]]
-        return self._defaults.get(names[0])
+        default = self._defaults.get(names[0])
+        if default is not None:
+            self._taken[names[0]] = default
+        return default
 
-    def flag(self, *names: str) -> bool:
-        """Read a switch; False where it is left out."""
+    def flag(self, *names: str, default: bool = False) -> bool:
+        """Read a switch, which people also write as a text."""
         value = self.get(*names)
-        return value not in (None, "") and flag(value, names[0], self.file)
+        if value in (None, ""):
+            return default
+        found = _SWITCH.get(str(value).strip().lower())
+        if found is None:
+            raise self.refusal(names[0], value, "is neither true nor false")
+        return found
+
+    def any_flag(self, names: str) -> bool:
+        """Read several switches; return True if one is on."""
+        on = [self.flag(name) for name in names.split()]
+        return any(on)
 
     def count(self, *names: str) -> int | None:
-        """Read a whole number from 1."""
+        """Read a whole number from 1, which people also write as a text or as ``1e8``."""
         value = self.get(*names)
-        return None if value is None else count(value, names[0], self.file)
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = 0.0
+        if isinstance(value, bool) or not 1 <= number < 1 << 53 or not number.is_integer():
+            raise self.refusal(names[0], value, "is not a whole number from 1")
+        return int(number)
 
     def text(self, *names: str) -> str | None:
         """Read a text."""
@@ -119,135 +153,92 @@ class Keys:
             raise self.error(names[0], "is no list of names", "correct it")
         return value or []
 
+    def choice(self, key: str, names: tuple[str, ...], default: str) -> str:
+        """Read one of some names, which may stand there as its number."""
+        value = self.get(key)
+        written = str(default if value is None else value).upper()
+        if written.isdigit() and 0 < int(written) <= len(names):
+            return names[int(written) - 1]
+        if written not in names:
+            shown = f"{self._prefix}{key} = {written}"
+            raise UsageError(f"{self.file}: {shown} is none of {', '.join(names)}.")
+        return written
+
+    def setting(self, name: str) -> tuple[str, ...]:
+        """Return the keys that hold a setting of a plan."""
+        return tuple(self.form.keys.get(name, "").split())
+
+    def refusal(self, key: str, value: Any, why: str) -> UsageError:
+        """Build the error for a value of another type than the key's."""
+        return UsageError(f"{self.file}: {self._prefix}{key} = {value!r} {why}.")
+
     def error(self, key: str, why: str, instead: str = "", value: Any = None) -> UsageError:
         """Build the error for a key: its value, why it is refused and what to do."""
         value = self.data.get(key, self._defaults.get(key)) if value is None else value
         shown = " ".join(str(value).split())
         shown = shown if len(shown) <= 40 else f"{shown[:40]}..."
-        if not instead and self._instead:
-            instead = f"remove it, or run the recipe itself: memcalc simulate -- {self._instead}"
-        return UsageError(f"{self.file}: {key} = {shown} {why}: {instead or 'remove it'}.")
+        if not instead and self.form.command:
+            own = self.form.command.format(file=self.file)
+            instead = f"remove it, or run the recipe itself: memcalc simulate -- {own}"
+        name = f"{self._prefix}{key}"
+        return UsageError(f"{self.file}: {name} = {shown} {why}: {instead or 'remove it'}.")
 
-    def refuse(self, refused: Mapping[str, str]) -> None:
-        """Refuse what changes memory and has no place in a plan.
-
-        Args:
-            refused: what each key or pattern of keys asks for.
-
-        Raises:
-            UsageError: the recipe asks for one.
-        """
-        for pattern, what in refused.items():
+    def _refuse(self) -> None:
+        for pattern, what in self.form.reasons.items():
             for key in fnmatch.filter(map(str, self.data), pattern):
                 self._read.add(key)
                 alone = self.data[key] == 1 and key.endswith(_DEGREES)
                 if self.data[key] not in _LEFT_OUT and not alone:
                     raise self.error(key, f"({what}) has no place in an estimate")
 
-    def note(self, noted: Mapping[str, str]) -> None:
-        """Read switches that change memory a little, and note those that are on."""
-        for key, what in noted.items():
-            if self.flag(key) and what not in self.unread:
-                self.unread.append(what)
-
-    def finish(self, no_effect: str, packages: Iterable["Schema"] = ()) -> None:
-        """Refuse keys that were neither read nor are known to change no memory.
-
-        Args:
-            no_effect: names and patterns of those, in one text.
-            packages: declarations of the installed framework.
+    def finish(self) -> None:
+        """Note what changes memory a little, and refuse keys that are not known.
 
         Raises:
-            UsageError: there is such a key.
+            UsageError: a key was not read, and is not known to change no memory.
         """
-        known = no_effect.split()
-        for key in map(str, self.data):
+        for key, what in self.form.noted.items():
+            if self.flag(key) and what not in self.unread:
+                self.unread.append(what)
+        known = f"{self.form.no_effect} {self.form.ignored}".split()
+        for key, value in self.data.items():
             if key in self._read or any(fnmatch.fnmatchcase(key, one) for one in known):
                 continue
-            declared = [one for one in packages if key in one.fields]
-            if any(one.fields[key] == self.data[key] for one in declared):
+            declared = [one for one in self.form.declared if key in one]
+            if any(one[key] == value for one in declared):
                 # As good as left out.
                 continue
             if declared:
                 raise self.error(key, "may change memory, and memcalc does not know how")
+            name = f"{self._prefix}{key}"
             hint = f"correct it in {self.file}, or remove it."
-            raise unknown(f"key of {self.framework}", key, [*known, *self._read], hint=hint)
+            names = [f"{self._prefix}{one}" for one in (*known, *self._read)]
+            raise unknown(f"key of {self.framework}", name, names, hint=hint)
 
-    def recipe(self, dialect: str, settings: Mapping[str, Any]) -> Recipe:
-        """Make the recipe of what was read."""
+    def recipe(self, settings: Mapping[str, Any]) -> Recipe:
+        """Make the recipe of what was read; every key is known then.
+
+        Raises:
+            UsageError: there is a key that is not known.
+        """
+        self.finish()
         return Recipe(
             file=self.file,
-            dialect=dialect,
+            dialect=self.framework,
             settings={key: one for key, one in settings.items() if one is not None},
             unread=tuple(self.unread),
-            defaults=tuple(f"{key} {_shown(value)}" for key, value in self._taken.items()),
+            defaults=tuple(f"{key} {show_value(value)}" for key, value in self._taken.items()),
             loss_piece=self.loss_piece,
             spelled=self._spelled,
         )
 
 
-def _shown(value: Any) -> str:
+def show_value(value: Any) -> str:
+    """Write a value as YAML and JSON do."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-class Schema(msgspec.Struct, frozen=True):
-    """What an installed package declares of its arguments."""
-
-    fields: dict[str, Any]
-    """Names with their defaults, as far as these are literals."""
-
-
-def schema(package: str, file: str, *classes: str) -> Schema | None:
-    """Read the fields that classes declare; their package is parsed and never imported.
-
-    Returns:
-        The fields, or None where the package or the file is not there.
-    """
-    tree = parsed(package, file)
-    if tree is None:
-        return None
-    fields: dict[str, Any] = {}
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name in classes:
-            lines = [one for one in node.body if isinstance(one, ast.AnnAssign)]
-            fields |= {one.target.id: _default(one.value) for one in lines
-                       if isinstance(one.target, ast.Name)}  # fmt: skip
-    return Schema(fields)
-
-
-def parsed(package: str, file: str) -> ast.Module | None:
-    """Parse a file of an installed package, which is not imported; None: there is none."""
-    folder = _folder_of(package)
-    try:
-        return ast.parse((folder / file).read_text("utf-8")) if folder is not None else None
-    except (OSError, ValueError, SyntaxError):
-        return None
-
-
-def holds(package: str, file: str) -> bool:
-    """Tell whether an installed package has a file."""
-    folder = _folder_of(package)
-    return folder is not None and (folder / file).is_file()
-
-
-def _folder_of(package: str) -> Path | None:
-    """Return where a package is installed, which is not imported."""
-    found = importlib.util.find_spec(package)
-    folders = list(found.submodule_search_locations or ()) if found is not None else []
-    return Path(folders[0]) if folders else None
-
-
-def _default(node: ast.expr | None) -> Any:
-    """The default in ``field(default=...)`` or after an equals sign; ``...``: it is no literal."""
-    if isinstance(node, ast.Call):
-        node = next((one.value for one in node.keywords if one.arg == "default"), None)
-    try:
-        return ... if node is None else ast.literal_eval(node)
-    except (ValueError, TypeError):
-        return ...
-
-
-def text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Read the text of a file.
 
     Raises:
@@ -259,16 +250,7 @@ def text(path: Path) -> str:
         raise UsageError(f"{path} is no text: {untrusted_values.reason(error)}.") from None
 
 
-def mapping(path: Path) -> Mapping[str, Any]:
-    """Read a file as a table of settings.
-
-    Raises:
-        UsageError: it cannot be read, or holds something else.
-    """
-    return table_in(text(path), path)
-
-
-def table_in(written: str, path: Path) -> Mapping[str, Any]:
+def parse_table(written: str, path: Path) -> dict[str, Any]:
     """Read the text of a file as a table of settings.
 
     Raises:
@@ -276,11 +258,10 @@ def table_in(written: str, path: Path) -> Mapping[str, Any]:
     """
     kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
-        data = (
-            untrusted_values.loads(written.encode())
-            if kind == "JSON"
-            else untrusted_values.yaml(written)
-        )
+        if kind == "JSON":
+            data = untrusted_values.loads(written.encode())
+        else:
+            data = untrusted_values.yaml(written)
     except ValueError as error:
         raise UsageError(f"{path} is not {kind}: {error}.") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
@@ -288,57 +269,13 @@ def table_in(written: str, path: Path) -> Mapping[str, Any]:
     return data
 
 
-def flag(value: Any, key: str, file: str) -> bool:
-    """A switch, which people also write as a text.
+def read_table(path: Path) -> dict[str, Any]:
+    """Read a file as a table of settings.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it cannot be read, or holds something else.
     """
-    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    found = words.get(str(value).strip().lower())
-    if found is None:
-        raise UsageError(f"{file}: {key} = {value!r} is neither true nor false.")
-    return found
-
-
-def count(value: Any, key: str, file: str) -> int:
-    """A whole number of at least 1, which people also write as a text or as ``1e8``.
-
-    Raises:
-        UsageError: it is none.
-    """
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = 0.0
-    if isinstance(value, bool) or not 1 <= number < 1 << 53 or not number.is_integer():
-        raise UsageError(f"{file}: {key} = {value!r} is not a whole number from 1.")
-    return int(number)
-
-
-def table(data: Mapping[str, Any], key: str, file: str) -> dict[str, Any]:
-    """A part of a file with keys of its own; empty where it is missing.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    found = data.get(key)
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise UsageError(f"{file}: {key} = {str(found)[:40]!r} is no table of settings.")
-    return {str(name): value for name, value in found.items()}
-
-
-def by_key(reasons: str) -> dict[str, str]:
-    """Return the reason of each key from lines of a reason, a colon and its keys."""
-    found: dict[str, str] = {}
-    what = ""
-    for line in reasons.splitlines():
-        before, colon, keys = line.rpartition(": ")
-        what = before.strip() if colon else what
-        found |= dict.fromkeys(keys.split(), what)
-    return found
+    return parse_table(read_text(path), path)
 
 
 def model(keys: Keys, *names: str) -> str | None:
@@ -369,6 +306,19 @@ def optimizer(keys: Keys, loop: str, *names: str) -> str | None:
     return found
 
 
+def attention(keys: Keys) -> str | None:
+    """Read the attention by the plan's name; None: the model's own.
+
+    Raises:
+        UsageError: it is one that memcalc does not run.
+    """
+    names = keys.setting("attention")
+    named = keys.text(*names)
+    if named not in (None, *keys.form.attention):
+        raise keys.error(names[0], "is an attention that memcalc does not run")
+    return keys.form.attention[named] or None if named is not None else None
+
+
 def lora(keys: Keys, rank: int | None, targets: Any, dropout: Any) -> str:
     """Write adapters as a plan has them; ``targets`` is ``all-linear`` or a list of names.
 
@@ -376,12 +326,12 @@ def lora(keys: Keys, rank: int | None, targets: Any, dropout: Any) -> str:
         UsageError: a target is a pattern, or the dropout is no share.
     """
     names = [targets] if isinstance(targets, str) else list(targets)
-    if not all(isinstance(one, str) and one.replace("_", "").replace(".", "").replace("-", "")
-               .isalnum() for one in names):  # fmt: skip
-        shown = str(names[0])[:40]
-        raise UsageError(
-            f"{keys.file}: the LoRA target {shown!r} is a pattern: list modules by their names."
-        )
+    for name in names:
+        if not isinstance(name, str) or not name.translate(str.maketrans("", "", "_.-")).isalnum():
+            shown = str(names[0])[:40]
+            raise UsageError(
+                f"{keys.file}: the LoRA target {shown!r} is a pattern: list modules by their names."
+            )
     text = f"r={rank or 8},target={'+'.join(names)}"
     try:
         share = float(dropout or 0)
@@ -390,3 +340,79 @@ def lora(keys: Keys, rank: int | None, targets: Any, dropout: Any) -> str:
     if not 0 <= share < 1:
         raise UsageError(f"{keys.file}: a LoRA dropout of {dropout!r} is no share from 0 to 1.")
     return f"{text},dropout={share:.9f}".rstrip("0") if share else text
+
+
+def read_lora(keys: Keys) -> str | None:
+    """Read adapters by the format's keys; None: all weights train."""
+    form = keys.form.lora
+    assert form is not None
+    switch = keys.flag(form.switch) if isinstance(form.on, bool) else keys.get(form.switch)
+    told = keys.over(keys.data, form.defaults if switch == form.on else {})
+    rank, names = told.count(form.rank), told.texts(form.targets)
+    dropout = told.get(form.dropout)
+    if switch != form.on:
+        return None
+    return lora(keys, rank, "all-linear" if names == [form.every] else names, dropout)
+
+
+def write_lora(form: Format, plan: Plan) -> dict[str, Any]:
+    """Write a plan's adapters by a format's keys."""
+    own = form.lora
+    assert own is not None
+    if plan.adapters is None:
+        return {} if own.off is None else {own.switch: own.off}
+    told = adapter(plan.adapters)
+    every = isinstance(told.target, str)
+    targets = own.every if every else list(told.target)
+    found: dict[str, Any] = {own.switch: own.on, own.rank: told.r, own.targets: targets}
+    if own.alpha:
+        found[own.alpha] = int(told.alpha)
+    if told.dropout or own.dropout in own.defaults:
+        found[own.dropout] = told.dropout
+    return found
+
+
+def read_quant(keys: Keys) -> str | None:
+    """Read how bitsandbytes quantizes the base; None: it does not.
+
+    Raises:
+        UsageError: another method, or another number of bits.
+    """
+    form = keys.form.quant
+    assert form is not None
+    if form.four:
+        four, eight = keys.flag(form.four), keys.flag(form.eight)
+        bits = 4 if four else 8 if eight else None
+    else:
+        method, bits = keys.text(form.method), keys.count(*form.bits.split())
+        if method not in (None, *form.methods):
+            raise keys.error(form.method, "is a quantization that memcalc does not run")
+        if bits not in (4, 8) and (bits is not None or method is not None):
+            raise keys.error(form.bits.split()[0], "is neither 4 nor 8", "correct it")
+    told = {form.double: form.double_default, form.kind: "nf4"} if form.kind else {}
+    in_four = keys.over(keys.data, told if bits == 4 and form.shown else {})
+    double = in_four.flag(form.double, default=form.double_default)
+    kind = str(in_four.get(form.kind) or "nf4")
+    if bits != 4:
+        return "int8" if bits == 8 else None
+    if kind not in ("nf4", "fp4") or (kind == "fp4" and double):
+        raise keys.error(form.kind, "is no quantization that memcalc runs", "write nf4")
+    return f"{kind}-dq" if double else kind
+
+
+def write_quant(form: Format, plan: Plan) -> dict[str, Any]:
+    """Write how a plan's base is quantized, by a format's keys; empty: these cannot say it."""
+    own = form.quant
+    assert own is not None
+    kind, _, doubled = (plan.scheme or "").partition("-")
+    if kind not in ("nf4", "fp4", "int8") or (kind == "fp4" and not own.kind):
+        return {}
+    bits = 8 if kind == "int8" else 4
+    found: dict[str, Any] = {own.method: own.methods[0]} if own.method and not own.shown else {}
+    found |= (
+        {own.bits.split()[0]: bits} if own.bits else {own.eight if bits == 8 else own.four: True}
+    )
+    if bits == 4 and own.kind:
+        found |= {} if bool(doubled) == own.double_default else {own.double: bool(doubled)}
+        found |= {} if kind == "nf4" else {own.kind: kind}
+    return found

@@ -8,13 +8,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.dialects.recipe import Keys, Recipe, by_key, lora, optimizer
+from memcalc.dialects.format import read_format
+from memcalc.dialects.recipe import Keys, Recipe, lora, optimizer
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.values import adapter
 
 NAME = "torchtune"
-DEFAULTS = {"gradient_accumulation_steps": 1}
 _FAMILIES = {
     "llama2": "meta-llama/Llama-2-{}-hf",
     "llama3": "meta-llama/Meta-Llama-3-{}",
@@ -49,31 +49,6 @@ _MODEL_KEYS = """
     _component_ lora_attn_modules apply_lora_to_mlp apply_lora_to_output lora_rank lora_alpha
     lora_dropout quantize_base
 """.split()
-NO_EFFECT = """
-    output_dir checkpointer resume_from_checkpoint save_* shuffle seed epochs
-    max_steps_per_epoch metric_logger log_* profiler lr_scheduler dataset_val batch_size_val
-    run_val_every_n_steps collate_fn custom_sharded_layers memory_efficient_fsdp_wrap
-    low_cpu_ram device name base_model_path use_distributed_state_dict enable_async_checkpointing
-    cudnn_deterministic_mode fsdp_reshard_after_forward
-"""
-REFUSED = by_key(
-    """
-    activations in host memory: enable_activation_offloading
-    checkpointing of some operations: ac_mode ac_option
-    quantization-aware training: quantizer
-    distillation: teacher_model
-    training on rewards: policy_model reward_* orchestration grpo_samples
-    a second model: ref_*
-    another loss: early_exit_loss
-    dropped layers: layer_dropout
-    shards in host memory: fsdp_cpu_offload
-    torchtune's developing recipes: fsdp data_parallel_* dataloader datasets
-    another attention: use_flex
-    parallelism over sequences: context_parallel_dim
-    parallelism over experts: expert_parallel_dim
-    products in fp8: enable_fp8_training fp8_recipe_name
-    """
-)
 _SERVES = ("prompt", "tasks", "temperature", "max_new_tokens", "inference")
 
 
@@ -90,11 +65,9 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
         UsageError: a key asks for what memcalc does not answer, or is none.
     """
     data = {str(key): _resolve(value, data, 8) for key, value in data.items()}
-    instead = f"tune run RECIPE --config {file}"
     if "batch_size" not in data or any(key in data for key in _SERVES) or "optimizer" not in data:
         raise UsageError(f"{file} is a recipe of torchtune that trains no model: name another.")
-    keys = Keys(data, file, NAME, defaults=DEFAULTS, instead=instead)
-    keys.refuse(REFUSED)
+    keys = Keys(data, file, NAME, read_format("torchtune"))
     name, kind, phi = _model(keys)
     quant = "nf4-dq" if kind == "qlora" or _part(keys, "model").get("quantize_base") else None
     optim, arguments = _optimizer(keys)
@@ -128,8 +101,7 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     keys.unread.append("how torchtune's own layers differ from those of transformers")
     if kind:
         keys.unread.append("that adapters are in bf16, half of what is counted of them")
-    keys.finish(NO_EFFECT)
-    return keys.recipe(NAME, found)
+    return keys.recipe(found)
 
 
 def _resolve(value: Any, data: Mapping[str, Any], depth: int) -> Any:

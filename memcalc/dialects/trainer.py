@@ -3,17 +3,27 @@
 Source: transformers 5.23, ``training_args.py``, and the arguments of its example scripts.
 """
 
-import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from memcalc import registry
 from memcalc.dialects import accelerate, deepspeed
-from memcalc.dialects.recipe import Keys, Recipe, Schema, by_key, mapping, model, optimizer, schema
+from memcalc.dialects.format import read_format
+from memcalc.dialects.recipe import (
+    Keys,
+    Recipe,
+    attention,
+    model,
+    optimizer,
+    read_lora,
+    read_quant,
+    read_table,
+)
 from memcalc.errors import UsageError
-from memcalc.records.names import TRAINER_OPTIM
 from memcalc.records.plan import Plan
+from memcalc.records.values import scalar
 
 NAME = "TrainingArguments"
 STRONG = (
@@ -24,53 +34,7 @@ STRONG = (
     "num_train_epochs",
 )
 """Keys that hardly anything else has; two of them make a file one of TrainingArguments."""
-DEFAULTS = {"per_device_train_batch_size": 8, "optim": TRAINER_OPTIM}
-MODEL_KEYS = ("model_name_or_path", "model_name", "model_id", "base_model")
-_LENGTHS = ("max_seq_length", "max_length", "block_size", "model_max_length", "max_source_length")
-_ELSEWHERE = {
-    "load_in_4bit": "4-bit weights",
-    "load_in_8bit": "8-bit weights",
-    "use_peft": "adapters",
-}
-NO_EFFECT = """
-    *learning_rate lr_* *_lr warmup_* weight_decay adam_* num_train_epochs max_steps logging_*
-    log_* report_to run_name project trackio_* disable_tqdm include_* save_* push_to_hub* hub_*
-    load_best_model_at_end metric_for_best_model greater_is_better eval_* evaluation_strategy
-    per_device_eval_batch_size per_gpu_eval_batch_size do_* bf16_full_eval fp16_full_eval
-    prediction_loss_only batch_eval_metrics seed data_seed dataloader_* remove_unused_columns
-    label_names group_by_length train_sampling_strategy length_column_name
-    average_tokens_across_devices ddp_backend ddp_timeout local_rank
-    deepspeed_multinode_launcher use_mps_device no_cuda accelerator_config debug
-    skip_memory_metrics ignore_data_skip overwrite_output_dir output_dir
-    restore_callback_states_from_checkpoint enable_jit_checkpoint auto_find_batch_size
-    past_index half_precision_backend fp16_backend fp16_opt_level mp_parameters ray_scope
-    use_legacy_* include_inputs_for_metrics torchdynamo tpu_* adafactor_* sortish_sampler
-    cosine_* early_stopping_*
-"""
-"""Names and patterns of arguments that change no byte of a training step."""
-_SCRIPTS = """
-    dataset* train_file validation_file test_file task_name text_column summary_column
-    source_lang target_lang max_train_samples max_eval_samples max_predict_samples
-    preprocessing_num_workers validation_split_percentage tokenizer_name config_name cache_dir
-    model_revision use_fast_tokenizer trust_remote_code token streaming keep_linebreaks
-    overwrite_cache pad_to_max_length ignore_mismatched_sizes low_cpu_mem_usage
-    val_max_target_length max_target_length num_beams max_answer_length doc_stride
-    n_best_size return_entity_level_metrics
-"""
-"""Arguments of transformers' example scripts, which stand in the same file."""
-REFUSED = by_key(
-    """
-    a loss that keeps log probabilities: label_smoothing_factor
-    noise added to embeddings: neftune_noise_alpha
-    a cache that is emptied: torch_empty_cache_steps
-    an optimizer for some layers: optim_target_modules
-    a mesh: parallelism_config
-    deterministic kernels: full_determinism
-    FairScale: sharded_ddp
-    TorchScript: jit_mode_eval
-    another compiler: torch_compile_backend
-    """
-)
+_HALVES = {"bf16": "amp-bf16", "fp16": "amp-fp16", "tf32": "tf32"}
 OVER_FP16 = "how autocast over fp16 weights differs from fp16 without it"
 _DDP = ("find_unused_parameters", "bucket_cap_mb", "broadcast_buffers", "static_graph")
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
@@ -88,68 +52,60 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     Raises:
         UsageError: a key asks for what memcalc does not answer, or is none.
     """
-    keys = Keys(data, file, NAME, defaults=DEFAULTS)
-    settings = arguments(keys, given)
-    settings["model"] = model(keys, *MODEL_KEYS)
-    settings["seq"] = keys.count(*_LENGTHS)
+    keys = Keys(data, file, NAME, read_format("trainer"))
+    settings = read_arguments(keys, given)
     if keys.flag("adafactor"):
         settings["optim"] = "adafactor"
-    keys.refuse(_ELSEWHERE)
-    return finish(keys, NAME, settings, _SCRIPTS)
+    return keys.recipe(settings)
 
 
 def has_effect(name: str) -> bool:
     """Tell whether an argument of the Trainer may change memory."""
-    return not any(fnmatch.fnmatchcase(name, one) for one in NO_EFFECT.split())
+    return not any(fnmatchcase(name, one) for one in read_format("arguments").no_effect.split())
 
 
-def finish(
-    keys: Keys,
-    dialect: str,
-    settings: Mapping[str, Any],
-    no_effect: str = "",
-    declared: Iterable[Schema] = (),
-) -> Recipe:
-    """Refuse keys that nobody read, and make the recipe; the Trainer's own are known."""
-    keys.refuse(REFUSED)
-    known = schema("transformers", "training_args.py", "TrainingArguments")
-    keys.finish(NO_EFFECT + no_effect, [*declared, *([known] if known is not None else [])])
-    return keys.recipe(dialect, settings)
-
-
-def arguments(keys: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the arguments of the Trainer that change memory.
+def read_arguments(keys: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the arguments of the Trainer that change memory, by the names of the keys' format.
 
     Raises:
         UsageError: one asks for what memcalc does not answer.
     """
+    form = keys.form
+    quant = read_quant(keys) if form.quant is not None else None
+    precisions = [ours for name, ours in _HALVES.items() if keys.flag(name)]
     found: dict[str, Any] = {
         "loop": "trainer",
-        "batch": keys.count("per_device_train_batch_size", "per_gpu_train_batch_size"),
-        "grad_accum": keys.count("gradient_accumulation_steps"),
-        "optim": optimizer(keys, "trainer", "optim"),
-        "max_grad_norm": clipping(keys),
-        "checkpointing": keys.flag("gradient_checkpointing", "activation_checkpointing") or None,
+        "model": model(keys, *keys.setting("model")),
+        "task": form.task,
+        "batch": keys.count(*keys.setting("batch")),
+        "seq": keys.count(*keys.setting("seq")),
+        "grad_accum": keys.count(*keys.setting("grad_accum")),
+        "optim": optimizer(keys, "trainer", *keys.setting("optim")),
+        "max_grad_norm": _read_clipping(keys),
+        "checkpointing": keys.flag(*keys.setting("checkpointing")) or None,
+        "use_reentrant": _read_reentrant(keys),
         "kv_cache": keys.flag("use_cache") or None,
-        "precision": precision(keys),
+        "precision": next(iter(precisions), None),
+        "attention": attention(keys) if form.attention else None,
         "target": "cpu" if keys.flag("use_cpu") else None,
         "resume": bool(keys.get("resume_from_checkpoint")) or None,
-        "liger": liger(keys),
-        "compile": _compiled(keys),
+        "liger": _read_liger(keys),
+        "compile": _read_compile_mode(keys),
+        "quant": quant,
+        "kbit_prepare": None if quant is None else False,
+        "lora": read_lora(keys) if form.lora is not None else None,
+        "padding": False if keys.any_flag(form.unpadded) else None,
     }
     if keys.get("optim_args"):
-        found["optim_args"] = _optimizer_arguments(keys, str(found["optim"]))
-    found["use_reentrant"] = reentrant(
-        keys, "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"
-    )
-    _evaluation(keys, found["batch"] or 1)
-    more, unread = spread_over(keys, given)
+        found["optim_args"] = _read_optimizer_arguments(keys, str(found["optim"]))
+    _note_evaluation(keys, found["batch"] or 1)
+    more, unread = _read_layout(keys, given)
     keys.unread += unread
     # A file of DeepSpeed says itself what the Trainer makes sure that its arguments say.
     return {**more, **{key: one for key, one in found.items() if one is not None}}
 
 
-def clipping(keys: Keys) -> float | None:
+def _read_clipping(keys: Keys) -> float | None:
     """Read the norm that gradients are clipped to; None: the Trainer's own."""
     norm = keys.get("max_grad_norm")
     if norm in (None, 1, 1.0):
@@ -160,36 +116,28 @@ def clipping(keys: Keys) -> float | None:
     return float(norm)
 
 
-def precision(keys: Keys) -> str | None:
-    """Read the precision of weights that are held in fp32."""
-    halves = {"bf16": "amp-bf16", "fp16": "amp-fp16", "tf32": "tf32"}
-    asked = [ours for name, ours in halves.items() if keys.flag(name)]
-    return asked[0] if asked else None
-
-
-def liger(keys: Keys, *names: str) -> bool | None:
-    """Read whether Liger's kernels replace those of the model."""
+def _read_liger(keys: Keys) -> bool | None:
+    """Return True if Liger's kernels replace the model's."""
     if isinstance(config := keys.get("liger_kernel_config"), dict) and not all(config.values()):
         raise keys.error("liger_kernel_config", "takes some of Liger's kernels and not all")
-    return keys.flag(*(names or ("use_liger_kernel",))) or None
+    return keys.flag(*keys.setting("liger")) or None
 
 
-def reentrant(keys: Keys, *names: str) -> bool | None:
+def _read_reentrant(keys: Keys) -> bool | None:
     """Read which variant of checkpointing is asked for; None: the library's own."""
-    told = keys.get(*names)
+    told = keys.get("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
     named = told.get("use_reentrant") if isinstance(told, dict) else None
-    asked = keys.flag("gradient_checkpointing", "activation_checkpointing")
-    return named if isinstance(named, bool) and asked else None
+    return named if isinstance(named, bool) and keys.flag(*keys.setting("checkpointing")) else None
 
 
-def variant(plan: Plan) -> dict[str, Any]:
+def write_variant(plan: Plan) -> dict[str, Any]:
     """Write the variant of checkpointing that a plan names, as keyword arguments."""
     if plan.use_reentrant is None:
         return {}
     return {"gradient_checkpointing_kwargs": {"use_reentrant": plan.use_reentrant}}
 
 
-def _compiled(keys: Keys) -> str | None:
+def _read_compile_mode(keys: Keys) -> str | None:
     mode = keys.get("torch_compile_mode")
     backend = keys.get("torch_compile_backend")
     if backend not in (None, "inductor"):
@@ -197,27 +145,25 @@ def _compiled(keys: Keys) -> str | None:
     return str(mode or "default") if keys.flag("torch_compile") or mode else None
 
 
-def _optimizer_arguments(keys: Keys, name: str) -> dict[str, Any]:
+def _read_optimizer_arguments(keys: Keys, name: str) -> dict[str, Any]:
     """Read the optimizer's arguments; those that change no byte are known by its row."""
     told = keys.get("optim_args")
-    pairs = told if isinstance(told, dict) else _pairs(keys, str(told))
+    pairs = told if isinstance(told, dict) else _read_pairs(keys, str(told))
     row = registry.find(name, {}, "trainer").row
     if strange := next((key for key in pairs if key not in (*row.defaults, *row.takes)), None):
         raise keys.error("optim_args", f"has {strange}, which {name} does not take")
     return {key: value for key, value in pairs.items() if key in row.defaults}
 
 
-def _pairs(keys: Keys, text: str) -> dict[str, Any]:
-    from memcalc.records.values import scalar
-
+def _read_pairs(keys: Keys, text: str) -> dict[str, Any]:
     parts = [part.partition("=") for part in text.replace(" ", "").split(",") if part]
     if not all(equals for _, equals, _ in parts):
         raise keys.error("optim_args", "is not understood", "write name=value,name=value")
     return {name: scalar(value) for name, _, value in parts}
 
 
-def _evaluation(keys: Keys, batch: int) -> None:
-    """Note evaluation in larger batches than those of training."""
+def _note_evaluation(keys: Keys, batch: int) -> None:
+    """Note evaluation in larger batches than training has."""
     evaluates = str(keys.get("eval_strategy", "evaluation_strategy") or "no").lower() != "no"
     if evaluates:
         size = keys.count("per_device_eval_batch_size", "per_gpu_eval_batch_size") or 8
@@ -229,7 +175,7 @@ def _evaluation(keys: Keys, batch: int) -> None:
     keys.get("generation_num_beams", "generation_config")
 
 
-def spread_over(keys: Keys, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _read_layout(keys: Keys, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Read how a run is spread over GPUs, also from files that are named.
 
     Returns:
@@ -238,12 +184,12 @@ def spread_over(keys: Keys, given: Mapping[str, Any]) -> tuple[dict[str, Any], t
     folder = Path(keys.file).expanduser().parent
     asked = {key: keys.get(key) for key in ("deepspeed", "fsdp", "fsdp_config")}
     if asked["deepspeed"]:
-        config, name = _table(keys, "deepspeed", folder)
+        config, name = _read_part(keys, "deepspeed", folder)
         said = deepspeed.read({**config, **_halves(keys, config)}, name, given)
     elif asked["fsdp"] or asked["fsdp_config"]:
-        config, name = _table(keys, "fsdp_config", folder)
+        config, name = _read_part(keys, "fsdp_config", folder)
         half = next((one for one in ("bf16", "fp16") if keys.get(one)), "no")
-        table = _fsdp(asked["fsdp"], config)
+        table = _as_accelerate(asked["fsdp"], config)
         whole = {"distributed_type": "FSDP", "mixed_precision": half, "fsdp_config": table}
         said = accelerate.read(whole, name, given)
     else:
@@ -265,7 +211,7 @@ def _halves(keys: Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _table(keys: Keys, key: str, folder: Path) -> tuple[dict[str, Any], str]:
+def _read_part(keys: Keys, key: str, folder: Path) -> tuple[dict[str, Any], str]:
     """Return the table under a key or in the file that is named there, and its name."""
     value = keys.get(key)
     if value is None:
@@ -276,13 +222,13 @@ def _table(keys: Keys, key: str, folder: Path) -> tuple[dict[str, Any], str]:
         place = next((one / value for one in above if (one / value).is_file()), None)
         if place is None:
             raise UsageError(f"{keys.file}: {key} = {value}: there is no such file.")
-        return dict(mapping(place)), value
+        return dict(read_table(place)), value
     if not isinstance(value, dict):
         raise keys.error(key, "is neither a file nor a table", "correct it")
     return {str(name): one for name, one in value.items()}, f"{keys.file}, {key}"
 
 
-def _fsdp(words: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+def _as_accelerate(words: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that accelerate has for what ``fsdp`` and ``fsdp_config`` say."""
     keys = {key.removeprefix("fsdp_"): value for key, value in config.items()}
     listed = words.split() if isinstance(words, str) else words if isinstance(words, list) else []
@@ -338,7 +284,7 @@ def write(plan: Plan) -> dict[str, Any]:
         "gradient_accumulation_steps": plan.grad_accum,
         **({half(plan): True} if "amp" in plan.precision else {}),
         **({"gradient_checkpointing": True} if plan.checkpointing else {}),
-        **variant(plan),
+        **write_variant(plan),
         **({"use_liger_kernel": True} if plan.liger else {}),
         **({"torch_compile": True, "torch_compile_mode": plan.compile} if plan.compile else {}),
         **({"optim": named} if named else {}),

@@ -18,7 +18,7 @@ from memcalc.engine import torch_internals as internals
 from memcalc.engine.host_view import tensors_in
 from memcalc.engine.patches import Around
 from memcalc.records.trace import Component, Phase
-from memcalc.workload import quantised
+from memcalc.workload import quantized
 from memcalc.workload.wrapped_tensors import plain
 
 Owner = tuple[str, str, str]
@@ -204,7 +204,7 @@ class Notebook:
             found: dict[int, Owner] = {}
             for path, name, tensor, component in named(model, paths or {}):
                 home = ".".join(filter(None, (prefix, path)))
-                self._name_quantised(tensor)
+                self._name_quantized(tensor)
                 # Of a parameter that DeepSpeed divides, ``ds_tensor`` is what this rank keeps.
                 at = self.addresses(getattr(tensor, "ds_tensor", tensor))
                 places[component] += at
@@ -215,13 +215,13 @@ class Notebook:
             self.name_at(component, addresses)
         self.own(owners)
 
-    def _name_quantised(self, tensor: torch.Tensor) -> None:
+    def _name_quantized(self, tensor: torch.Tensor) -> None:
         if type(tensor) in (torch.nn.Parameter, torch.Tensor) or (
-            not isinstance(tensor, torch.nn.Parameter) or quantised.original_shape(tensor) is None
+            not isinstance(tensor, torch.nn.Parameter) or quantized.original_shape(tensor) is None
         ):
             return
-        self.name(Component.QUANTISATION_CONSTANTS, quantised.constants(tensor).values())
-        self.name(Component.QUANTISED_WEIGHTS, [quantised.packed_values(tensor)])
+        self.name(Component.QUANTIZATION_CONSTANTS, quantized.constants(tensor).values())
+        self.name(Component.QUANTIZED_WEIGHTS, [quantized.packed_values(tensor)])
 
     def name_state(self, optimizer: Any, homes: Mapping[int, str]) -> None:
         """Name what an optimizer keeps; ``homes``: modules of parameters, by the ids of these."""

@@ -19,7 +19,7 @@ from memcalc.engine.patches import Patches
 from memcalc.errors import EstimateError, MeasureError
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
-from memcalc.workload import inference, layouts, liger, loops, quantised
+from memcalc.workload import inference, layouts, liger, loops, quantized
 from memcalc.workload.inputs import without_adapters
 from memcalc.workload.job import Job, Program
 from memcalc.workload.layouts import Rank
@@ -134,11 +134,11 @@ def place(program: Program, device: str, *, simulated: bool = False) -> Program:
         if device == "cpu":
             # The meter of host memory follows this thread alone.
             os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
-        checkpoint = quantised.make_checkpoint(program.model, program.plan)
+        checkpoint = quantized.make_checkpoint(program.model, program.plan)
         # A plan may have the base loaded elsewhere, from where a wrapper brings it here.
         place = str(dict(program.plan.parallel_args).get("load", _device(device)))
         make: Make = _empty if simulated else random
-        loaded = quantised.load(program.model, checkpoint, program.plan, place, make)
+        loaded = quantized.load(program.model, checkpoint, program.plan, place, make)
         return replace(program, model=loaded)
     return _laid_out(program, device, lambda model: to_device(model, device), simulated)
 

@@ -28,7 +28,7 @@ from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.trace import NO_GRADIENT, UNCOUNTED_FLOPS, Component, Trace
 from memcalc.units import format_bytes
-from memcalc.workload import layerdrop, layouts, long_decode, loops, quantised
+from memcalc.workload import layerdrop, layouts, long_decode, loops, quantized
 from memcalc.workload.inference import find_caches
 from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.job import Program
@@ -304,5 +304,5 @@ def _said(program: Program, kept_on_host: int) -> Iterator[str]:
             "(PyTorch rounds each block up to a power of two); the GPU holds one layer and the next"
         )
     skipped = (long_decode.note(passes),) if passes and long_decode.is_long(passes) else ()
-    scheme = () if program.plan.scheme is None else (quantised.describe(program.inventory),)
+    scheme = () if program.plan.scheme is None else (quantized.describe(program.inventory),)
     yield from dict.fromkeys((*program.assumptions, *scheme, *skipped))

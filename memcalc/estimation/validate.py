@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from memcalc import registry
-from memcalc.catalog import gpus, inventory, models, positions, quantised
+from memcalc.catalog import gpus, inventory, models, positions, quantized
 from memcalc.catalog.gpus import Gpu
 from memcalc.engine.alloc_conf import parse_alloc_conf
 from memcalc.errors import SettingError, UsageError
@@ -42,12 +42,12 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
         """The same for another length of samples."""
         config, revision = self.source.config, self.source.revision
         said = (f"the config is revision {revision} of the hub",) if revision else ()
-        return (*self.plan.assumed, *said, *positions.notes(config, seq), *quantised.notes(config))
+        return (*self.plan.assumed, *said, *positions.notes(config, seq), *quantized.notes(config))
 
     @property
     def uncounted(self) -> tuple[str, ...]:
         """What the model's checkpoint may take beside what an answer counts."""
-        return quantised.uncounted(self.source.config)
+        return quantized.uncounted(self.source.config)
 
 
 def check(plan: Plan) -> Checked:
@@ -208,7 +208,7 @@ def _check_quant(plan: Plan, source: models.ModelSource) -> None:
     already = checkpoint_refusal(plan, source)
     if already is not None:
         raise SettingError("quant", already)
-    if plan.bnb_4bit_compute_dtype is not None and quantised.settings_in(source.config):
+    if plan.bnb_4bit_compute_dtype is not None and quantized.settings_in(source.config):
         told = f"The checkpoint of {source.name} says in what its layers compute: leave it out."
         raise SettingError("bnb_4bit_compute_dtype", told)
 
@@ -232,7 +232,7 @@ def checkpoint_refusal(plan: Plan, source: models.ModelSource) -> str | None:
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     there = ASSUMED.capability if gpu is None else gpu.capability
     capability = None if plan.target == "cpu" else there
-    return quantised.refusal(source.config, source.name, plan.quant, capability)
+    return quantized.refusal(source.config, source.name, plan.quant, capability)
 
 
 _WHOLE = ("ddp", "zero1")
@@ -265,13 +265,13 @@ def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
         return f"it is for models that transformers loads, and {source.name} is a callable"
     several = layouts.spread(plan).world > 1
     if plan.scheme is not None and plan.scheme.startswith("torchao-"):
-        refused = quantised.torchao_refusal(plan.scheme, trains=not plan.infers, several=several)
+        refused = quantized.torchao_refusal(plan.scheme, trains=not plan.infers, several=several)
         return refused or extras.lacking("it needs", "torchao", "torch-memcalc[torchao]")
     if several and (refused := _unspread(plan)) is not None:
         return refused
-    already = quantised.settings_in(source.config)
+    already = quantized.settings_in(source.config)
     if already is not None and layouts.spread(plan).layout in layouts.SHARDED:
-        refused = quantised.unsharded(already)
+        refused = quantized.unsharded(already)
         if refused is not None:
             return refused
     return extras.lacking("it needs", "bitsandbytes")

@@ -13,9 +13,11 @@ import msgspec
 from memcalc import untrusted_text
 from memcalc.errors import UsageError
 from memcalc.files import untrusted_values
+from memcalc.records.trace import rename_component
 from memcalc.version import __version__
 
 SCHEMA = 2
+"""1 spelled components of quantized weights otherwise."""
 T = TypeVar("T")
 _IN_THE_WAY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)
 """A file can be written, but none can be put in its place, or not with its owner."""
@@ -66,7 +68,16 @@ def read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} has no schema that memcalc wrote: give a file that it wrote.")
     if data["schema"] > SCHEMA:
         raise UsageError(f"{path} was written by a later memcalc: update memcalc to read it.")
-    return data
+    return data if data["schema"] == SCHEMA else _rename_components(data)
+
+
+def _rename_components(value: Any) -> Any:
+    """Return the values of a file of schema 1 by the present names of components."""
+    if isinstance(value, dict):
+        return {rename_component(key): _rename_components(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_rename_components(one) for one in value]
+    return rename_component(value) if isinstance(value, str) else value
 
 
 def document(kind: str, body: dict[str, Any]) -> str:

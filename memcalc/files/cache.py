@@ -163,11 +163,11 @@ def _evict(limit: int) -> None:
 def _own_code() -> str:
     """Sizes and times of memcalc's own files, so that a changed checkout does not answer stale."""
     digest = hashlib.sha256()
-    for root, ending in ((Path(__file__).parent.parent, ".py"), (configs(), ".toml")):
+    for root in (Path(__file__).parent.parent, configs()):
         for folder_name, folders, files in os.walk(root):
             folders[:] = sorted(name for name in folders if name != "__pycache__")
             for name in sorted(files):
-                if name.endswith(ending):
+                if name.endswith((".py", ".toml")):
                     status = os.stat(os.path.join(folder_name, name))
                     digest.update(f"{name}{status.st_size}{status.st_mtime_ns}".encode())
     return digest.hexdigest()[:16]

@@ -1,5 +1,6 @@
 """A simulated run: every storage's allocation and free, in order; and walks through it."""
 
+import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from itertools import accumulate
@@ -9,12 +10,17 @@ import msgspec
 from memcalc.records.model import Inventory
 
 
+def rename_component(name: str) -> str:
+    """Return the present name of a component by the one that a file of schema 1 has."""
+    return re.sub("^quantis(ed_weights|ation_constants)$", r"quantiz\1", name)
+
+
 class Component(StrEnum):
     """Why a storage exists. Each live storage belongs to exactly one component."""
 
     WEIGHTS = "weights"
-    QUANTISED_WEIGHTS = "quantised_weights"
-    QUANTISATION_CONSTANTS = "quantisation_constants"
+    QUANTIZED_WEIGHTS = "quantized_weights"
+    QUANTIZATION_CONSTANTS = "quantization_constants"
     """Quantization scales: the largest value of each block, tables of codes."""
     MASTER_WEIGHTS = "master_weights"
     GRADIENTS = "gradients"
@@ -37,6 +43,11 @@ class Component(StrEnum):
     """Keys and values of past tokens, and what state-space layers keep in their place."""
     WORKSPACES = "workspaces"
     """Scratch of kernels and libraries that no tensor of the program shows."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Component | None":
+        name = rename_component(str(value))
+        return cls(name) if name != value else None
 
 
 class Phase(StrEnum):

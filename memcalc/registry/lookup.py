@@ -9,21 +9,16 @@ from memcalc.errors import UsageError, unknown
 from memcalc.imports import is_named
 from memcalc.records.plan import Plan
 from memcalc.records.values import Scalar, scalar
-from memcalc.registry import bitsandbytes_rows, extra_rows, torch_rows
 from memcalc.registry.row import NUMBERS, SWITCHES, Choice, Row
+from memcalc.registry.rows import rows
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
-
-
-def rows() -> tuple[Row, ...]:
-    """All optimizers, torch's first."""
-    return (*torch_rows.ROWS, *bitsandbytes_rows.ROWS, *extra_rows.ROWS)
 
 
 @functools.cache
 def _by_name(loop: str) -> dict[str, Row]:
     # Earlier rows win: adafactor and rmsprop are torch's, but for the Trainer.
-    names = {_plain(name): row for row in rows() for name in row.under.get(loop, ())}
+    names = {_plain(name): row for row in rows() for name in row.loop_aliases.get(loop, ())}
     for row in rows():
         for name in (row.name, *row.aliases):
             names.setdefault(_plain(name), row)
@@ -77,7 +72,7 @@ def find(name: str, args: Mapping[str, Scalar], loop: str = "plain") -> Choice:
     else:
         for key, value in args.items():
             _check(row, name, key, value)
-    settled = {**row.defaults, **row.fixed, **args}
+    settled = {**row.defaults, **args}
     refused = row.refuse(settled) if row.refuse is not None else None
     if refused:
         raise UsageError(f"{name}: {refused}.")

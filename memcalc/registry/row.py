@@ -36,12 +36,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout | None
     """State of one parameter in order of allocation; ``None``: no closed form."""
     aliases: tuple[str, ...] = ()
-    under: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    loop_aliases: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """Names that mean this one under a loop, where they mean another elsewhere."""
     defaults: Args = msgspec.field(default_factory=dict)
     """Arguments that change state or the shape of the step, with their defaults."""
-    fixed: Args = msgspec.field(default_factory=dict)
-    """Arguments that the class is always built with."""
     takes: tuple[str, ...] = COMMON
     """Further arguments that are accepted and change no byte."""
     shared: Callable[[bool, Args], list[Piece]] | None = None
@@ -87,11 +85,6 @@ def like(
 ) -> list[Piece]:
     """State of the parameter's size, by these names, and of its dtype unless another is said."""
     return [(name, dtype or parameter.dtype, parameter.numel, place) for name in names]
-
-
-def keeps(*names: str, dtype: str = "", place: Place = Place.DEVICE) -> Layout:
-    """The layout of an optimizer that keeps such state and no other."""
-    return lambda parameter, args: like(parameter, *names, dtype=dtype, place=place)
 
 
 def number(args: Args, name: str, default: float = 0.0) -> float:

@@ -33,10 +33,10 @@ class Style(msgspec.Struct, frozen=True):
 
 STYLES = {
     Component.WEIGHTS: Style("#0072B2", "", "W", "weights"),
-    Component.QUANTISED_WEIGHTS: Style(
+    Component.QUANTIZED_WEIGHTS: Style(
         "#117733", "++", "Q", "quantized weights", "linear layers in few bits"
     ),
-    Component.QUANTISATION_CONSTANTS: Style("#88CCEE", "-", "q", "quantization scales"),
+    Component.QUANTIZATION_CONSTANTS: Style("#88CCEE", "-", "q", "quantization scales"),
     Component.MASTER_WEIGHTS: Style("#56B4E9", "//", "M", "master weights"),
     Component.OPTIMIZER_STATE: Style("#CC79A7", "\\\\", "O", "optimizer state"),
     Component.GRADIENTS: Style("#D55E00", "xx", "G", "gradients"),

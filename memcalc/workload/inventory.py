@@ -9,7 +9,7 @@ from memcalc.catalog.models import ModelSource
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory, Parameter
 from memcalc.records.plan import Plan
-from memcalc.workload import quantised
+from memcalc.workload import quantized
 from memcalc.workload.job import PRECISIONS
 from memcalc.workload.model import attach, build
 from memcalc.workload.tasks import Head
@@ -31,10 +31,10 @@ def take(model: torch.nn.Module, name: str, task: str, freeze: tuple[str, ...] =
     tensors: list[Parameter] = []
     for key, parameter in model.named_parameters():
         owner = owners[id(parameter)]
-        described = _describe(key, quantised.packed_values(parameter), owner, buffer=False)
-        original, trains = quantised.original_shape(parameter), parameter.requires_grad
+        described = _describe(key, quantized.packed_values(parameter), owner, buffer=False)
+        original, trains = quantized.original_shape(parameter), parameter.requires_grad
         tensors.append(replace(described, original=original, trainable=trains))
-        for part, constant in quantised.constants(parameter).items():
+        for part, constant in quantized.constants(parameter).items():
             described = _describe(f"{key}.{part}", constant, owner, buffer=False)
             tensors.append(replace(described, constant=True))
     tensors += [

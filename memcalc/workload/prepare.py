@@ -14,7 +14,7 @@ from memcalc.records.names import AUTOCAST_DTYPES
 from memcalc.records.plan import Plan
 from memcalc.records.trace import EQUAL_LENGTHS
 from memcalc.registry import Choice
-from memcalc.workload import audio, inference, layerdrop, layouts, loops, quantised, tasks
+from memcalc.workload import audio, inference, layerdrop, layouts, loops, quantized, tasks
 from memcalc.workload.chunked import chunk_loss
 from memcalc.workload.inputs import Inputs, Use, check, read_specs
 from memcalc.workload.inventory import take
@@ -22,7 +22,7 @@ from memcalc.workload.job import PRECISIONS, Program
 from memcalc.workload.loops import Loop
 from memcalc.workload.meta_run import casts_images
 from memcalc.workload.model import attach, attention_setting, build, find_text_config
-from memcalc.workload.quantised import compute_dtype
+from memcalc.workload.quantized import compute_dtype
 from memcalc.workload.tasks import CALLABLE, Task
 
 
@@ -119,7 +119,7 @@ def finish_quantized(program: Program, loaded: torch.nn.Module) -> Program:
     if plan.checkpointing:
         find_checkpointing(loaded)
     if not plan.infers:
-        quantised.prepare(loaded, plan)
+        quantized.prepare(loaded, plan)
     model, inventory = _adapt(loaded, plan, known.model, known.task)
     if plan.scheme == "int8" and plan.checkpointing:
         notes = (*notes, REENTRANT if _is_reentrant(model) else NON_REENTRANT)
@@ -270,7 +270,7 @@ def _assumptions(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Ite
 
 def _base_assumptions(plan: Plan) -> Iterator[str]:
     if plan.scheme is not None:
-        yield quantised.describe_dtypes(plan)
+        yield quantized.describe_dtypes(plan)
     if plan.scheme is not None and dict(plan.parallel_args).get("load") == "cpu":
         yield (
             "each process loads the whole base into host memory (device_map={'': 'cpu'}), and "

@@ -11,9 +11,11 @@ def test_after_ctrl_c_the_last_answer_that_was_seen_stands():
         seen("two")
         raise KeyboardInterrupt
 
-    rows = []
-    assert Steps("").answer_until_stopped(find, rows.append) == ("two", True)
-    assert rows == ["one", "two"]
+    seen = []
+    steps = Steps("")
+    steps.row = seen.append
+    assert steps.answer_until_stopped(find, lambda answer: ("first", answer)) == ("two", True)
+    assert seen == ["first", "one", "two"]
 
 
 def test_ctrl_c_before_anything_is_known_is_an_interruption():
@@ -21,7 +23,7 @@ def test_ctrl_c_before_anything_is_known_is_an_interruption():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Steps("").answer_until_stopped(find, print)
+        Steps("").answer_until_stopped(find, str)
 
 
 def test_how_many_answers_are_known_is_said_where_they_are_counted():

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from memcalc.catalog import gpus
-from memcalc.cli import completion
+from memcalc.cli import offers
 from memcalc.cli.app import VERBS, app
 from memcalc.cli.progress import progress
 from memcalc.records.fields import FIELDS
@@ -128,7 +128,7 @@ def test_in_a_log_the_size_of_what_is_fetched_is_one_line_before_it_comes(capsys
 
 @pytest.mark.parametrize("begun", ["", "rtx", "40", "2", "h1", "A1"])
 def test_every_gpu_that_is_offered_is_one(begun):
-    offered = completion.gpus(begun)
+    offered = offers.gpus(begun)
     assert offered
     for name in offered:
         assert begun.lower() in name
@@ -136,12 +136,12 @@ def test_every_gpu_that_is_offered_is_one(begun):
 
 
 def test_of_a_list_of_optimizers_the_last_is_completed():
-    assert "sgd,adamw" in completion.optimizers("sgd,adam")
+    assert "sgd,adamw" in offers.optimizers("sgd,adam")
 
 
 def test_a_name_is_found_by_what_is_inside_it():
-    assert "meta-llama/Llama-3.1-8B" in completion.models("llama-3.1")
-    assert completion.models("distil")
+    assert "meta-llama/Llama-3.1-8B" in offers.models("llama-3.1")
+    assert offers.models("distil")
 
 
 def test_zsh_is_told_to_match_inside_names_in_either_case(memcalc):

@@ -13,7 +13,7 @@ from memcalc.budgets.read import read as read_budgets
 from memcalc.catalog import peft_targets
 from memcalc.catalog.plan import make
 from memcalc.catalog.rewrite import rewrite
-from memcalc.dialects import recipe as recipes
+from memcalc.dialects.format import declared_fields
 from memcalc.errors import UsageError
 from memcalc.records.names import WITH_ACCELERATE
 from memcalc.workload import layouts
@@ -220,10 +220,10 @@ def test_what_a_plan_cannot_express_is_refused_in_one_sentence(written, name, ch
 
 
 def test_every_argument_of_the_installed_trainer_is_known(written):
-    declared = recipes.schema("transformers", "training_args.py", "TrainingArguments")
-    assert declared is not None
+    declared = declared_fields("transformers/training_args.py", "TrainingArguments")
+    assert declared
     data = json.loads(TRAINER)
-    for key in declared.fields.keys() - data.keys():
+    for key in declared.keys() - data.keys():
         (written / "trainer.json").write_text(json.dumps({**data, key: "any"}))
         told = refusal(lambda: make({"model": "trainer.json"}))
         assert "Unknown key" not in told

@@ -221,6 +221,6 @@ def test_adapters_on_a_base_in_4_bit_are_attached_after_loading(llama, answers):
     assert any("lora" in tensor.name for tensor in found.trace.inventory.tensors)
 
 
-def test_a_setting_of_quantised_bases_is_refused_where_nothing_is_quantised(small_model):
+def test_a_setting_of_quantized_bases_is_refused_where_nothing_is_quantized(small_model):
     with pytest.raises(UsageError, match="add quant"):
         estimate(small_model, kbit_prepare=False)

@@ -20,7 +20,7 @@ from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.explain import Chapter, explain
 from memcalc.budgets import baseline, detect
 from memcalc.budgets.read import read as read_budgets
-from memcalc.catalog import architectures, contexts, gpus, models, nccl, plan, positions, quantised
+from memcalc.catalog import architectures, contexts, gpus, models, nccl, plan, positions, quantized
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, sentence
 from memcalc.estimation import lengths
@@ -99,8 +99,8 @@ def _config(path):
     source = models.find(str(path))
     tasks.choose(source, "auto")
     positions.lengths(source.config).refusal(source.name, 64)
-    assert quantised.refusal(source.config, source.name, None, (7, 5)) != ""
-    quantised.notes(source.config)
+    assert quantized.refusal(source.config, source.name, None, (7, 5)) != ""
+    quantized.notes(source.config)
 
 
 def _launched(setting):
@@ -224,7 +224,7 @@ def whole(small_model, settings, cached, traced, tmp_path_factory):
     suite_text = (ROOT / "configs" / "suites").glob("*.toml")
     cache.store("kept", traced.prediction)
     two = predictions.as_json([few, traced.prediction]).encode()
-    quantised_config = json.dumps({**small, "quantization_config": BITS}).encode()
+    quantized_config = json.dumps({**small, "quantization_config": BITS}).encode()
     return {
         "predictions": ("p.json", two, _predictions),
         "an explanation": ("e.json", saved.as_json(why).encode(), _explanation),
@@ -245,7 +245,7 @@ def whole(small_model, settings, cached, traced, tmp_path_factory):
         "DeepSpeed's file": ("d.json", json.dumps(ENGINE).encode(), _launched("deepspeed")),
         "lengths": ("l.txt", b"12\n7\n512\n100\n", _lengths),
         "answers to compare": ("d.json", two, _differ),
-        "a quantized config": ("config.json", quantised_config, _config),
+        "a quantized config": ("config.json", quantized_config, _config),
         "the positions": ("positions.json", POSITIONS.encode(), _shipped(positions.table)),
         "the NCCL parts": (
             "nccl.toml", (ROOT / "configs/nccl.toml").read_bytes(), _shipped(nccl.table)

@@ -59,7 +59,7 @@ def test_a_script_that_crashes_is_named_in_one_sentence(run):
 
 
 @pytest.mark.nightly
-def test_quantised_weights_are_told_from_what_turns_them_back(run):
+def test_quantized_weights_are_told_from_what_turns_them_back(run):
     found = run(
         """
         import torch
@@ -76,9 +76,9 @@ def test_quantised_weights_are_told_from_what_turns_them_back(run):
         steps=0,
     )
     components = found.traced.prediction.components
-    assert components[Component.QUANTISED_WEIGHTS] == 1024 * 2048 // 2
+    assert components[Component.QUANTIZED_WEIGHTS] == 1024 * 2048 // 2
     # A number for each block of 64, and the table of 16 codes, in fp32.
-    assert components[Component.QUANTISATION_CONSTANTS] == 4 * (1024 * 2048 // 64) + 4 * 16
+    assert components[Component.QUANTIZATION_CONSTANTS] == 4 * (1024 * 2048 // 64) + 4 * 16
     assert components[Component.WEIGHTS] == 4 * (2048 * 8 + 8)
 
 

@@ -69,7 +69,7 @@ class LayerKind(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     tensors: tuple[Held, ...]
     """Of one of them: its weight, then its constants."""
-    quantised: bool
+    quantized: bool
     numel: int
     """Weights of one of them."""
 
@@ -113,12 +113,12 @@ def layers(inventory: Inventory) -> tuple[LayerKind, ...]:
             shape=key[1],
             count=len(filled),
             tensors=key[2],
-            quantised=weights[key].original is not None,
+            quantized=weights[key].original is not None,
             numel=weights[key].numel,
         )
         for key, filled in kinds.items()
     ]
-    return tuple(sorted(listed, key=lambda kind: not kind.quantised))
+    return tuple(sorted(listed, key=lambda kind: not kind.quantized))
 
 
 def _weights(inventory: Inventory) -> Iterator[tuple[Parameter, list[Parameter]]]:

@@ -82,8 +82,8 @@ def why_kept(
 
 _ALWAYS = {
     Component.WEIGHTS: "weight of the model",
-    Component.QUANTISED_WEIGHTS: "quantized weight of the model",
-    Component.QUANTISATION_CONSTANTS: "quantization scales",
+    Component.QUANTIZED_WEIGHTS: "quantized weight of the model",
+    Component.QUANTIZATION_CONSTANTS: "quantization scales",
     Component.KV_CACHE: "keys and values of past tokens, until the cache is gone",
     Component.MASTER_WEIGHTS: "fp32 copy of a weight",
     Component.BUFFERS: "buffer of the model",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from memcalc import dialects, registry
 from memcalc.catalog import models
-from memcalc.catalog.quantised import BITSANDBYTES, TORCHAO, settings_in
+from memcalc.catalog.quantized import BITSANDBYTES, TORCHAO, settings_in
 from memcalc.dialects import accelerate, axolotl, edit, llamafactory, swift, trainer, trl
 from memcalc.errors import UsageError, unknown
 from memcalc.files import templates

@@ -10,7 +10,7 @@ from memcalc.advice.remedies import rows
 from memcalc.advice.remedies.records import Change, Remedy
 from memcalc.advice.remedies.rows.lower_precision import half_precision
 from memcalc.catalog import models
-from memcalc.catalog.quantised import scheme_in
+from memcalc.catalog.quantized import scheme_in
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.values import USUAL_LORA
@@ -28,7 +28,7 @@ def ways(plan: Plan) -> Iterator[Remedy]:
     A checkpoint that is quantized already takes adapters alone.
     """
     if scheme_in(models.find(plan.model).config) is None:
-        yield from _unquantised(plan)
+        yield from _unquantized(plan)
     half = half_precision(plan)
     scheme = plan.scheme or "nf4-dq"
     bits = 4 if "4" in scheme else 8
@@ -52,7 +52,7 @@ def find_way(plan: Plan, key: str) -> Remedy | None:
     return next((way for way in ways(plan) if way.key == key), None)
 
 
-def _unquantised(plan: Plan) -> Iterator[Remedy]:
+def _unquantized(plan: Plan) -> Iterator[Remedy]:
     half = half_precision(plan)
     yield Remedy(
         key="full",

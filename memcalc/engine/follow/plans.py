@@ -10,7 +10,7 @@ from memcalc.engine.counters import Counters
 from memcalc.engine.follow.phases import Observer
 from memcalc.engine.notes import AtWork, named
 from memcalc.records.trace import Component, Phase
-from memcalc.workload import quantised
+from memcalc.workload import quantized
 
 _MANY = 25_000
 """Births and deaths of a step whose operators are not worth the time of PyTorch's profiler, which
@@ -58,7 +58,7 @@ class PlanNames(Observer):
         """Name what the program has by now."""
         self._model, self._optimizer = model, optimizer
         if optimizer is not None:
-            self._name_quantised_shards(model)
+            self._name_quantized_shards(model)
         self.counters.name_models([("", model)], self._paths)
         if self._notes.wrapped:
             # What a wrapper makes before the model's own code begins are its buckets.
@@ -67,15 +67,15 @@ class PlanNames(Observer):
                 held = (p for group in optimizer.param_groups for p in group["params"])
                 self.counters.name(Component.MASTER_WEIGHTS, held)
 
-    def _name_quantised_shards(self, model: torch.nn.Module) -> None:
+    def _name_quantized_shards(self, model: torch.nn.Module) -> None:
         """Of weights in 4 bit that a wrapper divided, each layer still knows the constants."""
         for module in model.modules():
             state = getattr(module, "quant_state", None)
             weight = getattr(module, "weight", None)
             if state is not None and isinstance(weight, torch.Tensor):
-                constants = quantised.state_constants(state).values()
-                self.counters.name(Component.QUANTISATION_CONSTANTS, constants)
-                self.counters.name(Component.QUANTISED_WEIGHTS, [weight])
+                constants = quantized.state_constants(state).values()
+                self.counters.name(Component.QUANTIZATION_CONSTANTS, constants)
+                self.counters.name(Component.QUANTIZED_WEIGHTS, [weight])
 
     # ---- what the program calls
 

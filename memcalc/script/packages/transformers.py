@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from memcalc.catalog.models import is_reachable, without_hub
-from memcalc.catalog.quantised import settings_in
+from memcalc.catalog.quantized import settings_in
 from memcalc.engine.patches import Patches
 from memcalc.script.large_weights import NOT_HERE, of_hub
-from memcalc.workload.quantised import quantise, state_without_ties
+from memcalc.workload.quantized import quantize, state_without_ties
 
 
 def install(patches: Patches) -> None:
@@ -91,8 +91,8 @@ def _find_config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
     config = options.get("config")
     if config is None or isinstance(config, str | os.PathLike):
         config = cls.config_class.from_pretrained(config or name, **of_hub(options))
-    quantised = getattr(config, "quantization_config", None) is not None
-    known = not quantised or settings_in(config.to_dict()) is not None
+    quantized = getattr(config, "quantization_config", None) is not None
+    known = not quantized or settings_in(config.to_dict()) is not None
     return copy.deepcopy(config) if known else None
 
 
@@ -146,7 +146,7 @@ def _make_weights(cls: Any, config: Any) -> dict[str, torch.Tensor]:
             if tensor.dtype.is_floating_point:
                 tensor.data = tensor.data.to(dtype)
     if settings is not None:
-        quantise(made, settings, dtype if isinstance(dtype, torch.dtype) else torch.float32)
+        quantize(made, settings, dtype if isinstance(dtype, torch.dtype) else torch.float32)
     return {
         # Quantization scales have their numbers.
         name: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor

@@ -210,7 +210,7 @@ def test_folded_indices_name_exactly_the_layers_there_are(numbers):
 
 
 @pytest.fixture(scope="module")
-def quantised(tmp_path_factory):
+def quantized(tmp_path_factory):
     config = models.find("HuggingFaceTB/SmolLM2-135M").config | {"num_hidden_layers": 6}
     path = tmp_path_factory.mktemp("model") / "config.json"
     path.write_text(json.dumps(config))
@@ -218,25 +218,25 @@ def quantised(tmp_path_factory):
     return answers.trace(make({"model": str(path), "quant": "nf4-dq", "batch": 1, "seq": 8}))
 
 
-def test_layers_sum_to_the_components_at_the_peak(quantised):
-    kinds = layers(quantised.trace.inventory)
-    packed = sum(kind.count * kind.tensors[0].bytes for kind in kinds if kind.quantised)
+def test_layers_sum_to_the_components_at_the_peak(quantized):
+    kinds = layers(quantized.trace.inventory)
+    packed = sum(kind.count * kind.tensors[0].bytes for kind in kinds if kind.quantized)
     constants = sum(kind.count * held.bytes for kind in kinds for held in kind.tensors[1:])
-    held = quantised.prediction.components
-    assert packed == held[Component.QUANTISED_WEIGHTS]
-    assert constants == held[Component.QUANTISATION_CONSTANTS]
+    held = quantized.prediction.components
+    assert packed == held[Component.QUANTIZED_WEIGHTS]
+    assert constants == held[Component.QUANTIZATION_CONSTANTS]
 
 
-def test_quantised_layers_come_first_each_kind_once(quantised):
-    kinds = layers(quantised.trace.inventory)
-    assert [kind.quantised for kind in kinds] == sorted((k.quantised for k in kinds), reverse=True)
+def test_quantized_layers_come_first_each_kind_once(quantized):
+    kinds = layers(quantized.trace.inventory)
+    assert [kind.quantized for kind in kinds] == sorted((k.quantized for k in kinds), reverse=True)
     assert kinds[0].name == "model.layers.[0-5].self_attn.q_proj"
     assert (kinds[0].count, kinds[0].shape) == (6, (576, 576))
     assert 0.5 < kinds[0].per_weight < 0.53
     assert not any("lora" in kind.name for kind in kinds)
 
 
-def test_a_model_that_is_not_quantised_has_no_such_list(small_model):
+def test_a_model_that_is_not_quantized_has_no_such_list(small_model):
     assert memcalc.explain(small_model, remedies=False, batch=1, seq=8).layers == ()
 
 

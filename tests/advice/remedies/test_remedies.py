@@ -274,7 +274,7 @@ def test_weights_around_adapters_count_in_the_plans_precision_and_shards_by_thei
     assert least(make({"model": model, **waiting}), inventory) == 0
 
 
-def test_a_quantised_base_may_stay_unprepared_and_adapters_be_smaller(small_model):
+def test_a_quantized_base_may_stay_unprepared_and_adapters_be_smaller(small_model):
     plan = make({"model": small_model, "quant": "nf4", "lora": "r=16,target=all-linear"})
     changes = {remedy.key: dict(remedy.changes) for remedy in candidates(plan)}
     assert changes["no kbit prepare"] == {"kbit_prepare": False}
@@ -337,9 +337,9 @@ def test_what_fits_is_not_said_to_need_more_than_there_is():
 
 def test_where_weights_are_divided_a_base_and_shards_may_wait_on_the_host():
     over = {"model": "gpt2", "devices": 2, "parallel": "fsdp2"}
-    quantised = make({**over, "quant": "nf4"})
-    found = {remedy.key: remedy for remedy in candidates(quantised)}
-    both = apply(quantised, found["load on the host"])
+    quantized = make({**over, "quant": "nf4"})
+    found = {remedy.key: remedy for remedy in candidates(quantized)}
+    both = apply(quantized, found["load on the host"])
     assert dict(both.parallel_args) == {"load": "cpu"}
     again = {remedy.key: remedy for remedy in candidates(both)}
     assert "load on the host" not in again

@@ -155,7 +155,7 @@ def in_4_bit(tmp_path):
     return str(path)
 
 
-def test_a_checkpoint_that_is_quantised_takes_adapters_alone(in_4_bit):
+def test_a_checkpoint_that_is_quantized_takes_adapters_alone(in_4_bit):
     plan = make({"model": in_4_bit})
     (way,) = ways(plan)
     assert (way.key, apply(plan, way).quant) == ("qlora", "nf4")
@@ -240,14 +240,14 @@ def test_accelerates_file_is_read_as_the_same_layout(tmp_path, asked):
 
 
 @pytest.mark.parametrize("scheme", ["nf4", "nf4-dq", "fp4", "int8"])
-def test_a_quantised_base_is_loaded_as_the_estimate_loads_it(forked, scheme):
+def test_a_quantized_base_is_loaded_as_the_estimate_loads_it(forked, scheme):
     told, estimated = forked(settings_told_and_estimated, scheme)
     assert told == estimated
 
 
 def settings_told_and_estimated(scheme):
     """transformers' settings by the snippet and by what is traced."""
-    from memcalc.workload.quantised import make_config
+    from memcalc.workload.quantized import make_config
 
     plan = make({"model": MODEL, "quant": scheme, "precision": "bf16"})
     names = {}

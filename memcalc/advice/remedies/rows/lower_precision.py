@@ -111,8 +111,8 @@ def _not_in_4_bit(plan: Plan) -> str | None:
     """Return why a model is not loaded in 4 bit, or None if it can be."""
     asked, source = replace(plan, quant="nf4-dq"), models.find(plan.model)
     refused = checkpoint_refusal(asked, source) is not None
-    quantised_already = "the checkpoint is quantized already, in another way" if refused else None
-    return quant_refusal(asked, source) or quantised_already
+    quantized_already = "the checkpoint is quantized already, in another way" if refused else None
+    return quant_refusal(asked, source) or quantized_already
 
 
 def _format_options(changes: dict[str, str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from memcalc.catalog import models
-from memcalc.catalog.quantised import BITSANDBYTES, TORCHAO, computed_in, settings_in
+from memcalc.catalog.quantized import BITSANDBYTES, TORCHAO, computed_in, settings_in
 from memcalc.errors import UsageError
 from memcalc.imports import line
 from memcalc.records.model import Inventory
@@ -211,7 +211,7 @@ def make_checkpoint(model: torch.nn.Module, plan: Plan) -> Checkpoint:
     """Return the tensors of the plan's checkpoint: tied weights once, each expert separately."""
     if (settings := checkpoint_settings(plan)) is not None:
         model = copy.deepcopy(model)
-        quantise(model, settings, _saved_dtype(models.find(plan.model).config, compute_dtype(plan)))
+        quantize(model, settings, _saved_dtype(models.find(plan.model).config, compute_dtype(plan)))
     loading = importlib.import_module("transformers.core_model_loading")
     reverted: Checkpoint = loading.revert_weight_conversion(model, state_without_ties(model))
     return reverted
@@ -234,7 +234,7 @@ def checkpoint_settings(plan: Plan) -> Mapping[str, Any] | None:
     return settings_in(models.find(plan.model).config)
 
 
-def quantise(model: torch.nn.Module, settings: Mapping[str, Any], dtype: torch.dtype) -> None:
+def quantize(model: torch.nn.Module, settings: Mapping[str, Any], dtype: torch.dtype) -> None:
     """Quantize a model of transformers on the meta device, as its checkpoint was."""
     transformers = importlib.import_module("transformers")
     package = importlib.import_module("bitsandbytes")

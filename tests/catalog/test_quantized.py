@@ -6,12 +6,12 @@ import json
 import pytest
 import torch
 
-from memcalc.catalog import models, quantised
+from memcalc.catalog import models, quantized
 from memcalc.catalog.plan import make
 from memcalc.cli.options import plans_of
 from memcalc.errors import UsageError
 from memcalc.estimation.validate import check
-from memcalc.workload.quantised import describe_dtypes, make_config
+from memcalc.workload.quantized import describe_dtypes, make_config
 
 NF4 = {
     "quant_method": "bitsandbytes",
@@ -43,7 +43,7 @@ def model(tmp_path):
         ({"quant_method": "something"}, "does not run something"),
     ],
 )
-def test_a_quantised_checkpoint_is_refused_in_a_sentence_that_says_why(model, settings, said):
+def test_a_quantized_checkpoint_is_refused_in_a_sentence_that_says_why(model, settings, said):
     with pytest.raises(UsageError) as refused:
         check(make({"model": model(settings)}))
     assert said in str(refused.value)
@@ -62,14 +62,14 @@ def test_a_checkpoint_of_torchao_is_answered_in_the_scheme_it_was_made_with():
         ("Float8WeightOnlyConfig", "torchao-float8"),
     ):
         config = {"quantization_config": _of_torchao(kind)}
-        assert quantised.refusal(config, "one", scheme, (9, 0)) is None
-        assert f"--quant {scheme}" in quantised.refusal(config, "one", None, (9, 0))
+        assert quantized.refusal(config, "one", scheme, (9, 0)) is None
+        assert f"--quant {scheme}" in quantized.refusal(config, "one", None, (9, 0))
     for other in (
         _of_torchao("Int4WeightOnlyConfig"),
         _of_torchao("Int8WeightOnlyConfig", rows="PerTensor"),
         _of_torchao("Int8WeightOnlyConfig", include_input_output_embeddings=True),
     ):
-        said = quantised.refusal({"quantization_config": other}, "one", "torchao-int8", (9, 0))
+        said = quantized.refusal({"quantization_config": other}, "one", "torchao-int8", (9, 0))
         assert "only weight-only int8 and float8 by rows" in said
 
 
@@ -121,7 +121,7 @@ def test_nothing_is_said_of_a_checkpoint_in_16_bit():
 
 def test_a_composite_models_text_part_may_name_the_method():
     config = {"text_config": {"quantization_config": {"quant_method": "gptq"}}}
-    assert "gptqmodel" in quantised.refusal(config, "both", None, (8, 0))
+    assert "gptqmodel" in quantized.refusal(config, "both", None, (8, 0))
 
 
 @pytest.mark.parametrize("capability", [(7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0)])
@@ -136,7 +136,7 @@ def test_what_is_dequantized_is_what_transformers_dequantizes(method, capability
     settings = quantization_config.QuantizationMethod(method).value
     quantizer = AutoHfQuantizer.from_config({"quant_method": settings}, pre_quantized=True)
     quantizer.validate_environment(device_map=None)
-    refused = quantised.refusal(
+    refused = quantized.refusal(
         {"quantization_config": {"quant_method": method}}, "one", None, capability
     )
     assert quantizer.quantization_config.dequantize is (refused is None)
@@ -150,9 +150,9 @@ def test_a_checkpoint_in_whole_numbers_is_not_divided_by_fsdp(model):
 
 
 def test_schemes_are_read_off_the_settings():
-    assert quantised.scheme_of({"load_in_4bit": True}) == "fp4"
-    assert quantised.scheme_of({"load_in_4bit": True, "bnb_4bit_quant_type": "int5"}) is None
-    assert quantised.scheme_of({"quant_method": "gptq"}) is None
+    assert quantized.scheme_of({"load_in_4bit": True}) == "fp4"
+    assert quantized.scheme_of({"load_in_4bit": True, "bnb_4bit_quant_type": "int5"}) is None
+    assert quantized.scheme_of({"quant_method": "gptq"}) is None
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_schemes_are_read_off_the_settings():
         ({"devices": 2, "parallel": "tp=2"}, "tensor-parallel ranks"),
     ],
 )
-def test_what_does_not_go_with_a_quantised_base_is_refused(settings, said):
+def test_what_does_not_go_with_a_quantized_base_is_refused(settings, said):
     with pytest.raises(UsageError, match=said):
         check(make({"model": "smollm2-135m", "quant": "nf4", **settings}))
 
@@ -207,7 +207,7 @@ def test_presets_stand_for_settings_and_give_way_to_what_is_said():
         make({"model": "smollm2-135m", "preset": "huge"})
 
 
-def test_adapters_train_on_a_quantised_base_and_nothing_else_does():
+def test_adapters_train_on_a_quantized_base_and_nothing_else_does():
     assert make({"model": "smollm2-135m", "quant": "nf4"}).adapters == "r=16,target=all-linear"
     with pytest.raises(UsageError, match="only adapters train"):
         make({"model": "smollm2-135m", "quant": "nf4", "lora": "none"})
@@ -228,18 +228,18 @@ def test_a_preset_of_a_plan_that_infers_leaves_training_out(asked):
     [(NF4, "nf4-dq"), ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8")],
 )
 def test_a_checkpoint_of_bitsandbytes_is_answered_as_it_is_without_a_word(model, settings, scheme):
-    quantised_one = model(settings)
-    assert make({"model": quantised_one}).quant == scheme
+    quantized_one = model(settings)
+    assert make({"model": quantized_one}).quant == scheme
     # A preset gives way to the checkpoint; what is typed does not.
-    assert make({"model": quantised_one, "preset": "qlora"}).quant == scheme
-    (typed,) = plans_of({"model": quantised_one, "preset": "qlora", "optim": "adamw"})
+    assert make({"model": quantized_one, "preset": "qlora"}).quant == scheme
+    (typed,) = plans_of({"model": quantized_one, "preset": "qlora", "optim": "adamw"})
     assert typed.quant == scheme
     with pytest.raises(UsageError, match=f"in {scheme} already: leave --quant fp4"):
-        check(make({"model": quantised_one, "quant": "fp4"}))
+        check(make({"model": quantized_one, "quant": "fp4"}))
     assert make({"model": "smollm2-135m"}).quant is None
 
 
-def test_only_a_quantised_base_is_loaded_on_the_host_before_it_is_divided():
+def test_only_a_quantized_base_is_loaded_on_the_host_before_it_is_divided():
     over = {"model": "gpt2", "devices": 2, "parallel": "fsdp2", "parallel_args": {"load": "cpu"}}
     check(make({**over, "quant": "nf4"}))
     with pytest.raises(UsageError, match="load=cpu is for quantized bases"):

@@ -39,7 +39,7 @@ _REASONS = {
     "torchao": "only weight-only int8 and float8 by rows are run, of linear layers alone",
 }
 _KERNELS = "its products are Triton kernels of the kernels hub, which are not simulated"
-_DEQUANTISED = {
+_DEQUANTIZED = {
     "mxfp4": "Mxfp4Config",
     "fp8": "FineGrainedFP8Config",
     "mxfp8": "FineGrainedFP8Config",
@@ -122,12 +122,12 @@ def refusal(
         return None if known == quant else f"The checkpoint of {name} is in {known} already: {way}."
     method = _method(settings)
     said = f"The checkpoint of {name} is in {method}"
-    if method in _DEQUANTISED and quant not in (None, NONE):
+    if method in _DEQUANTIZED and quant not in (None, NONE):
         return (
             f"{said}, and transformers does not quantize it a second time: leave --quant "
             f"{quant} out, or {_AS_BF16.removeprefix('for a run on dequantized weights, ')}."
         )
-    if method not in _DEQUANTISED:
+    if method not in _DEQUANTIZED:
         reason = _REASONS.get(method, f"memcalc does not run {method}")
         return f"{said}, and {reason}; {_AS_BF16}."
     # transformers dequantizes fp8 itself where the GPU has none. MXFP4 is not trained as it is, and
@@ -142,7 +142,7 @@ def refusal(
     )
     return (
         f"{said}, and {why}; --quant {NONE} dequantizes it while loading "
-        f"({_DEQUANTISED[method]}(dequantize=True))."
+        f"({_DEQUANTIZED[method]}(dequantize=True))."
     )
 
 
@@ -157,12 +157,12 @@ def notes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
             "save_pretrained writes of it, and threads read all of it before the first weight is "
             "put together (what other orders change at load is under 512 bytes a weight)",
         )
-    if settings is None or _method(settings) not in _DEQUANTISED:
+    if settings is None or _method(settings) not in _DEQUANTIZED:
         return ()
     method = _method(settings)
     return (
         f"the checkpoint is in {method}, dequantized to the plan's precision in host memory "
-        f"({_DEQUANTISED[method]}(dequantize=True))",
+        f"({_DEQUANTIZED[method]}(dequantize=True))",
     )
 
 
@@ -188,7 +188,7 @@ def unsharded(settings: Mapping[str, Any]) -> str | None:
 def uncounted(config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Uncounted memory of loading a checkpoint that is dequantized."""
     settings = _settings(config or {})
-    if settings is None or _method(settings) not in _DEQUANTISED:
+    if settings is None or _method(settings) not in _DEQUANTIZED:
         return ()
     return (
         f"a higher loading peak, where a device_map dequantizes {_method(settings)} on the GPU",

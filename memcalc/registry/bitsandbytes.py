@@ -2,14 +2,19 @@
 
 Source: bitsandbytes 0.50.2, optim/optimizer.py (``init_state``, ``get_state_buffer``),
 optim/ademamix.py; every row is compared with the real class. The dtype of the state does not
-follow the parameter's. memcalc's own optimizers, which keep states in the same form, stand below
+follow the parameter's. memcalc's own optimizers of 8 bit keep states in the same form
 (docs/optimizers.md).
 """
 
 import fnmatch
+from collections.abc import Iterable
 from math import ceil
+from typing import Any
+
+import msgspec
 
 from memcalc.records.model import Parameter, Place
+from memcalc.records.values import Scalar
 from memcalc.registry.row import (
     COMMON,
     MIN_8BIT_SIZE,
@@ -19,7 +24,6 @@ from memcalc.registry.row import (
     Piece,
     Refusal,
     Row,
-    keeps,
     number,
 )
 from memcalc.version import installed
@@ -30,11 +34,32 @@ PAGED_FROM = 100_000
 _MAP = 256
 _NO_CLIPPING = 100
 """The percentile that clips nothing; below it 100 gradient norms are kept for each tensor."""
-_TWO, _ONE, _MIX = "two", "one", "mix"
+_TORCH_NAMES = {"RMSprop", "SGD", "Adam", "AdamW", "Adagrad"}
+"""Names that torch.optim has too: bitsandbytes' 32-bit ones are named with their package."""
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Classes of one algorithm, as optimizers.toml has them."""
+
+    name: str = msgspec.field(name="class")
+    rule: float
+    """Bytes of 32-bit state per parameter."""
+    first: int = 1
+    """Elements of the first state for each of the parameter."""
+    second: int = 1
+    """The same of the second state."""
+    paged: bool = False
+    """There are paged classes."""
+    takes: str = ""
+    lacks: str = ""
+    """Arguments of most optimizers that these do not take; ``maximize`` none does."""
+    defaults: dict[str, Scalar] = {}
+    aliases: dict[str, tuple[str, ...]] = {}
+    """The Trainer's names, by class."""
 
 
 def in_8bit(parameter: Parameter, args: Args) -> bool:
-    """Is this tensor's state kept in 8 bit?"""
+    """Return True if this tensor's state is kept in 8 bit."""
     if args.get("optim_bits", 32) != 8:
         return False
     patterns = str(args.get("32bit") or "").split(",")
@@ -51,40 +76,40 @@ def _place(numel: int, args: Args) -> Place:
     return Place.MANAGED if args.get("is_paged") and numel >= PAGED_FROM else Place.DEVICE
 
 
-def _layout(family: str, *, norm: bool = False) -> Layout:
+def _make_layout(family: Family) -> Layout:
+    norm = family.name in ("LAMB", "LARS")
+
     def layout(parameter: Parameter, args: Args) -> list[Piece]:
         n = parameter.numel
-        first = 2 * n if family == _MIX else n
+        states = [(1, family.first), *([(2, 1)] if family.second else [])]
         dtype = "uint8" if in_8bit(parameter, args) else "float32"
         # The size of the parameter decides, also for AdEMAMix' double first state.
-        pieces: list[Piece] = [("state1", dtype, first, _place(n, args))]
-        if family != _ONE:
-            pieces.append(("state2", dtype, n, _place(n, args)))
+        found: list[Piece] = [(f"state{at}", dtype, times * n, _place(n, args))
+                              for at, times in states]  # fmt: skip
         if dtype == "uint8":
             blocks = ceil(n / BLOCK)
-            scales = 2 * blocks if family == _MIX else blocks
-            pieces.append(("absmax1", "float32", scales, Place.DEVICE))
-            if family != _ONE:
-                pieces.append(("absmax2", "float32", blocks, Place.DEVICE))
+            found += [(f"absmax{at}", "float32", times * blocks, Place.DEVICE)
+                      for at, times in states]  # fmt: skip
         if number(args, "percentile_clipping", _NO_CLIPPING) < _NO_CLIPPING:
-            pieces.append(("gnorm_vec", "float32", _NO_CLIPPING, Place.DEVICE))
+            found.append(("gnorm_vec", "float32", _NO_CLIPPING, Place.DEVICE))
         if norm and number(args, "max_unorm") > 0:
-            pieces.append(("unorm_vec", "float32", 1, Place.DEVICE))
-        return pieces
+            found.append(("unorm_vec", "float32", 1, Place.DEVICE))
+        return found
 
     return layout
 
 
-def _shared(family: str) -> object:
+def _make_shared(family: Family) -> Any:
+    names = ("qmap1", "qmap2") if family.second else ("qmap1",)
+
     def shared(any_8bit: bool, args: Args) -> list[Piece]:
-        names = ("qmap1",) if family == _ONE else ("qmap1", "qmap2")
         return [(name, "float32", _MAP, Place.DEVICE) for name in names] if any_8bit else []
 
     return shared
 
 
 def _without_kernel(name: str) -> OnCuda:
-    """What bitsandbytes' tables of CUDA kernels leave out: it raises at the first such tensor.
+    """Refuse what bitsandbytes has no CUDA kernel for: it raises at the first such tensor.
 
     Source: bitsandbytes 0.50.2, backends/cuda/ops.py, ``str2optimizer32bit`` and
     ``str2optimizer8bit_blockwise``; each refusal was seen.
@@ -112,84 +137,48 @@ _BROKEN = (
     "(bitsandbytes issue 2075): use ademamix, which is right"
 )
 _UNTRACEABLE = "its update is one call of bitsandbytes' own kernel"
-_FAMILIES: tuple[tuple[str, str, int, bool, tuple[str, ...], Args], ...] = (
-    # class, family, rule for 32 bit, paged exists, further arguments, defaults
-    ("Adam", _TWO, 8, True, ("amsgrad",), {}),
-    ("AdamW", _TWO, 8, True, ("amsgrad",), {}),
-    ("AdEMAMix", _MIX, 12, True, ("alpha", "t_alpha", "t_beta3"), {}),
-    ("Lion", _ONE, 4, True, (), {}),
-    ("LAMB", _TWO, 8, False, ("amsgrad", "bias_correction", "adam_w_mode"), {"max_unorm": 1.0}),
-    ("SGD", _ONE, 4, False, ("dampening", "nesterov"), {"momentum": 0.9}),
-    ("RMSprop", _ONE, 4, False, ("alpha", "momentum"), {"centered": False}),
-    ("Adagrad", _ONE, 4, False, ("lr_decay", "initial_accumulator_value"), {}),
-    ("LARS", _ONE, 4, False, ("dampening", "nesterov"), {"momentum": 0.9, "max_unorm": 0.02}),
-)
-_HF = {
-    "AdamW8bit": ("adamw_8bit", "adamw_bnb_8bit"),
-    "Lion32bit": ("lion_32bit",),
-    "RMSprop": ("rmsprop_bnb",),
-    "RMSprop8bit": ("rmsprop_bnb_8bit",),
-    "RMSprop32bit": ("rmsprop_bnb_32bit",),
-    "PagedAdEMAMix": ("paged_ademamix_32bit",),
-}
-_LACKS = {
-    "Lion": ("eps",),
-    "SGD": ("betas", "eps"),
-    "LARS": ("betas", "eps"),
-    "RMSprop": ("betas",),
-    "Adagrad": ("betas",),
-}
-"""Arguments of most optimizers that these do not take; ``maximize`` none does."""
-_NAME = {"RMSprop", "SGD", "Adam", "AdamW", "Adagrad"}
-"""Names that torch.optim has too: bitsandbytes' 32-bit ones are named with their package."""
 
 
-def _row(
-    name: str,
-    family: str,
-    rule: int,
-    paged: bool,
-    bits: int | None,
-    takes: tuple[str, ...],
-    more: Args,
-) -> Row:
+def _make_row(family: Family, paged: bool, bits: int | None) -> Row:
+    name = family.name
     class_name = f"{'Paged' if paged else ''}{name}{f'{bits}bit' if bits else ''}"
-    defaults: Args = {
-        "optim_bits": bits or 32,
-        "min_8bit_size": MIN_8BIT_SIZE,
-        "32bit": None,
-        "percentile_clipping": _NO_CLIPPING,
-        "is_paged": paged,
-        **more,
-    }
     short = class_name.lower()
     width = "8-bit states, scale per 256" if bits == 8 else "32-bit states"
+    lacks = (*family.lacks.split(), "maximize")
     return Row(
-        name=f"bitsandbytes.{short}" if class_name in _NAME else short,
+        name=f"bitsandbytes.{short}" if class_name in _TORCH_NAMES else short,
         implementation=f"bitsandbytes.optim.{class_name}",
         summary=f"{width}, large ones in managed memory" if paged else width,
-        layout=_layout(family, norm=name in ("LAMB", "LARS")),
-        aliases=_HF.get(class_name, ()),
-        defaults=defaults,
-        takes=(*(a for a in COMMON if a not in (*_LACKS.get(name, ()), "maximize")), *takes),
-        shared=_shared(family),  # type: ignore[arg-type]
+        layout=_make_layout(family),
+        aliases=family.aliases.get(class_name, ()),
+        defaults={
+            "optim_bits": bits or 32,
+            "min_8bit_size": MIN_8BIT_SIZE,
+            "32bit": None,
+            "percentile_clipping": _NO_CLIPPING,
+            "is_paged": paged,
+            **family.defaults,
+        },
+        takes=(*(one for one in COMMON if one not in lacks), *family.takes.split()),
+        shared=_make_shared(family),
         in_8bit=in_8bit,
         twin_8bit=f"{'paged' if paged else ''}{name.lower()}8bit" if bits != 8 else None,
-        rule=rule / 4 if bits == 8 else rule,
+        rule=family.rule / 4 if bits == 8 else family.rule,
         package="bitsandbytes",
         untraceable=_UNTRACEABLE,
         refuse_on_cuda=_without_kernel(name),
-        refuse=_refusal(name, paged, bits),
+        refuse=_refusal(family, paged, bits),
     )
 
 
-def _refusal(name: str, paged: bool, bits: int | None) -> Refusal:
+def _refusal(family: Family, paged: bool, bits: int | None) -> Refusal:
     """Refuse what bitsandbytes does not have, and what a class's name has settled.
 
     Source: the constructors of bitsandbytes 0.50.2, each tried: they refuse it, ignore it or lack
     it.
     """
-    wide = f"bitsandbytes.{name.lower()}" if name in _NAME else name.lower()
+    name, pages = family.name, family.paged
+    wide = f"bitsandbytes.{name.lower()}" if name in _TORCH_NAMES else name.lower()
     other = f"{'paged' if paged else ''}{name.lower()}{8 if bits == 32 else 32}bit"
 
     def refuse(args: Args) -> str | None:
@@ -204,7 +193,7 @@ def _refusal(name: str, paged: bool, bits: int | None) -> Refusal:
             and args["optim_bits"] != bits,
             f"it is paged, whatever is_paged says: use {wide}": paged and not args.get("is_paged"),
             "bitsandbytes cannot page its states: leave is_paged out": args.get("is_paged")
-            and name not in ("Adam", "AdamW", "AdEMAMix", "Lion"),
+            and not pages,
             "bitsandbytes' optimizers have no amsgrad": args.get("amsgrad"),
             "bitsandbytes refuses momentum = 0: add --optim-arg momentum=0.9": name
             in ("SGD", "LARS")
@@ -216,39 +205,28 @@ def _refusal(name: str, paged: bool, bits: int | None) -> Refusal:
     return refuse
 
 
-def _own(name: str, class_name: str) -> Row:
-    return Row(
-        name=f"memcalc.{name}",
-        implementation=f"memcalc.optim.{class_name}",
-        summary="8-bit states, scale per 256",
-        layout=_layout(_TWO),
-        defaults={"optim_bits": 8, "min_8bit_size": MIN_8BIT_SIZE, "32bit": None},
-        shared=_shared(_TWO),  # type: ignore[arg-type]
-        in_8bit=in_8bit,
-        takes=COMMON,
-        rule=2,
-        package="memcalc",
-    )
-
-
-ROWS = (
-    *(
-        _row(name, family, rule, paged, bits, takes, more)
-        for name, family, rule, pages, takes, more in _FAMILIES
-        for paged in ((False, True) if pages else (False,))
+def rows(families: Iterable[Family]) -> list[Row]:
+    """Return a row for each class of bitsandbytes, and those of memcalc with the same states."""
+    found = [
+        _make_row(family, paged, bits)
+        for family in families
+        for paged in ((False, True) if family.paged else (False,))
         for bits in (None, 8, 32)
-    ),
-    _own("adamw8bit", "AdamW8bit"),
-    _own("adam8bit", "Adam8bit"),
-    Row(
-        name="memcalc.adamw_bf16",
-        implementation="memcalc.optim.AdamWBF16",
-        summary="two moments and a correction term in bf16",
-        layout=keeps("exp_avg", "exp_avg_sq", "shift", dtype="bfloat16"),
-        takes=COMMON,
-        rule=6,
-        package="memcalc",
-        aliases=("adamwbf16", "adamw_bf16"),
-        precision="bf16",
-    ),
-)
+    ]
+    two = Family(name="", rule=8)
+    own = {
+        name: Row(
+            name=f"memcalc.{name.lower()}",
+            implementation=f"memcalc.optim.{name}",
+            summary="8-bit states, scale per 256",
+            layout=_make_layout(two),
+            defaults={"optim_bits": 8, "min_8bit_size": MIN_8BIT_SIZE, "32bit": None},
+            shared=_make_shared(two),
+            in_8bit=in_8bit,
+            takes=COMMON,
+            rule=2,
+            package="memcalc",
+        )
+        for name in ("AdamW8bit", "Adam8bit")
+    }
+    return [*found, *own.values()]
