@@ -19,7 +19,6 @@ from memcalc.records.trace import (
     Component,
     Mark,
     Phase,
-    Reading,
     Sent,
     Storage,
     Trace,
@@ -212,7 +211,7 @@ class Timeline:
                 )
 
     def trace(self, *, assumptions: Sequence[str] = (), **more: Any) -> Trace:
-        """The records of a trace; ``more``: its fields that are not of the allocator."""
+        """Return the trace; ``more``: its fields that are not of the blocks."""
         intervals = self._notes.intervals
         private = sum(self._notes.private.values())
         pools = (_PRIVATE.format(format_bytes(private)),) if private else ()
@@ -223,7 +222,7 @@ class Timeline:
             events=tuple(self.events[: intervals[-1].end]),
             marks=tuple(Mark(index=i.begin, phase=i.phase, step=i.step) for i in intervals),
             asides=tuple(self.asides),
-            readings=self._readings(),
+            readings=self._notes.readings(),
             versions={"torch": str(torch.__version__)},
             **more,
         )
@@ -296,12 +295,6 @@ class Timeline:
             return ()
         before = intervals[inside[0] - 1].given if inside[0] else {}
         return nccl_traffic.between(before, intervals[inside[-1]].given)
-
-    def _readings(self) -> tuple[Reading, ...]:
-        return tuple(
-            Reading(**{name: getattr(one, name) for name in Reading.__struct_fields__})
-            for one in self._notes.intervals
-        )
 
 
 class _Requested:

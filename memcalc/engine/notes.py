@@ -17,7 +17,8 @@ from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.host_view import tensors_in
 from memcalc.engine.patches import Around
-from memcalc.records.trace import Component, Phase
+from memcalc.records.levels import Levels
+from memcalc.records.trace import Component, Phase, PhaseReading
 from memcalc.workload import quantised
 from memcalc.workload.wrapped_tensors import plain
 
@@ -90,6 +91,8 @@ class Notes:
     """What was noted of one GPU while a program ran."""
 
     KIND = "cuda"
+    counted: tuple[str, ...] = Levels.__struct_fields__
+    """Rungs whose peaks are known."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -114,6 +117,15 @@ class Notes:
     def now(self) -> int:
         """The present moment."""
         return internals.events_so_far(self.device) - self.zero
+
+    def reading(self, one: Interval) -> PhaseReading:
+        """Return the peaks of a phase."""
+        peaks = {rung: getattr(one, rung) for rung in self.counted}
+        return PhaseReading(step=one.step, phase=one.phase, **peaks)
+
+    def readings(self) -> tuple[PhaseReading, ...]:
+        """Return the peaks of each phase that has ended."""
+        return tuple(self.reading(one) for one in self.intervals if one.end >= 0)
 
     def move(self, moved: Callable[[int], int]) -> None:
         """Count moments otherwise."""

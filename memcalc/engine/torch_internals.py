@@ -156,11 +156,12 @@ def set_allocator(settings: str) -> None:
     _memory._set_allocator_settings(settings)
 
 
-raw_alloc = _C._cuda_cudaCachingAllocator_raw_alloc
+# A build without CUDA has none of these.
+raw_alloc: Any = getattr(_C, "_cuda_cudaCachingAllocator_raw_alloc", None)
 """Allocate bytes on a stream, by its handle; returns the address (torch/csrc/cuda/Module.cpp)."""
-raw_delete = _C._cuda_cudaCachingAllocator_raw_delete
+raw_delete: Any = getattr(_C, "_cuda_cudaCachingAllocator_raw_delete", None)
 """Free an address."""
-watch_out_of_memory = _C._cuda_attach_out_of_memory_observer
+watch_out_of_memory: Any = getattr(_C, "_cuda_attach_out_of_memory_observer", None)
 """Have a function called with the device, bytes asked for, and bytes in all and free, as a request
 fails."""
 

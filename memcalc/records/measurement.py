@@ -11,22 +11,7 @@ import msgspec
 from memcalc.records.display import Answer
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS
-from memcalc.records.trace import GENERATION, ONCE, Phase
-
-
-class PhaseReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What PyTorch's allocator counted in one phase of one step: its peak, and where it ended.
-
-    On the CPU there is no caching allocator: only the requested bytes are known.
-    """
-
-    step: int
-    phase: Phase
-    requested: int | None
-    """``None``: a CPU run goes on, whose peaks are known when it has ended."""
-    allocated: int | None
-    active: int | None
-    reserved: int | None
+from memcalc.records.trace import GENERATION, ONCE, Phase, PhaseReading
 
 
 class StateReading(msgspec.Struct, frozen=True, kw_only=True):

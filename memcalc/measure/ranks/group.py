@@ -19,9 +19,10 @@ from memcalc.files.artifact import encode
 from memcalc.files.results import Run
 from memcalc.measure.gpu.sampler import INTERVAL
 from memcalc.measure.runs.runner import Observer, Request, Runner, hint
-from memcalc.records.measurement import Measurement, PhaseReading, steady_peak
+from memcalc.records.measurement import Measurement, steady_peak
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS
+from memcalc.records.trace import PhaseReading
 from memcalc.workload import layouts
 
 _TIME_TO_TELL = 1.0

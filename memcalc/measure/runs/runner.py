@@ -17,8 +17,9 @@ from memcalc.children.client import ForkServer
 from memcalc.errors import MeasureError, MeasureTimeoutError, took_too_long
 from memcalc.files.artifact import decode, encode
 from memcalc.measure.gpu.sampler import INTERVAL, Sampler
-from memcalc.records.measurement import Measurement, PhaseReading
+from memcalc.records.measurement import Measurement
 from memcalc.records.plan import Plan
+from memcalc.records.trace import PhaseReading
 
 _OF_THE_DEVICE = (
     *("CUDA_", "CUBLAS_", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH_", "TRITON_"),
@@ -150,14 +151,8 @@ class Observer:
             raise MeasureError(f"The {name} sent an unreadable measurement.") from None
         if self.sampler is None:
             return measured
-        gpu, failure = self.sampler.reading(), self.sampler.failure
-        used = gpu.peak_process if gpu is not None else None
-        unknown = dict(measured.unknown)
-        if used is None:
-            unknown["process_used"] = failure or "NVML listed no process of the run"
-        if gpu is None:
-            unknown["gpu"] = failure or "the run never said which card it used"
-        return replace(measured, gpu=gpu, process_used=used, unknown=unknown)
+        read = self.sampler.figures()
+        return replace(measured, **{**read, "unknown": measured.unknown | read["unknown"]})
 
     def close(self) -> None:
         """Look no more."""
