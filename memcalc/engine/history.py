@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,11 +51,16 @@ class Timeline:
         self._live: dict[int, int] = {}
         self._streams: dict[int, int] = {0: 0}
         self._private: set[int] = set()
-        self._requested = _Requested()
+        self._level = 0
+        self._levels = [0]
+        """Requested bytes after each event, as PyTorch counts them."""
+        self._late: dict[int, int] = {}
+        """Sizes of freed blocks that another stream still uses, by address; they count."""
+        self._lower: dict[int, int] = {}
+        """Levels once such a stream was done, at some moment before the next event."""
         # In one moment, names come before guesses.
         notes.told.sort(key=lambda told: told[:2])
-        self._next = 0
-        """Index of the next note to take in."""
+        self._waiting = deque(notes.told)
         if notes.gap is not None:
             entries = notes.gap.bridged(entries)
         for at, entry in enumerate(entries):
@@ -65,17 +71,20 @@ class Timeline:
                 self._emptied()
             if action == "oom":
                 self._refused = len(self.events), entry
-            if action == "free_completed":
-                self._requested.completed(entry["addr"])
+            if action == "free_completed" and entry["addr"] in self._late:
+                self._level -= self._late.pop(entry["addr"])
+                self._lower[len(self.events)] = self._level
             if action not in ("alloc", "free_requested"):
                 continue
-            self._tell(len(self.events))
+            if self._waiting and self._waiting[0][0] <= len(self.events):
+                self._apply_notes(len(self.events))
             if action == "alloc":
                 self._born(entry)
             else:
                 following = entries[at + 1] if at + 1 < len(entries) else {}
                 self._dies(entry, following)
-        self._tell(_NEVER)
+            self._levels.append(self._level)
+        self._apply_notes(_NEVER)
         for component, begin, end in notes.released:
             for event in self.events[begin:end]:
                 if event < 0:
@@ -92,7 +101,7 @@ class Timeline:
         block.line = self._line_of(entry)
         self.blocks.append(block)
         self.events.append(len(self.blocks) - 1)
-        self._requested.born(entry["size"])
+        self._level += block.size
 
     def _line_of(self, entry: dict[str, Any]) -> str:
         """The user's line that requested a block."""
@@ -123,7 +132,9 @@ class Timeline:
             block.used_by = other
             index = len(self.events)
             self.asides.append(Aside(index=index, what="used_by", storage=number, stream=other))
-        self._requested.dies(block.address, block.size, late=late)
+            self._late[block.address] = block.size
+        else:
+            self._level -= block.size
         block.dies = len(self.events)
         self.events.append(~number)
 
@@ -142,12 +153,10 @@ class Timeline:
         if last is None or (last.index, last.what) != (index, "empty_cache"):
             self.asides.append(Aside(index=index, what="empty_cache"))
 
-    def _tell(self, until: int) -> None:
+    def _apply_notes(self, until: int) -> None:
         """Take in what was noted until a moment."""
-        told = self._notes.told
-        while self._next < len(told) and told[self._next][0] <= until:
-            _, kind, what = told[self._next]
-            self._next += 1
+        while self._waiting and self._waiting[0][0] <= until:
+            _, kind, what = self._waiting.popleft()
             if kind is Told.OWNERS:
                 for address, owner in what.items():
                     if (block := self._living(address)) is not None:
@@ -182,6 +191,8 @@ class Timeline:
         for interval in self._notes.intervals:
             interval.kept = not gap.begin < interval.end <= gap.end
         self._notes.move(lambda m: m if m <= gap.begin else here + max(m - gap.end, 0))
+        told = self._notes.told
+        self._waiting = deque(told[len(told) - len(self._waiting) :])
 
     def _sent(self, block: _Block) -> bool:
         """A wrapper over several GPUs uses other streams for what it sends."""
@@ -203,7 +214,11 @@ class Timeline:
         for interval in self._notes.intervals:
             if not interval.kept:
                 continue
-            least, most = self._requested.peak(interval.begin, interval.end)
+            begin, levels = interval.begin, self._levels
+            inside = max(levels[begin + 1 : interval.end + 1], default=0)
+            # Nobody recorded whether late deaths came before the phase began or after it.
+            least = max(inside, self._lower.get(begin, levels[begin]))
+            most = max(inside, levels[begin])
             if not least <= interval.requested <= most:
                 raise EstimateError(
                     f"PyTorch's history of {interval.phase.value} shows a peak of {most:,} bytes, "
@@ -295,48 +310,6 @@ class Timeline:
             return ()
         before = intervals[inside[0] - 1].given if inside[0] else {}
         return nccl_traffic.between(before, intervals[inside[-1]].given)
-
-
-class _Requested:
-    """Requested bytes after each event, as PyTorch counts them.
-
-    A block that another stream still uses when it is freed counts until that stream is done, which
-    is before a later birth.
-    """
-
-    def __init__(self) -> None:
-        self._level = 0
-        self._late: dict[int, int] = {}
-        self._after, self._before_next = [0], [0]
-
-    def born(self, size: int) -> None:
-        self._level += size
-        self._append()
-
-    def dies(self, address: int, size: int, *, late: bool) -> None:
-        """The block at an address dies; a late one counts until its stream is done."""
-        if late:
-            self._late[address] = size
-        else:
-            self._level -= size
-        self._append()
-
-    def completed(self, address: int) -> None:
-        """No stream uses what was at this address any more."""
-        self._level -= self._late.pop(address, 0)
-        self._before_next[-1] = self._level
-
-    def _append(self) -> None:
-        self._after.append(self._level)
-        self._before_next.append(self._level)
-
-    def peak(self, begin: int, end: int) -> tuple[int, int]:
-        """The highest level between two moments, at least and at most.
-
-        Nobody recorded whether late deaths came before the first moment or after it.
-        """
-        inside = max(self._after[begin + 1 : end + 1], default=0)
-        return max(inside, self._before_next[begin]), max(inside, self._after[begin])
 
 
 class _Block(msgspec.Struct):

@@ -49,6 +49,10 @@ class PlanNames(Observer):
         """When the gap began that forward is a part of."""
         self._before: list[int] = []
         """When backward began."""
+        self._inside_backward = False
+        """The optimizer steps inside backward."""
+        self._homes: dict[int, str] = {}
+        """Modules of parameters, by the ids of these."""
 
     def know(self, model: torch.nn.Module) -> None:
         """Learn the paths of modules before a wrapper puts its own names before them."""
@@ -60,6 +64,7 @@ class PlanNames(Observer):
         if optimizer is not None:
             self._name_quantised_shards(model)
         self.counters.name_models([("", model)], self._paths)
+        self._homes = {id(tensor): home for home, _, tensor, _ in named(model, self._paths)}
         if self._notes.wrapped:
             # What a wrapper makes before the model's own code begins are its buckets.
             self.counters.guess(Component.COMMUNICATION, [])
@@ -113,16 +118,21 @@ class PlanNames(Observer):
         if self._notes.wrapped:
             # Of shards that are not reduced yet, a wrapper holds the whole gradients.
             self.counters.guess(Component.GRADIENTS, self._before)
-        self._name_state()
+        if self._inside_backward:
+            self._name_state()
+
+    def enters_step(self, optimizer: Any, *, inside_backward: bool) -> None:
+        """Note whether the update is a part of backward."""
+        self._inside_backward = inside_backward
 
     def leaves_step(self, optimizer: Any, steps: int) -> None:
         """Name the state."""
-        self._name_state()
+        if not self._inside_backward:
+            self._name_state()
 
     def _name_state(self) -> None:
-        if self._model is not None and self._optimizer is not None:
-            homes = {id(tensor): home for home, _, tensor, _ in named(self._model, self._paths)}
-            self.counters.name_state(self._optimizer, homes)
+        if self._optimizer is not None:
+            self.counters.name_state(self._optimizer, self._homes)
 
     # ---- steps that are followed
 
