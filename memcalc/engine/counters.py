@@ -175,7 +175,10 @@ class Counters(Notebook):
         self._levels[number] = stats = self._stats(notes.device)
         self._reset(notes.device)
         self._raise(interval, stats, "peak")
-        _keep_highest(self._unread[number], stats)
+        unread = self._unread[number]
+        for name, pools in stats.items():
+            for pool in _POOLS if isinstance(pools, dict) and "all" in pools else ():
+                unread[name, pool] = max(unread.get((name, pool), 0), pools[pool]["peak"])
         return internals.events_in(stats) - notes.zero
 
     def _raise(self, interval: Interval, stats: Any, counted: str) -> None:
@@ -206,7 +209,7 @@ class Counters(Notebook):
         for notes in self.notes if self._history else ():
             with torch.cuda.device(notes.device):
                 if notes.intervals[-1].end:
-                    internals.free_cublas_workspaces()
+                    _C._cuda_clearCublasWorkspaces()
 
     def histories(self) -> list[tuple[Notes, History]]:
         """What was noted of each GPU, and what its allocator wrote down."""
@@ -390,12 +393,3 @@ class _CpuNotes(Notes):
     def now(self) -> int:
         """The present moment, in nanoseconds."""
         return time.time_ns()
-
-
-def _keep_highest(known: dict[tuple[str, str], int], stats: dict[str, Any]) -> None:
-    for name, pools in stats.items():
-        if isinstance(pools, dict) and "all" in pools:
-            for pool in _POOLS:
-                peak = pools[pool]["peak"]
-                if peak > known.get((name, pool), -1):
-                    known[name, pool] = peak

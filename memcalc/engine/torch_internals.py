@@ -146,11 +146,6 @@ def most_of_others() -> int:
     return 0 if most is None else int(most())
 
 
-def free_cublas_workspaces() -> None:
-    """Have PyTorch give back what it holds for cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
-    _C._cuda_clearCublasWorkspaces()
-
-
 def set_allocator(settings: str) -> None:
     """Tell the caching allocator what ``PYTORCH_ALLOC_CONF`` says, before it is first used."""
     _memory._set_allocator_settings(settings)

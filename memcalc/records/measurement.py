@@ -118,18 +118,18 @@ class Measurement(Answer, msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     device: str
     """Name of the GPU, or ``cpu``."""
-    head: str
-    seq: int | None
-    parameters: int | None
-    weights: int | None
+    head: str = ""
+    seq: int | None = None
+    parameters: int | None = None
+    weights: int | None = None
     """Bytes of the unique storages of all parameters."""
-    gradients: int | None
+    gradients: int | None = None
     """Bytes of the unique storages of all gradients, before they are cleared."""
-    state: StateReading | None
-    phases: tuple[PhaseReading, ...]
-    seconds_per_step: float | None
+    state: StateReading | None = None
+    phases: tuple[PhaseReading, ...] = ()
+    seconds_per_step: float | None = None
     """Mean of all steps after the first."""
-    samples_per_second: float | None
+    samples_per_second: float | None = None
     buffers: int | None = None
     retries: int | None = None
     """How often the allocator had to empty its cache (``num_alloc_retries``)."""

@@ -19,7 +19,7 @@ from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.analytic import least
 from memcalc.estimation.answers import Answers
-from memcalc.estimation.estimate import Inventories
+from memcalc.estimation.estimate import inventory_of
 from memcalc.estimation.fits import device_of, hopeless
 from memcalc.estimation.validate import check
 from memcalc.records.model import Inventory
@@ -112,7 +112,7 @@ class Floor:
         self.inventory: Inventory | None = None
         # Whoever traces a plan says why its model cannot be built.
         with contextlib.suppress(MemcalcError):
-            self.inventory = Inventories().of(check(replace(plan, lora=None, quant=None)))
+            self.inventory = inventory_of(check(replace(plan, lora=None, quant=None)))
 
     def too_large(self, plan: Plan) -> int | None:
         """Bytes of weights, gradients and optimizer state that leave no room; ``None``: they do."""

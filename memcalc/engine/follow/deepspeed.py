@@ -25,6 +25,6 @@ def follow(patches: Patches, steps: Steps, phases: Phases) -> None:
     module = "deepspeed.runtime.engine"
     patches.wrap_later(module, "DeepSpeedEngine.__init__", made)
     patches.wrap_later(module, "DeepSpeedEngine._take_model_step", step)
-    patches.wrap_later(module, "DeepSpeedEngine.backward", phases.follow_engine)
+    patches.wrap_later(module, "DeepSpeedEngine.backward", phases.backward)
     for stage, name in ((f"{ZERO}.stage_1_and_2", SECOND), (f"{ZERO}.stage3", THIRD)):
         patches.wrap_later(stage, f"{name}.zero_grad", phases.clear_gradients)

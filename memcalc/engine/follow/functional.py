@@ -51,7 +51,7 @@ class Functional:
         if self._given.get(key, found) != found:
             self._models.touch(leaves)
         if self._given.get(key) != found:
-            self._models.count_plain(key, leaves)
+            self._models.counts.add_plain(leaves, key)
         self._given[key] = found
         self._counters.name_at(Component.WEIGHTS, list(found))
 
@@ -78,11 +78,7 @@ class Functional:
         places = frozenset[int]().union(*self._given.values())
         found = self._state.look(self._models.parameters(), places)
         if found:
-            self._models.keep_by_hand(found)
-
-    def were_replaced(self) -> bool:
-        """The last weights that a backward found are no more, or were written since."""
-        return self._models.were_changed() or self._models.were_lost()
+            self._models.counts.keep(None, found)
 
     def gradients(self, given: Any, found: Any) -> None:
         """What ``torch.autograd.grad`` returned for weights that it was given are gradients."""

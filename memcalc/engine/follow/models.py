@@ -56,7 +56,7 @@ class Models:
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._alone: list[weakref.ref[torch.Tensor]] = []
         """Parameters that optimizers hold and no module has."""
-        self._counts = Counts(counters.interval)
+        self.counts = Counts(counters.interval)
         self._trained: set[int] = set()
         self._names: dict[str, None] = {}
         self._entries: dict[int, tuple[int, int]] = {}
@@ -98,7 +98,7 @@ class Models:
             moved = original(module, *args, **kwargs)
             if came and any(one.is_cuda for one in module.parameters()):
                 self._births[module] = self._counters.interval()
-            self._counts.move(module)
+            self.counts.move(module)
             self._counters.name_models([("", module)])
             return moved
         finally:
@@ -127,7 +127,7 @@ class Models:
         prefix = f"{type(root).__name__}." if self._roots else ""
         for path, part in root.named_modules():
             self._paths.setdefault(part, f"{prefix}{path}".rstrip("."))
-        if self._counts.add_model(root, self._births.get(root, 0), ran=True):
+        if self.counts.add_model(root, self._births.get(root, 0), ran=True):
             self._roots.append(weakref.ref(root))
         self.sweep()
 
@@ -161,7 +161,7 @@ class Models:
         self._counters.name_models(named)
         for one in others:
             if not any(map(is_lazy, one.parameters())):
-                self._counts.add_model(one, self._births.get(one, 0), ran=False)
+                self.counts.add_model(one, self._births.get(one, 0), ran=False)
         parameters = {id(p): p for _, one in named for p in one.parameters()}
         self._parameters = [weakref.ref(p) for p in parameters.values()]
         self._parameters += self._alone
@@ -217,17 +217,9 @@ class Models:
         """Those that are known."""
         return (p for ref in self._parameters if (p := ref()) is not None)
 
-    def count_plain(self, key: int, leaves: Iterable[torch.Tensor]) -> None:
-        """Count parameters that no module has, in place of those that were counted before."""
-        self._counts.add_plain(leaves, key)
-
-    def keep_by_hand(self, state: list[torch.Tensor]) -> None:
-        """Count what updates without an optimizer keep."""
-        self._counts.keep(None, state)
-
-    def were_lost(self) -> bool:
-        """Some of the parameters are no more."""
-        return any(ref() is None for ref in self._parameters)
+    def were_replaced(self) -> bool:
+        """Return True if some of the parameters are no more, or were written since."""
+        return self.were_changed() or any(ref() is None for ref in self._parameters)
 
     @property
     def none_ran(self) -> bool:
@@ -271,7 +263,7 @@ class Models:
             kept = getattr(optimizer, "optim", optimizer)
             own = not isinstance(kept, torch.optim.Optimizer)
             born = 0 if own else self._births.get(kept, 0)
-            self._counts.keep(kept, state_of(kept).values(), born)
+            self.counts.keep(kept, state_of(kept).values(), born)
             self._counters.name_state(optimizer, self._homes())
 
     def _find_alone(self, optimizer: Any) -> None:
@@ -283,9 +275,9 @@ class Models:
         self._alone = [ref for ref in self._alone if ref() is not None] + new
         self._counters.name(Component.WEIGHTS, alone)
         self.sweep()
-        if self._counts.in_fp32:
+        if self.counts.in_fp32:
             # Else these may be the copies of parameters that are updated for them.
-            self._counts.add_plain(alone, id(optimizer))
+            self.counts.add_plain(alone, id(optimizer))
 
     def _homes(self) -> dict[int, str]:
         """Which module each parameter is of."""
@@ -300,11 +292,11 @@ class Models:
 
     def inventory(self, name: str, interval: int) -> Inventory:
         """Every tensor of the models that were there in an interval."""
-        return self._counts.inventory(name, interval, self._trained)
+        return self.counts.inventory(name, interval, self._trained)
 
     def state(self, interval: int) -> OptimizerState:
         """What optimizers keep, of those that were there in an interval."""
-        return self._counts.state(interval, ", ".join(self._names) or "no optimizer")
+        return self.counts.state(interval, ", ".join(self._names) or "no optimizer")
 
 
 def _parameters_of(optimizer: Any) -> int:

@@ -42,7 +42,7 @@ class Names(Observer):
 
     def end(self) -> None:
         """The program has ended: what it changed after its last backward is one more step."""
-        if BY_HAND in self._steps.made and self._functional.were_replaced():
+        if BY_HAND in self._steps.made and self._models.were_replaced():
             self._steps.by_hand()
 
     # ---- modules

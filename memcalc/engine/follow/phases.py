@@ -108,7 +108,7 @@ class Phases:
         """Follow from now on."""
         patches.also(modules.register_module_forward_pre_hook(self._entering).remove)
         patches.also(modules.register_module_forward_hook(self._leaving, always_call=True).remove)
-        patches.wrap(torch.autograd, "backward", self._backward)
+        patches.wrap(torch.autograd, "backward", self.backward)
         patches.wrap(torch.autograd, "grad", self._grad)
         patches.wrap(torch.optim.Optimizer, "zero_grad", self.clear_gradients)
         patches.wrap(torch.nn.Module, "zero_grad", self.clear_gradients)
@@ -217,7 +217,8 @@ class Phases:
             else:
                 self._mark(before)
 
-    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Take a function, such as a library's around autograd's, for backward as a whole."""
         return self._run_backward(original, (), args, kwargs)
 
     def _grad(self, original: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -227,10 +228,6 @@ class Phases:
         if self._is_followed():
             self._observer.has_gradients(inputs, found)
         return found
-
-    def follow_engine(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Take a function of a library around autograd's backward for backward as a whole."""
-        return self._run_backward(original, (), args, kwargs)
 
     def _run_backward(
         self, original: Any, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

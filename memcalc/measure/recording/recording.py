@@ -142,9 +142,6 @@ class Recording(Patches):
         if seen.optimizer is not None and failure is None:
             state = read_state(seen.optimizer)
         known: dict[str, Any] = {
-            "head": "",
-            "parameters": None,
-            "weights": None,
             **self._sizes,
             "gradients": seen.gradients,
             "state": state,
@@ -155,7 +152,7 @@ class Recording(Patches):
             **more,
         }
         why = "the run ended out of memory" if failure is not None else "nothing was trained"
-        unknown = {name: why for name in _TRAINED if known[name] is None}
+        unknown = {name: why for name in _TRAINED if known.get(name) is None}
         if not self._cuda:
             rungs = ("allocated", "reserved", "process_used", "retries")
             unknown |= dict.fromkeys(rungs, NO_ALLOCATOR)

@@ -33,8 +33,8 @@ from memcalc.workload.job import Job, Program
 from memcalc.workload.model import in_its_words
 
 
-class Listener:
-    """Passes on how a run goes, where somebody listens."""
+class Reporter:
+    """Tells the process that asked how a run goes; without a speaker it tells nobody."""
 
     def __init__(self, speaker: Speaker | None = None) -> None:
         self._speaker = speaker
@@ -42,7 +42,7 @@ class Listener:
         """Where the run is, as far as it is known."""
 
     def said(self, reading: PhaseReading) -> None:
-        """A phase has ended."""
+        """Tell that a phase has ended."""
         self.place = f" after {reading.phase.value} of step {reading.step + 1}"
         if self._speaker is not None:
             self._speaker.tell(phase=encode(reading))
@@ -53,7 +53,7 @@ class Listener:
             self._speaker.wait(moment=name, facts=process.facts(), pid=os.getpid())
 
 
-def measure(plan: Plan, options: Options, listener: Listener | None = None) -> Measurement:
+def measure(plan: Plan, options: Options, reporter: Reporter | None = None) -> Measurement:
     """Train for real.
 
     Raises:
@@ -64,27 +64,27 @@ def measure(plan: Plan, options: Options, listener: Listener | None = None) -> M
         raise MeasureError(NO_GPU)
     programs.configure(plan)
     program = programs.build(plan, real_weights=options.weights)
-    listener = listener or Listener()
-    measurement = _measure(program, options, listener)
+    reporter = reporter or Reporter()
+    measurement = _measure(program, options, reporter)
     del program
     _free(options.device)
-    listener.moment("freed")
+    reporter.moment("freed")
     return measurement
 
 
-def _measure(program: Program, options: Options, listener: Listener) -> Measurement:
+def _measure(program: Program, options: Options, reporter: Reporter) -> Measurement:
     """Run a program, and return what it took; nothing of it is left on the device."""
     recording, failure, seconds = None, None, None
     with contextlib.ExitStack() as stack:
-        listener.moment("before")
+        reporter.moment("before")
         _open(options.device, options.index)
-        listener.moment("context")
+        reporter.moment("context")
         if options.snapshot is not None:
             stack.enter_context(_recorded(options.snapshot))
-        recording = Recording(options.device, Seen(), told=listener.said)
+        recording = Recording(options.device, Seen(), told=reporter.said)
         try:
             job = _run(program, options, recording)
-            listener.moment("trained")
+            reporter.moment("trained")
             seconds = _time_step(job, max(2, options.steps - 2)) if job is not None else None
         except (RuntimeError, MemoryError) as error:
             failure = recording.failure(error)
@@ -188,6 +188,6 @@ def warm(architecture: str = "") -> None:
 
 def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
     """Measure a plan, as the module of a child process."""
-    asked, listener = decode(Request, request), Listener(speaker)
-    with in_its_words(asked.plan.model, lambda: listener.place):
-        return {"measurement": encode(measure(asked.plan, asked, listener))}
+    asked, reporter = decode(Request, request), Reporter(speaker)
+    with in_its_words(asked.plan.model, lambda: reporter.place):
+        return {"measurement": encode(measure(asked.plan, asked, reporter))}
