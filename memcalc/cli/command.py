@@ -19,8 +19,7 @@ from memcalc.cli.app import plainly_read
 from memcalc.errors import UsageError
 from memcalc.files.offline import stay_offline
 from memcalc.records.fields import FIELDS
-from memcalc.records.plan import Method
-from memcalc.records.values import plain, typed
+from memcalc.records.values import Method, plain, typed
 from memcalc.units import parse_bytes
 
 

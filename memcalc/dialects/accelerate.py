@@ -13,7 +13,8 @@ from memcalc.dialects import deepspeed
 from memcalc.dialects.recipe import Recipe, count, flag, mapping, table
 from memcalc.errors import UsageError
 from memcalc.records.names import STRATEGIES, WRAPS, ZERO_STAGES
-from memcalc.records.plan import CompileMode, Plan
+from memcalc.records.plan import Plan
+from memcalc.records.values import CompileMode
 
 NAME = "accelerate"
 _OF_NO_MATTER = frozenset(

@@ -78,14 +78,14 @@ class Counters(Notebook):
             self._open(*self._waiting)
 
     def without_lines(self) -> None:
-        """From now on the lines that ask for blocks are not kept."""
+        """Stop to keep the lines that ask for blocks."""
         if self.notes:
             internals.go_on_without_lines()
 
     # ---- phases
 
     def enter(self, phase: Phase, step: int, line: str = "") -> None:
-        """Another phase begins, or another step; not of a thread that outlives the program."""
+        """Begin a phase, or a step; a thread that outlives the program begins none."""
         if self._ended:
             return
         self._waiting = phase, step, line
@@ -126,11 +126,11 @@ class Counters(Notebook):
             notes.intervals.pop()
 
     def interval(self) -> int:
-        """The number of the present interval, on every GPU."""
+        """Return the number of the present interval, on every GPU."""
         return len(self.notes[0].intervals) - 1 if self.notes else 0
 
     def peak(self, *notes: Notes) -> int:
-        """The number of the interval in which most of one of these GPUs was allocated."""
+        """Return the number of the interval in which most of one of these GPUs was allocated."""
         numbered = (pair for one in notes for pair in enumerate(one.intervals))
         return max(numbered, key=lambda pair: pair[1].allocated, default=(0, None))[0]
 
@@ -138,13 +138,13 @@ class Counters(Notebook):
         for number, notes in enumerate(self.notes):
             begin = notes.now()
             if not notes.intervals or begin != notes.intervals[-1].end:
-                begin = self._anew(number, notes)
+                begin = self._reset_peaks(number, notes)
             notes.intervals.append(Interval(phase=phase, step=step, begin=begin, line=line))
             if self._history:
                 notes.marks.append((begin, ""))
 
-    def _anew(self, number: int, notes: Notes) -> int:
-        """Let the counters of peaks begin anew; returns the moment.
+    def _reset_peaks(self, number: int, notes: Notes) -> int:
+        """Reset the counters of peaks and return the moment.
 
         Threads of process groups free blocks at any time, and so between two calls.
         """
@@ -189,14 +189,14 @@ class Counters(Notebook):
     # ---- the history
 
     def pause(self) -> None:
-        """From here on the history is not kept, of which there would be too much."""
+        """Stop to keep the history, of which there would be too much."""
         begins = self.moments()
         snapshot = internals.stop_history()
         for notes, begin in zip(self.notes, begins, strict=True):
             notes.gap = Gap(begin=begin, entries=snapshot["device_traces"][notes.device])
 
     def resume(self) -> None:
-        """From here on it is kept again."""
+        """Keep the history again."""
         for notes in self.notes:
             if notes.gap is not None:
                 notes.gap.end = notes.now()
@@ -212,7 +212,7 @@ class Counters(Notebook):
                     _C._cuda_clearCublasWorkspaces()
 
     def histories(self) -> list[tuple[Notes, History]]:
-        """What was noted of each GPU, and what its allocator wrote down."""
+        """Return the notes of each GPU, and the history that its allocator kept."""
         if not self.notes:
             return []
         snapshot = internals.stop_history()
@@ -232,7 +232,7 @@ class Counters(Notebook):
         return stats
 
     def _forgotten(self, device: int) -> None:
-        """The program resets its peaks; those of the phase so far are kept."""
+        """Reset the peaks for the program, and keep the phase's own so far."""
         if self.notes:
             interval = self.notes[device].intervals[-1]
             if interval.end < 0:
@@ -241,7 +241,7 @@ class Counters(Notebook):
         self._reset(device)
 
     def _releases(self, component: Component) -> Around:
-        """Wrap a function of PyTorch: the blocks that it frees are of this component."""
+        """Wrap a function of PyTorch: label the blocks that it frees with this component."""
 
         def around(original: Any) -> None:
             begins = self.moments()
@@ -300,7 +300,7 @@ class CpuCounters(Counters):
     def _current(self) -> Notes:
         return self.notes[0]
 
-    def _anew(self, number: int, notes: Notes) -> int:
+    def _reset_peaks(self, number: int, notes: Notes) -> int:
         return notes.now()
 
     def _read(self, number: int, notes: Notes, interval: Interval) -> int:
@@ -365,7 +365,7 @@ def _uses_gloo() -> bool:
 
 
 def _count_everywhere() -> bool:
-    """Have the CPU allocator count in all threads; return False if this PyTorch cannot.
+    """Let the CPU allocator count in all threads; return False if this PyTorch cannot.
 
     Source: c10/core/CPUAllocator.cpp, ``ProfiledCPUMemoryReporter`` (2.11 and 2.13): a block is
     counted where a profiler runs in the thread, or where this flag is set.
@@ -382,7 +382,7 @@ def _count_everywhere() -> bool:
 
 
 class _CpuNotes(Notes):
-    """What was noted of the CPU; a moment is a time until the run has ended."""
+    """Notes of the CPU; a moment is a time until the run has ended."""
 
     KIND = "cpu"
     counted = ()
@@ -391,5 +391,5 @@ class _CpuNotes(Notes):
         super().__init__(0)
 
     def now(self) -> int:
-        """The present moment, in nanoseconds."""
+        """Return the present moment, in nanoseconds."""
         return time.time_ns()

@@ -61,12 +61,23 @@ class Timeline:
         # In one moment, names come before guesses.
         notes.told.sort(key=lambda told: told[:2])
         self._waiting = deque(notes.told)
-        if notes.gap is not None:
-            entries = notes.gap.bridged(entries)
+        self._read(entries if notes.gap is None else notes.gap.bridged(entries))
+        self._apply_notes(_NEVER)
+        for component, begin, end in notes.released:
+            for event in self.events[begin:end]:
+                if event < 0:
+                    self.blocks[~event].component = component
+        if notes.profiler is not None:
+            self._name_operators()
+        self._settle_guesses()
+        self._check()
+
+    def _read(self, entries: Sequence[dict[str, Any]]) -> None:
+        """Take in the history, and the notes as far as it has come."""
         for at, entry in enumerate(entries):
             action = entry["action"]
-            if action == "gap" and notes.gap is not None:
-                self._skip(notes.gap)
+            if action == "gap" and self._notes.gap is not None:
+                self._skip(self._notes.gap)
             if action in ("segment_free", "segment_unmap"):
                 self._emptied()
             if action == "oom":
@@ -84,15 +95,6 @@ class Timeline:
                 following = entries[at + 1] if at + 1 < len(entries) else {}
                 self._dies(entry, following)
             self._levels.append(self._level)
-        self._apply_notes(_NEVER)
-        for component, begin, end in notes.released:
-            for event in self.events[begin:end]:
-                if event < 0:
-                    self.blocks[~event].component = component
-        if notes.profiler is not None:
-            self._name_operators()
-        self._settle_guesses()
-        self._check()
 
     def _born(self, entry: dict[str, Any]) -> None:
         self._live[entry["addr"]] = len(self.blocks)
@@ -104,7 +106,7 @@ class Timeline:
         self._level += block.size
 
     def _line_of(self, entry: dict[str, Any]) -> str:
-        """The user's line that requested a block."""
+        """Return the user's line that requested a block, or an empty string."""
         frames = entry.get("frames")
         if not frames:
             return ""
@@ -113,7 +115,7 @@ class Timeline:
         return self._lines[id(frames)]
 
     def _stream(self, known: int) -> int:
-        """The number of a stream in a trace; nobody else can use what a private pool holds."""
+        """Return the number of a stream in a trace, and note if it is one of a private pool."""
         stream = self._streams.setdefault(known, len(self._streams))
         if known in self._notes.private and stream not in self._private:
             self._private.add(stream)
@@ -186,7 +188,7 @@ class Timeline:
         return None if number is None else self.blocks[number]
 
     def _skip(self, gap: Gap) -> None:
-        """Let moments after a gap be those of the events that stand for it."""
+        """Move moments after a gap to the events that stand for it."""
         here = len(self.events)
         for interval in self._notes.intervals:
             interval.kept = not gap.begin < interval.end <= gap.end
@@ -243,7 +245,7 @@ class Timeline:
         )
 
     def refusal(self) -> Refusal | None:
-        """The request that failed last."""
+        """Return the request that failed last, or None."""
         if self._refused is None:
             return None
         moment, entry = self._refused
@@ -258,7 +260,7 @@ class Timeline:
         )
 
     def _storages(self) -> tuple[Storage, ...]:
-        """The blocks as the records of a trace have them."""
+        """Return the blocks as records of a trace."""
         intervals, marks = self._notes.intervals, self._notes.marks
         begins = [interval.begin for interval in intervals]
         moments = [moment for moment, _ in marks]
@@ -294,12 +296,12 @@ class Timeline:
         )
 
     def _module_at(self, moment: int, moments: list[int]) -> str:
-        """The module that was at work; ``moments`` are those of the marks."""
+        """Return the module that was at work; ``moments``: when each mark was made."""
         at = bisect.bisect_right(moments, moment)
         return self._notes.marks[at - 1][1] if at else ""
 
     def sent(self, step: int) -> tuple[Sent, ...]:
-        """What was sent in a step, without what loading and resuming sent."""
+        """Return what was sent in a step; loading and resuming are no part of it."""
         intervals = self._notes.intervals
         inside = [
             at

@@ -18,9 +18,9 @@ from memcalc.estimation.answers import Answer, Answers
 from memcalc.estimation.question import shell_notes
 from memcalc.estimation.validate import Checked, check
 from memcalc.records.model import Inventory
-from memcalc.records.plan import Method, Plan
+from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
-from memcalc.records.values import checked
+from memcalc.records.values import Method, checked
 from memcalc.workload import layouts
 
 

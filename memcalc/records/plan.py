@@ -14,20 +14,18 @@ from memcalc.records.values import (
     NO_LORA,
     USUAL_LORA,
     Cache,
+    CompileMode,
+    Count,
     Input,
     Lora,
+    Pairs,
     Release,
-    Scalar,
     Text,
     Version,
     about,
+    about_pairs,
+    untyped,
 )
-
-Method = Literal["trace", "analytic"]
-"""How a plan is answered: its code runs on a simulated GPU, or closed forms stand for it."""
-CompileMode = Literal["default", "reduce-overhead"]
-"""Modes of ``torch.compile`` that are answered; the others choose kernels by timing them."""
-Count = Annotated[int, Meta(ge=1, le=1 << 16)]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,13 +49,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "adamw"
     optim_args: Annotated[
-        tuple[tuple[str, Scalar], ...],
-        about(
-            "Training",
-            "Arguments of the optimizer.",
-            option="optim-arg",
-            typed="Written as key=value.",
-        ),
+        Pairs, about_pairs("Training", "Arguments of the optimizer.", "optim-arg")
     ] = ()
     preset: Annotated[
         Literal["full", "lora", "qlora"] | None,
@@ -259,13 +251,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     engine_args: Annotated[
-        tuple[tuple[str, Scalar], ...],
-        about(
-            "Inference",
-            "Settings of the engine, by its own names.",
-            option="engine-arg",
-            typed="Written as key=value.",
-        ),
+        Pairs, about_pairs("Inference", "Settings of the engine, by its own names.", "engine-arg")
     ] = ()
     vllm: Annotated[
         Release | None,
@@ -293,13 +279,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     parallel_args: Annotated[
-        tuple[tuple[str, Scalar], ...],
-        about(
-            "Several GPUs",
-            "Arguments of the layout's wrapper.",
-            option="parallel-arg",
-            typed="Written as key=value.",
-        ),
+        Pairs, about_pairs("Several GPUs", "Arguments of the layout's wrapper.", "parallel-arg")
     ] = ()
     rank: Annotated[
         Annotated[int, Meta(ge=0, le=(1 << 16) - 1)] | Literal["first", "last", "all"] | None,
@@ -340,11 +320,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     unread: Annotated[
         tuple[Text, ...],
-        about("", "What such a file says that changes memory and is not counted.", option=None),
+        untyped("What such a file says that changes memory and is not counted."),
     ] = ()
     assumed: Annotated[
         tuple[Text, ...],
-        about("", "How a recipe was read, and what it leaves to its framework.", option=None),
+        untyped("How a recipe was read, and what it leaves to its framework."),
     ] = ()
     target: Annotated[Literal["cuda", "cpu"], about("GPU", "Where it trains.")] = "cuda"
     torch: Annotated[
@@ -375,25 +355,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     command: Annotated[
         Text | None,
-        about(
-            "",
-            "A program that trains, as it is typed, in place of a model; it runs as it is on a "
-            "simulated GPU.",
-            option=None,
-        ),
+        untyped("A program that trains, as it is typed; it runs as it is on a simulated GPU."),
     ] = None
     steps: Annotated[
         Annotated[int, Meta(ge=0, le=1 << 20)] | None,
-        about(
-            "", "Of a command: optimizer steps after which it is stopped; 0: never.", option=None
-        ),
+        untyped("Of a command: optimizer steps after which it is stopped; 0: never."),
     ] = None
-    python: Annotated[
-        Text | None, about("", "Of a command: the Python that runs it.", option=None)
-    ] = None
-    weights: Annotated[
-        bool, about("", "Of a command: real weights are downloaded and read.", option=None)
-    ] = False
+    python: Annotated[Text | None, untyped("Of a command: the Python that runs it.")] = None
+    weights: Annotated[bool, untyped("Of a command: real weights are downloaded and read.")] = False
 
     @property
     def adapters(self) -> str | None:

@@ -169,6 +169,23 @@ def about(
     return Meta(description=words, extra=extra)
 
 
+def about_pairs(group: str, words: str, option: str) -> Meta:
+    """Return the same of a field that holds pairs."""
+    return about(group, words, option=option, typed="Written as key=value.")
+
+
+def untyped(words: str) -> Meta:
+    """Return what a person is told of a field that no option of its own sets."""
+    return about("", words, option=None)
+
+
+Pairs = tuple[tuple[str, Scalar], ...]
+"""Arguments by their names."""
+Method = Literal["trace", "analytic"]
+"""How a plan is answered: its code runs on a simulated GPU, or closed forms stand for it."""
+CompileMode = Literal["default", "reduce-overhead"]
+"""Modes of ``torch.compile`` that are answered; the others choose kernels by timing them."""
+Count = Annotated[int, Meta(ge=1, le=1 << 16)]
 Text = Annotated[str, Meta(pattern=r"\S", title="a text that is not empty")]
 Version = Annotated[
     str,

@@ -103,6 +103,8 @@ class Phases:
         """The phase that an evaluation interrupts."""
         self._inside_backward = False
         """The optimizer that steps is called by a hook of backward's."""
+        self._generates: torch.nn.Module | None = None
+        """The model of which each call is a pass of a generation."""
 
     def install(self, patches: Patches) -> None:
         """Follow from now on."""
@@ -190,19 +192,12 @@ class Phases:
     @contextlib.contextmanager
     def follow_passes(self, model: torch.nn.Module) -> Iterator[None]:
         """Take the calls of a model that generates for prefill first, and then for decoding."""
-        numbers = itertools.count()
-
-        def begins(*_: object) -> None:
-            if number := next(numbers):
-                self._observer.begins_step(number)
-                self.begin(Phase.DECODE, number)
-
         self.begin(Phase.PREFILL)
-        hook = model.register_forward_pre_hook(begins, prepend=True)
+        self._generates, self._passes = model, itertools.count()
         try:
             yield
         finally:
-            hook.remove()
+            self._generates = None
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
@@ -288,6 +283,9 @@ class Phases:
             return  # Dynamo would compile this hook, which breaks a full graph.
         if self.phase is not Phase.BACKWARD and not self._is_followed(module):
             return
+        if module is self._generates and (number := next(self._passes)):
+            self._observer.begins_step(number)
+            self.begin(Phase.DECODE, number)
         if not self._depth and self.phase is not Phase.BACKWARD:
             self._begin_model(module, args)
         self._depth += 1

@@ -21,7 +21,7 @@ from memcalc.engine.cudnn import loading
 from memcalc.engine.follow import variables
 from memcalc.engine.follow.group import Groups
 from memcalc.engine.follow.models import Models
-from memcalc.engine.follow.names import Names
+from memcalc.engine.follow.names import WATCHED, Names
 from memcalc.engine.follow.phases import Phases
 from memcalc.engine.follow.steps import BY_HAND, Steps
 from memcalc.engine.history import Timeline
@@ -61,9 +61,8 @@ class Session:
         self.models = Models(self.counters)
         self.steps = Steps(steps)
         self.names = Names(self.counters, self.models, self.steps)
+        self.names.stepping = self._begin_step
         self.phases = Phases(self.counters, self.steps, self.names)
-        # A function that trains to the end of the program takes its variables with it.
-        self.names.unwatched = lambda: self._own(variables.running_scopes())
         self.groups = Groups(self.counters)
         self.values = Values(self.say)
         self.compiling = Compiling(self.say)
@@ -109,6 +108,15 @@ class Session:
             scopes = iter([variables.Scope(left, str(left.get("__file__", "")))])
             self.names.end()
         self._own(scopes)
+
+    def _begin_step(self, step: int) -> None:
+        if step == WATCHED:
+            self.counters.without_lines()
+            # A function that trains to the end of the program takes its variables with it.
+            self._own(variables.running_scopes())
+        if step <= WATCHED:
+            # Programs may have given weights other memory.
+            self.models.sweep()
 
     def _own(self, scopes: Iterable[variables.Scope]) -> None:
         """Note which variables of these, and of the user's modules, hold what is alive."""

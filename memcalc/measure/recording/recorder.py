@@ -90,7 +90,7 @@ class Recorder:
         self._quietly(self._finish, error)
 
     def _quietly(self, act: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Act inside a user's training; a failure ends the recording."""
+        """Call a function inside a user's training; a failure ends the recording."""
         if self._failed:
             return None
         try:
@@ -183,7 +183,7 @@ class _Guarded:
 
 
 class _SeenByUser(Seen):
-    """What a training of any number of steps shows: not all of its phases are kept."""
+    """Facts of a training of any number of steps: not all of its phases are kept."""
 
     recording: Recording
 

@@ -25,7 +25,7 @@ _TRAINED = ("weights", "gradients", "state", "seconds_per_step", "samples_per_se
 
 
 class Seen(Observer):
-    """What a training shows of itself."""
+    """Facts that a training shows while it runs: model, optimizer, gradients, batch."""
 
     gradients: int | None = None
     """Bytes of all gradients, as the optimizer found them last."""
@@ -116,7 +116,7 @@ class Recording(Patches):
         self.counters.end()
 
     def weigh(self, model: torch.nn.Module) -> None:
-        """Read the sizes of a model as it is now."""
+        """Read the sizes of a model at this moment."""
         self.seen.model = model
         self._sizes = {
             "head": type(model).__name__,

@@ -34,7 +34,7 @@ from memcalc.workload.model import in_its_words
 
 
 class Reporter:
-    """Tells the process that asked how a run goes; without a speaker it tells nobody."""
+    """Tells the process that asked how a run goes; without a speaker it does nothing."""
 
     def __init__(self, speaker: Speaker | None = None) -> None:
         self._speaker = speaker
@@ -107,7 +107,7 @@ def _measure(program: Program, options: Options, reporter: Reporter) -> Measurem
 
 @contextlib.contextmanager
 def _recorded(snapshot: str) -> Iterator[None]:
-    """Have PyTorch write down what its allocator does, into a file at the end."""
+    """Record what PyTorch's allocator does, and write it into a file at the end."""
     torch.cuda.memory._record_memory_history(max_entries=10**7, stacks="python")
     try:
         yield
@@ -143,7 +143,7 @@ def _run(program: Program, options: Options, recording: Recording) -> Job | None
 
 
 def _time_step(job: Job, steps: int) -> float:
-    """Take the time of steps that nobody follows: reading stops the device at every phase."""
+    """Take the time of steps without readings, which stop the device at every phase."""
     job = replace(job, plan=replace(job.plan, eval=None), restore=None)
     began = 0.0
 

@@ -92,7 +92,7 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
 
 
 def environment_of(plan: Plan) -> dict[str, str]:
-    """Only what a run needs, so that measurements can be repeated."""
+    """Return the variables that a run needs, so that measurements can be repeated."""
     shell = os.environ
     device = {name: value for name, value in shell.items() if name.startswith(_OF_THE_DEVICE)}
     kept = {**variables.composed(shell), **device}
@@ -116,7 +116,7 @@ class RunWatch:
     def ask(
         self, server: ForkServer, module: str, request: Request, **where: Any
     ) -> dict[str, Any]:
-        """Have a job module run a request, with its place among other processes, if any.
+        """Run a request by a job module, with its place among other processes, if any.
 
         It raises what ``ForkServer.ask`` does.
         """
