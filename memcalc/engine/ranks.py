@@ -133,25 +133,26 @@ def largest(traces: dict[int, Trace], world: int) -> Trace:
 
 
 def follow(patches: Patches, book: Notebook, plan: Plan) -> None:
-    """Note what the wrapper of a plan makes."""
+    """Label the memory that the wrapper of a plan takes."""
     layout = layouts.of(plan)
     if layout.name == layouts.SINGLE:
         return
-    name_buckets(patches, book)
+    follow_wrappers(patches, book)
     if plan.target == "cpu":
         patches.wrap(DistributedDataParallel, "__init__", _averaged_alone)
-    patches.wrap(torch.UntypedStorage, "resize_", functools.partial(_gathered, book))
-    dtensor.plan_alike_once(patches)
     if layout.loop == "pipeline":
         pipelining.install(patches, alone=True)
     if layout.package == "deepspeed":
         deepspeed.follow(patches, book)
 
 
-def name_buckets(patches: Patches, book: Notebook) -> None:
-    """DDP makes its buckets as it is made, and anew before the second forward."""
+def follow_wrappers(patches: Patches, book: Notebook) -> None:
+    """Label the memory that PyTorch's wrappers take, and plan DTensors that are alike once."""
+    # DDP makes its buckets with itself, and again before the second forward.
     for name in ("__init__", "_pre_forward"):
         patches.wrap(DistributedDataParallel, name, book.makes(Component.COMMUNICATION))
+    patches.wrap(torch.UntypedStorage, "resize_", functools.partial(_gathered, book))
+    dtensor.plan_alike_once(patches)
 
 
 def _averaged_alone(original: Any, model: Any, *args: Any, **kwargs: Any) -> None:
@@ -167,7 +168,7 @@ def _averaged_alone(original: Any, model: Any, *args: Any, **kwargs: Any) -> Non
 
 
 def _gathered(book: Notebook, original: Any, storage: Any, size: int) -> Any:
-    """FSDP frees and takes the memory of whole parameters by resizing their storages."""
+    """Label whole parameters: FSDP takes and frees their memory by resizing storages."""
     result = original(storage, size)
     if size and storage.device.type == "cuda":
         book.name_at(Component.UNSHARDED, [storage.data_ptr()])

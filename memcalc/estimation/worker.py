@@ -4,7 +4,6 @@ What a run changes in PyTorch, in packages or on the simulated GPU is gone with 
 the second answer is that of a fresh process.
 """
 
-import base64
 import contextlib
 import importlib
 import os
@@ -149,7 +148,7 @@ class SimulatedRun:
         said = self._speaker.server.ask(JOB, RUN, {**self._request, "rank": rank})
         if "again" in said:
             raise AskAgainError(**said["again"])
-        return unpack(base64.b64decode(said["trace"]))
+        return unpack(decode(bytes, said["trace"]))
 
     def trace(self, rank: int) -> Trace:
         """Run one rank here."""
