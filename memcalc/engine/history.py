@@ -39,7 +39,11 @@ class Timeline:
     ``entries``: the allocator's history of one GPU, as ``torch.cuda.memory._snapshot`` has it.
     """
 
-    def __init__(self, notes: Notes, entries: Sequence[dict[str, Any]]) -> None:
+    def __init__(
+        self, notes: Notes, entries: Sequence[dict[str, Any]], *, wrapped: bool = False
+    ) -> None:
+        """Read a history; ``wrapped``: the model is inside a wrapper over several GPUs."""
+        self._wrapped = wrapped
         self._lines: dict[int, str] = {}
         """Of the user's code, by the frames of entries, which share them."""
         self._refused: tuple[int, dict[str, Any]] | None = None
@@ -198,7 +202,7 @@ class Timeline:
 
     def _sent(self, block: _Block) -> bool:
         """A wrapper over several GPUs uses other streams for what it sends."""
-        return self._notes.wrapped and block.stream > 0
+        return self._wrapped and block.stream > 0
 
     def _name_operators(self) -> None:
         begin, end = self._notes.profiled
@@ -308,7 +312,7 @@ class Timeline:
             for at, one in enumerate(intervals)
             if one.step == step and one.phase not in (*ONCE, Phase.EVAL)
         ]
-        if not inside or not self._notes.wrapped:
+        if not inside or not self._wrapped:
             return ()
         before = intervals[inside[0] - 1].given if inside[0] else {}
         return nccl_traffic.between(before, intervals[inside[-1]].given)

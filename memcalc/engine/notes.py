@@ -106,8 +106,6 @@ class Notes:
         self.released: list[tuple[Component, int, int]] = []
         """Between each two of these moments nothing but blocks of this component died."""
         self.profiler: Any = None
-        self.wrapped = False
-        """The model is inside a wrapper over several GPUs, which allocates by itself."""
         self.zero = 0
         """Births and deaths before the history began."""
         self.gap: Gap | None = None

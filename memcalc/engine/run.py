@@ -16,7 +16,6 @@ from memcalc.engine import decisions, flops, ranks
 from memcalc.engine import program as programs
 from memcalc.engine.compiling import Compiling
 from memcalc.engine.counters import Counters, CpuCounters
-from memcalc.engine.follow import deepspeed
 from memcalc.engine.follow.models import Models
 from memcalc.engine.follow.names import Names
 from memcalc.engine.follow.operators import Operators
@@ -134,15 +133,13 @@ class _Followed(Patches):
             self.counters.install(self)
         self.steps = Steps()
         [notes] = self.counters.notes
-        notes.wrapped = self.counters.wrapped = wrapped
+        self.counters.wrapped = wrapped
         models, operators = Models(self.counters, counted=False), Operators(notes, **how)
         self.names = Names(self.counters, models, self.steps, frozenset(watched), operators)
         self.phases = Phases(self.counters, self.steps, self.names)
         for part in (self.steps, self.names, self.phases):
             part.install(self)
         ranks.follow(self, self.counters, plan)
-        if layouts.of(plan).package == "deepspeed":
-            deepspeed.follow(self, self.steps, self.phases)
         if plan.compile is not None:
             Compiling(self.say).install(self)
         if plan.target != "cpu":
@@ -166,7 +163,7 @@ class _Followed(Patches):
     def trace(self, program: Program, steps: int, *, whole: bool) -> Trace:
         """The trace of a run that has ended."""
         [(notes, entries)] = self.counters.histories()
-        timeline = Timeline(notes, entries)
+        timeline = Timeline(notes, entries, wrapped=self.counters.wrapped)
         return timeline.trace(
             inventory=program.inventory,
             steps=steps,

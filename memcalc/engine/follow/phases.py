@@ -24,6 +24,7 @@ from torch.nn.utils import clip_grad
 
 from memcalc.engine.counters import Counters
 from memcalc.engine.follow.steps import BY_HAND, Steps
+from memcalc.engine.packages import deepspeed
 from memcalc.engine.patches import Patches
 from memcalc.records.trace import Phase
 from memcalc.workload.job import scaler_class
@@ -118,6 +119,7 @@ class Phases:
         for name in _CLIPPING:
             patches.wrap(torch.nn.utils, name, self._stepping)
             patches.set(clip_grad, name, getattr(torch.nn.utils, name))
+        deepspeed.follow_steps(patches, self._steps, self)
 
     # ---- phases
 

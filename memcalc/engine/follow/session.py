@@ -146,14 +146,13 @@ class Session:
         alike = range(self.phases.settled, self.phases.step + (BY_HAND not in self.steps.made))
         arrived, others = internals.arrivals(), internals.most_of_others()
         started = (_OTHERS.format(format_bytes(others)),) if others else ()
-        traces, refusal = {}, None
+        traces, refusal, wrapped = {}, None, max(self.groups.sizes, default=1) > 1
         for notes, entries in self.counters.histories():
             if not entries:
                 continue
-            notes.wrapped = max(self.groups.sizes, default=1) > 1
             notes.told += [(moment - notes.zero, Told.ARRIVED, at) for moment, at in arrived]
-            timeline = Timeline(notes, entries)
-            _name_held(timeline, notes.intervals, wrapped=notes.wrapped)
+            timeline = Timeline(notes, entries, wrapped=wrapped)
+            _name_held(timeline, notes.intervals, wrapped=wrapped)
             traces[notes.device] = timeline.trace(
                 inventory=self.models.inventory(name, self.counters.peak(notes)),
                 steps=self.phases.step + 1,

@@ -9,7 +9,6 @@ import torch
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.compiling import hide_hooks
 from memcalc.engine.counters import Counters, CpuCounters
-from memcalc.engine.follow import deepspeed
 from memcalc.engine.follow.phases import Observer, Phases
 from memcalc.engine.follow.steps import Steps
 from memcalc.engine.notes import held_by
@@ -106,7 +105,6 @@ class Recording(Patches):
             self.counters.install(self)
         self.steps.install(self)
         self.phases.install(self)
-        deepspeed.follow(self, self.steps, self.phases)
         hide_hooks(self)
         self.phases.begin(Phase.LOAD)
         return self
