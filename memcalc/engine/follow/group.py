@@ -97,7 +97,7 @@ class Groups:
 
 
 def _without_gloo(backend: Any) -> str | None:
-    """The host's part talks over sockets, to nobody here."""
+    """Return a backend whose host part needs no sockets."""
     return None if backend is None else str(backend).lower().replace("gloo", "fake")
 
 

@@ -53,7 +53,7 @@ class Messages:
         self._deliver: Any = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(self._delivered)
 
     def install(self, patches: Patches) -> None:
-        """Follow from now on."""
+        """Start to follow messages."""
         around: dict[str, Callable[..., Any]] = {
             "broadcast": self._broadcast,
             "send": self._send,
@@ -104,7 +104,7 @@ class Messages:
 
     @contextlib.contextmanager
     def _in_one(self) -> Iterator[None]:
-        """``send`` and ``recv`` call ``isend`` and ``irecv``: that is one message."""
+        """Take calls meanwhile for the same message: ``send`` calls ``isend``."""
         self._inside = True
         try:
             yield
@@ -145,7 +145,7 @@ class Messages:
 
     @property
     def ties(self) -> Ties:
-        """How this rank is tied to others, so far."""
+        """Ties of this rank to others, so far."""
         return Ties(groups=tuple(dict.fromkeys(self.groups)), peers=tuple(sorted(self.peers)))
 
     def _post(self, channel: str, group: Any, tensor: Any) -> None:
@@ -209,7 +209,7 @@ def _gather(original: Any, tensor: Any, gather_list: Any = None, *args: Any, **k
 
 
 def ranks_of(group: Any) -> list[int]:
-    """The ranks of a group; ``None``: of all."""
+    """Return the ranks of a group, or all ranks if it is None."""
     return list(dist.get_process_group_ranks(group or dist.group.WORLD))
 
 
@@ -241,7 +241,7 @@ class Call:
 
     @property
     def names_source(self) -> bool:
-        """It says which rank sends."""
+        """Return True if the call says which rank sends."""
         return self["src"] is not None or self["group_src"] is not None
 
 

@@ -1,7 +1,6 @@
 """The models, optimizers and gradients of a program, held by weak references."""
 
 import copy
-import gc
 import re
 import sys
 import weakref
@@ -235,7 +234,6 @@ class Models:
 
     def were_replaced(self) -> bool:
         """Return True if some of the parameters are no more, or were written since."""
-        gc.collect()  # Transforms of torch.func leave circles that hold those before.
         return self.were_changed() or any(ref() is None for ref in self._parameters)
 
     @property

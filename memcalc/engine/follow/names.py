@@ -1,4 +1,4 @@
-"""Names the memory of a program as it is followed: activations, gradients, state, modules."""
+"""Labels the memory of a program while it runs: activations, gradients, state, modules."""
 
 from collections.abc import Callable, Container, Mapping
 from typing import Any
@@ -24,10 +24,10 @@ WATCHED = 3
 
 
 class Names(Observer):
-    """Says of a program's memory what it is for.
+    """Labels the memory of a program.
 
     Args:
-        counters: what is said is noted there.
+        counters: take the labels.
         models: the program's models.
         steps: its optimizer steps.
         watched: steps that are followed module by module.
@@ -64,7 +64,7 @@ class Names(Observer):
         """Called with each module that begins, so that it is known where a program dies."""
 
     def install(self, patches: Patches) -> None:
-        """Follow functional calls from now on."""
+        """Start to follow functional calls."""
         self._patches = patches
         self._functional.install(patches)
 
@@ -136,9 +136,9 @@ class Names(Observer):
             self._at_work.enters(path, args, again=phase is Phase.BACKWARD)
 
     def leaves_module(self, out: Any, phase: Phase, *, outermost: bool) -> None:
-        """Name what the outermost module keeps, which was saved for backward.
+        """Label what the outermost module keeps for backward.
 
-        So it is where checkpointing ran it again, and where a script may do no backward.
+        Checkpointing runs it again there, and a script may do no backward at all.
         """
         if self._is_watched:
             last = outermost and self._optimizer is None
@@ -202,7 +202,7 @@ class Names(Observer):
             self.models.stepped(self._optimizer, steps)
 
     def begins_step(self, step: int) -> None:
-        """Go on to follow modules and operators, or end that."""
+        """Follow modules and operators of a watched step, or end that."""
         self.watch(step)
         self.stepping(step)
 

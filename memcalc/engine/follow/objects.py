@@ -23,7 +23,7 @@ class Objects:
         """What this rank has sent, pickled."""
 
     def install(self, patches: Patches) -> None:
-        """Answer from now on."""
+        """Start to answer."""
         around: dict[str, Callable[..., Any]] = {
             "all_gather_object": _gather_all,
             "gather_object": _gather,

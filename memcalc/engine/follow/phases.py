@@ -56,26 +56,26 @@ class Observer:
         """A module ends."""
 
     def enters_backward(self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Backward begins; return the line that calls it, or an empty string."""
+        """Learn that backward begins; return the line that calls it, or an empty string."""
         return ""
 
     def leaves_backward(self, backwards: int) -> None:
-        """Backward has ended, for so many times."""
+        """Learn that backward has ended; ``backwards``: how often so far."""
 
     def has_gradients(self, inputs: Any, found: Any) -> None:
-        """``torch.autograd.grad`` has returned gradients of these inputs."""
+        """Learn that ``torch.autograd.grad`` has returned gradients of these inputs."""
 
     def enters_step(self, optimizer: Any, *, inside_backward: bool) -> None:
         """An optimizer begins its update."""
 
     def leaves_step(self, optimizer: Any, steps: int) -> None:
-        """An optimizer has made so many updates."""
+        """Learn that an optimizer has updated; ``steps``: how often so far."""
 
     def begins_step(self, step: int) -> None:
         """All optimizers have stepped, and another step begins."""
 
     def pauses(self, step: int) -> None:
-        """A gap begins; the forward that may follow is of this step."""
+        """Learn that a gap begins, and the step of the forward that may follow."""
 
 
 class Phases:
@@ -108,7 +108,7 @@ class Phases:
         """The model of which each call is a pass of a generation."""
 
     def install(self, patches: Patches) -> None:
-        """Follow from now on."""
+        """Start to follow the program's calls."""
         patches.also(modules.register_module_forward_pre_hook(self._entering).remove)
         patches.also(modules.register_module_forward_hook(self._leaving, always_call=True).remove)
         patches.wrap(torch.autograd, "backward", self.backward)
@@ -168,16 +168,16 @@ class Phases:
         self._mark(phase)
 
     def leave(self) -> None:
-        """End the phase that runs: what is done until another begins is of none."""
+        """End the phase that runs; until another begins there is none."""
         self._interval = None
         self._counters.leave()
 
     def begin_training(self) -> None:
-        """Loading has ended: what follows belongs to what the program calls next."""
+        """End loading: what follows belongs to the phase that the program enters next."""
         self._begin_gap(Phase.LOAD)
 
     def end(self, *, failed: bool = False) -> None:
-        """The program has ended; ``failed``: the coming step asked for memory that is not there."""
+        """End the program; ``failed``: the coming step asked for memory that is not there."""
         if self._after is None or self._after is Phase.EVAL:
             return
         if failed and self._all_stepped():
@@ -186,7 +186,7 @@ class Phases:
         self._counters.rename(Phase.FORWARD, self.step)
 
     def end_training(self) -> None:
-        """The loop has ended: what it leaves behind is of no phase."""
+        """End the loop: what it leaves behind belongs to no phase."""
         if self._after not in (None, Phase.EVAL):
             self._after = None
             self._counters.forget()
@@ -203,7 +203,7 @@ class Phases:
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """A phase that interrupts another one, or a gap."""
+        """Run a phase that interrupts another one, or a gap."""
         before = None if self._after is not None else self.phase
         self._enter(phase)
         try:
@@ -270,7 +270,7 @@ class Phases:
     # ---- modules
 
     def _is_followed(self, module: torch.nn.Module | None = None) -> bool:
-        """The first thread that trains is the one whose phases are followed."""
+        """Return True in the thread whose phases are followed: the first that trains."""
         own = threading.get_ident()
         if own != self._main and self.phase is Phase.LOAD and not self._depth:
             if module is not None:

@@ -97,9 +97,9 @@ class Session:
         self.patches.undo()
 
     def leave(self, left: BaseException | Mapping[str, Any]) -> None:
-        """The program has ended, by an exception or with these variables: note what they hold.
+        """Note which variables of a program that has ended hold memory.
 
-        They stay alive until its memory was read.
+        ``left``: its exception, or its variables; they stay alive until its memory was read.
         """
         self._left = left
         if isinstance(left, BaseException):
@@ -124,24 +124,24 @@ class Session:
         self.counters.own(variables.holders(every, self.counters))
 
     def follow_checkpoints(self) -> None:
-        """What is read from a file to the GPU is no batch, if it becomes nothing else."""
+        """Label what is read from a file to the GPU as held, if it becomes nothing else."""
         around = self.counters.makes(Component.HELD)
         self.patches.wrap(torch, "load", around)
         for name in ("load", "load_file"):
             self.patches.wrap_later("safetensors.torch", name, around)
 
     def be_one_of_many(self) -> None:
-        """Groups that the program joins have other processes, which are made up."""
+        """Let the program join groups whose other processes are made up."""
         if threading.current_thread() is threading.main_thread():
             self.groups.install(self.patches)
             self.steps.settle = self.groups.settle
 
     def state(self) -> OptimizerState:
-        """What optimizers keep of the models that were there at the peak."""
+        """Return the optimizer state for the models that were there at the peak."""
         return self.models.state(self.counters.peak(*self.counters.notes))
 
     def recorded(self, name: str) -> tuple[dict[int, Trace], Refusal | None]:
-        """What the program took of each GPU, and the request that failed last; it has ended."""
+        """Return a trace for each GPU, and the request that failed last, once the program ended."""
         # One that is made by hand ends before the next backward.
         alike = range(self.phases.settled, self.phases.step + (BY_HAND not in self.steps.made))
         arrived, others = internals.arrivals(), internals.most_of_others()
@@ -167,9 +167,9 @@ class Session:
 
 
 def _name_held(timeline: Timeline, intervals: list[Interval], *, wrapped: bool) -> None:
-    """What outlives the backward of its own step and another is held by nobody but the program.
+    """Label as held what outlives the backward of its own step and another.
 
-    ``wrapped``: or by what spreads the model over several GPUs, unless a variable holds it.
+    ``wrapped``: only what a variable holds, for a wrapper over several GPUs may hold the rest.
     """
     ends = [one.end for one in intervals[:-1] if one.phase is Phase.BACKWARD]
     begins = [one.begin for one in intervals]
@@ -206,7 +206,7 @@ def _name_held(timeline: Timeline, intervals: list[Interval], *, wrapped: bool) 
 
 
 def _longer(intervals: Sequence[Interval], alike: range) -> tuple[str, ...]:
-    """What few steps do not show, where those with all optimizer state took different peaks."""
+    """Return a sentence on longer runs, if steps with all optimizer state took different peaks."""
     peaks: dict[int, int] = {}
     # What a step does after its last backward, such as loading a checkpoint, is none of its batch.
     whole = {one.step: at for at, one in enumerate(intervals) if one.phase is Phase.BACKWARD}
