@@ -18,7 +18,7 @@ _LONGEST_REASON = 300
 
 
 def oom_kills() -> int | None:
-    """Return how many processes the kernel has killed for lack of memory; ``None``: unknown."""
+    """How many processes the kernel has killed so far for lack of memory; ``None``: unknown."""
     counts = []
     for name in _COUNTERS:
         with contextlib.suppress(OSError):
@@ -31,7 +31,7 @@ def oom_kills() -> int | None:
 def ending(
     name: str, code: int | None, *, kills: int | None = None, where: str = "", noise: str = ""
 ) -> str:
-    """Say why a process, named for its work, ended without an answer.
+    """Say why a process, named for what it did, ended without an answer.
 
     ``code`` is its exit code, below zero a signal's number; ``kills`` are ``oom_kills`` of before;
     ``where`` is its last place, as breadcrumbs say it; of its ``noise`` on standard error the last
@@ -70,7 +70,7 @@ def serialize_error(error: BaseException, name: str, where: str) -> dict[str, An
 
 
 def noise_of(descriptor: int) -> str:
-    """Return the end of a file; empty for a terminal or a pipe, which cannot be read again."""
+    """The end of what was written to a file; of a terminal or a pipe nothing can be read again."""
     try:
         size = os.fstat(descriptor).st_size
         return os.pread(descriptor, 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
@@ -93,7 +93,7 @@ def _killed(number: int, kills: int | None) -> str:
 GARBLED = (
     "The {} sent an unreadable message: its code may write to descriptors that it has not opened."
 )
-"""Sentences about a process without an answer, by the process's name."""
+"""What is said of a process, by its name, whose answer is none."""
 _ADVICE = {
     "environment variable RANK expected, but not set": (
         "the script is one process of several: put torchrun --nproc-per-node and its number of "
@@ -145,7 +145,7 @@ _ADVICE = {
 
 
 def advice(error: BaseException | None) -> str:
-    """Say in one sentence what a user can do about an error; empty: unknown."""
+    """What a user can do about an error, in one sentence; empty: unknown."""
     while error is not None:
         raised_in = (frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__))
         said = f"{' '.join(raised_in)}: {error}"

@@ -105,7 +105,7 @@ def _children() -> list[int]:
 
 
 def run_then(folder: str) -> bool:
-    """Run the cleanup of a folder once after a command; return False if it fails.
+    """Run what is to be done in a folder when a command has ended, once; returns False if it fails.
 
     What is in the folder is needed then.
     """
