@@ -93,9 +93,9 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if budget is None:
         yield
         return
-    from memcalc.measure.readings import Watch
+    from memcalc.measure.block_peak import BlockPeak
 
-    watch = Watch(budget.device, budget.metric)
+    watch = BlockPeak(budget.device, budget.metric)
     gc.collect()
     try:
         watch.begin()
@@ -270,7 +270,7 @@ def _refuse(reason: str) -> NoReturn:
 def _device(asked: Any) -> str:
     if asked not in (None, "cuda", "cpu"):
         raise UsageError(f"device = {asked!r}: choose cuda or cpu.")
-    from memcalc.measure.readings import has_cuda
+    from memcalc.measure.block_peak import has_cuda
 
     if asked == "cuda" and not has_cuda():
         raise UsageError("PyTorch sees no CUDA GPU here.")

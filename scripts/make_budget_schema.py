@@ -11,8 +11,8 @@ from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER
 from memcalc.budgets.read import DEFAULT_BASELINE
 from memcalc.budgets.records import LONGEST, PERCENT
 from memcalc.records.fields import FIELDS, Field
-from memcalc.records.plan import Method
 from memcalc.records.prediction import RUNGS
+from memcalc.records.values import Method
 from memcalc.units import NUMBER, UNIT
 
 PATH = pathlib.Path(__file__).parent.parent / "configs" / "memcalc.schema.json"

@@ -13,9 +13,9 @@ from memcalc.estimation.validate import check
 from memcalc.files.results import Run
 from memcalc.measure.ranks import group
 from memcalc.measure.runs.runner import Request, Runner
-from memcalc.records.measurement import PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
+from memcalc.records.trace import PhaseReading
 from memcalc.workload import layouts
 
 

@@ -25,10 +25,10 @@ from memcalc.catalog.plan import make
 from memcalc.dialects import FILES, find
 from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.records.fields import FIELDS
-from memcalc.records.plan import Method, Plan
+from memcalc.records.plan import Plan
 from memcalc.records.prediction import RUNGS
 from memcalc.records.trace import rename_component
-from memcalc.records.values import check_value
+from memcalc.records.values import Method, check_value
 
 TOP = ("defaults", "runs", "baseline")
 OWN_KEYS = ("method", "lengths", "limits")

@@ -21,7 +21,7 @@ class Channel:
         self._searched = 0
 
     def send(self, message: dict[str, Any]) -> None:
-        """Say something; bytes become base64.
+        """Send a message; bytes become base64.
 
         Raises:
             OSError: nobody listens.
@@ -29,7 +29,7 @@ class Channel:
         self.end.sendall(msgspec.json.encode(message) + b"\n")
 
     def receive(self) -> dict[str, Any] | None:
-        """Hear the next message; ``None``: there will be none.
+        """Receive the next message; ``None``: there will be none.
 
         Raises:
             TimeoutError: the socket's time is up; nothing is lost.

@@ -102,13 +102,10 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
             for message in _messages(channel, deadline, interval, tick):
                 garbled |= message is _GARBLED
                 if "event" in message:
-                    heard(message["event"])
-                    if message.get("waits"):
-                        _send(channel, {"go": True})
+                    _hear(message, heard, channel)
                 elif "answer" in message or "error" in message:
                     return self._answer_in(message, name)
-                elif "ended" in message:
-                    ended = str(message["ended"])
+                elif ended := str(message.get("ended", "")):
                     break
             why = GARBLED.format(name) if garbled else ended or self._how_it_ended()
             raise self._failure(why) from ChildProcessError()
@@ -284,6 +281,15 @@ def _messages(
             return
         yield message
         tick()
+
+
+def _hear(
+    message: dict[str, Any], heard: Callable[[dict[str, Any]], None], channel: Channel
+) -> None:
+    """Hand an event on; a child that waits goes on afterwards."""
+    heard(message["event"])
+    if message.get("waits"):
+        _send(channel, {"go": True})
 
 
 def _send(channel: Channel, message: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ def main(control: int, asker: int) -> None:
 
 
 class _Request(msgspec.Struct):
-    """Of one who asks: fork a child under this number, or end it."""
+    """A request to fork a child under this number, or to end it."""
 
     fork: int = 0
     end: int = 0
@@ -48,12 +48,12 @@ class _Request(msgspec.Struct):
 
 
 class _Child(msgspec.Struct):
-    """One that lives, and what is needed to tell of its end."""
+    """A live child, and where to report its end."""
 
     asker: socket.socket
     """The control socket of who asked for it."""
     number: int
-    """Among those of this control socket."""
+    """The child's number on this control socket."""
     name: str
     end: socket.socket
     control: socket.socket
@@ -115,7 +115,7 @@ class _Server:
             arrived.close()
 
     def _receive(self, control: socket.socket) -> None:
-        """Do what one who asks wants; a child may write anything to its socket."""
+        """Do what a request says; a child may write anything to its socket."""
         try:
             line, descriptors, _, _ = socket.recv_fds(control, _LONGEST, 2)
         except ConnectionError:

@@ -18,8 +18,8 @@ from memcalc.cli.progress import Steps, progress
 from memcalc.errors import UsageError
 from memcalc.files.results import ResultsWriter, Run, keeping, load
 from memcalc.measure.runs.runner import Request
-from memcalc.records.measurement import PhaseReading
 from memcalc.records.plan import Plan
+from memcalc.records.trace import PhaseReading
 from memcalc.units import format_mib
 from memcalc.workload import layouts
 

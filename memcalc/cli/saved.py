@@ -18,13 +18,16 @@ LAST = "last"
 
 
 def keep_last(found: Traced) -> Path | None:
-    """Keep a run for ``memcalc explain last``; return where, or None where it cannot be kept."""
+    """Keep a run for ``memcalc explain last``; return where, or None where it cannot be kept.
+
+    Its trace is in the cache.
+    """
     from memcalc.report.predictions import as_json
 
     try:
         file = _last()
         file.parent.mkdir(parents=True, exist_ok=True)
-        artifact.write(file, as_json([found.prediction], [found.trace]))
+        artifact.write(file, as_json([found.prediction]))
     except (OSError, UsageError):
         return None
     return file

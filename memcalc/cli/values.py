@@ -8,8 +8,7 @@ from msgspec import Meta
 
 from memcalc.errors import UsageError
 from memcalc.records.fields import FIELDS
-from memcalc.records.plan import Method
-from memcalc.records.values import parse_typed, plain
+from memcalc.records.values import Method, parse_typed, plain
 from memcalc.units import parse_bytes
 
 

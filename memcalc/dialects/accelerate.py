@@ -14,7 +14,8 @@ from memcalc.dialects.format import Format, read_format
 from memcalc.dialects.recipe import Keys, Recipe, read_table
 from memcalc.errors import UsageError
 from memcalc.records.names import PREFETCHES, STRATEGIES, WRAPS, ZERO_STAGES
-from memcalc.records.plan import CompileMode, Plan
+from memcalc.records.plan import Plan
+from memcalc.records.values import CompileMode
 
 NAME = "accelerate"
 _HALVES = {"bf16": "bfloat16", "fp16": "float16"}

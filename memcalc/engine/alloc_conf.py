@@ -8,7 +8,7 @@ seen in the error of the real parser of those versions.
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -16,18 +16,33 @@ import msgspec
 from memcalc.errors import UsageError
 from memcalc.version import NEWEST_TORCH
 
-Value = str | tuple[tuple[str, str], ...]
-"""One word, or the pairs of a list such as ``[64:4,>:8]``."""
 Version = tuple[int, int]
 
 _EXAMPLE = "write key:value pairs set apart by commas, such as expandable_segments:True"
-_PAIR = re.compile(r"([^:,\[\]]+):(?:([^:,\[\]]+)|\[([^\[\]]*)\])(?:,|$)")
+_PAIR = re.compile(r"([^:,\[\]]+):([^:,\[\]]+|\[[^\[\]]*\])(?:,|$)")
 _BACKEND: Final = "backend"
 _SEGMENT: Final = "large_segment_size_mb"
 _FRACTION: Final = "per_process_memory_fraction"
 _THRESHOLD: Final = "garbage_collection_threshold"
 _LARGE_SEGMENT: Final = 20
 """MiB that the large pool takes for a request below 10 MiB, unless told otherwise."""
+_SIZES: Final = (_SEGMENT, "max_split_size_mb", "max_non_split_rounding_mb")
+"""The size of a segment comes first: the others are checked against it."""
+_POWER = "|".join(str(1 << bits) for bits in range(64))
+_FORMS: Final[dict[str, tuple[str, str, str]]] = {
+    # PyTorch cuts 200.5 to 200, and takes -5 for a huge number.
+    **dict.fromkeys(_SIZES, (r"\d+", "a whole number of MiB", "128")),
+    _THRESHOLD: (r"0*\.\d*[1-9]\d*", "a number between 0 and 1", "0.8"),
+    # PyTorch takes 0, which holds nothing.
+    _FRACTION: (r"0*\.\d*[1-9]\d*|0*1(\.0*)?", "a number above 0, and at most 1", "0.8"),
+    "expandable_segments": ("True|False", "True or False, spelled so", "True"),
+    "roundup_power2_divisions": (
+        rf"{_POWER}|\[(({_POWER}|>):({_POWER}|0)(,|(?=\])))*\]",
+        "powers of two, alone or in a list such as [64:4,>:8]",
+        "4",
+    ),
+}
+"""Keys whose values change sizes: a pattern of the values, the same in words, and an example."""
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables that hold these settings; the newer one wins."""
@@ -74,19 +89,19 @@ def parse_alloc_conf(text: str, *, torch: Version = NEWEST_TORCH) -> AllocatorSe
     Raises:
         UsageError: a key is unknown to that version, or a value is not one it takes.
     """
-    given: dict[str, Value] = {}
+    given: dict[str, str] = {}
     for key, value in _pairs(text):
         _check_key(key, torch)
         given[key] = value
     _check_backend(given)
-    _check_sizes(given)
-    for key, check in _CHECKS.items():
-        if key in given:
-            check(key, given[key])
+    for key, (form, wanted, example) in _FORMS.items():
+        if key in given and not re.fullmatch(form, given[key], re.ASCII):
+            raise UsageError(f"{key} takes {wanted}: write {key}:{example}.")
+    _check_sizes({key: int(value) for key, value in given.items() if key in _SIZES})
     return AllocatorSettings(
         text=text,
-        gc_threshold=_share(_THRESHOLD, given[_THRESHOLD]) if _THRESHOLD in given else 0.0,
-        memory_fraction=_share(_FRACTION, given.get(_FRACTION, "1")),
+        gc_threshold=float(given.get(_THRESHOLD, 0)),
+        memory_fraction=float(given.get(_FRACTION, 1)),
     )
 
 
@@ -99,7 +114,7 @@ def without_fraction(text: str) -> str:
     return ",".join(one for one in found if not one.startswith(_FRACTION))
 
 
-def _pairs(text: str) -> Iterator[tuple[str, Value]]:
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
     """Cut a configuration into its keys and values; white space counts for nothing."""
     packed = "".join(text.split())
     at = 0
@@ -107,15 +122,11 @@ def _pairs(text: str) -> Iterator[tuple[str, Value]]:
         match = _PAIR.match(packed, at)
         if match is None:
             raise UsageError(f"Cannot read allocator settings at {packed[at:]!r}: {_EXAMPLE}.")
-        key, word, listed = match.groups()
-        entries = [entry.split(":") for entry in (listed or "").split(",") if listed]
-        if any(len(entry) != 2 or not all(entry) for entry in entries):
-            raise UsageError(f"Cannot read the list of {key}: write it as {key}:[64:4,256:8,>:0].")
-        yield key, word if word is not None else tuple((name, count) for name, count in entries)
+        yield match[1], match[2]
         at = match.end()
 
 
-def _check_backend(given: Mapping[str, Value]) -> None:
+def _check_backend(given: Mapping[str, str]) -> None:
     if (backend := given.get(_BACKEND, "native")) != "native":
         raise UsageError(
             f"backend:{backend} is not supported: write backend:native, or leave it out."
@@ -126,67 +137,22 @@ def _check_key(key: str, torch: Version) -> None:
     if key in SINCE_2_13 and torch < (2, 12):
         version = ".".join(map(str, torch))
         raise UsageError(f"PyTorch {version} does not know {key}: leave it out, or name 2.13.")
-    known = sorted({*NO_SIZE_CHANGE, *_SIZES, *_CHECKS, _THRESHOLD, _FRACTION, _BACKEND})
+    known = sorted({*NO_SIZE_CHANGE, *_FORMS, _BACKEND})
     if key not in known:
         close = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
         listed = ", ".join(known)
         raise UsageError(f"Unknown allocator setting {key!r}: did you mean {close}? ({listed})")
 
 
-def _check_sizes(given: Mapping[str, Value]) -> None:
-    """Check whole numbers of MiB; PyTorch cuts ``200.5`` to 200, and takes -5 for a huge number."""
-    segment = _LARGE_SEGMENT
-    for key in _SIZES:
-        value = given.get(key)
-        if value is None:
-            continue
-        if not (isinstance(value, str) and value.isascii() and value.isdigit()):
-            raise UsageError(f"{key} takes a whole number of MiB: write {key}:128.")
-        if key == _SEGMENT:
-            segment = int(value)
-            if segment <= 10:
-                raise UsageError(f"{key} must be more than 10: write 11 or more.")
-        elif int(value) < segment:
+def _check_sizes(sizes: Mapping[str, int]) -> None:
+    """Check that blocks are not split, and sizes not rounded, below the size of a segment."""
+    segment = sizes.get(_SEGMENT, _LARGE_SEGMENT)
+    if segment <= 10:
+        raise UsageError(f"{_SEGMENT} must be more than 10: write 11 or more.")
+    for key, size in sizes.items():
+        if size < segment:
             raise UsageError(f"{key} is too small: write {segment} (the large segment) or more.")
 
-
-def _share(key: str, value: Value) -> float:
-    """Read a number such as ``0.8``; PyTorch takes a memory fraction of 0, which holds nothing."""
-    if not (isinstance(value, str) and re.fullmatch(r"\d*\.?\d+|\d+\.", value, re.ASCII)):
-        raise UsageError(f"{key} takes a number from 0 to 1: write {key}:0.8.")
-    share = float(value)
-    if not 0.0 < share <= 1.0 or (share == 1.0 and key != _FRACTION):
-        whole = "above 0, and at most 1" if key == _FRACTION else "between 0 and 1"
-        raise UsageError(f"{key} must lie {whole}: write 0.8.")
-    return share
-
-
-def _check_boolean(key: str, value: Value) -> None:
-    if value not in ("True", "False"):
-        raise UsageError(f"{key} takes True or False, spelled so: write {key}:True.")
-
-
-def _check_divisions(key: str, value: Value) -> None:
-    for name, count in (("1", value),) if isinstance(value, str) else value:
-        for number in (name, count):
-            if number != ">" and not (number == "0" and not isinstance(value, str)):
-                _check_power_of_two(key, number)
-
-
-def _check_power_of_two(key: str, text: str) -> None:
-    number = int(text) if text.isascii() and text.isdigit() else 0
-    if not number or number & (number - 1):
-        raise UsageError(
-            f"{key} takes powers of two, not {text!r}: write {key}:4 or {key}:[64:4,>:8]."
-        )
-
-
-_SIZES: Final = (_SEGMENT, "max_split_size_mb", "max_non_split_rounding_mb")
-"""The size of a segment comes first: the others are checked against it."""
-_CHECKS: Final[dict[str, Callable[[str, Value], None]]] = {
-    "roundup_power2_divisions": _check_divisions,
-    "expandable_segments": _check_boolean,
-}
 
 SINCE_2_13: Final = frozenset(
     {

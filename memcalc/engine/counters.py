@@ -4,8 +4,12 @@ A phase's peak is read by resetting the peaks as it begins. A program that asks 
 the highest since it last reset it itself.
 """
 
+import ctypes
 import time
 from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +18,9 @@ from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.notes import Gap, Interval, Notebook, Notes
 from memcalc.engine.patches import Around, Patches
+from memcalc.errors import MeasureError
 from memcalc.records.levels import Levels
-from memcalc.records.trace import Component, Phase
+from memcalc.records.trace import Component, Phase, PhaseReading
 
 _C: Any = torch._C
 _POOLS = ("all", "small_pool", "large_pool")
@@ -26,23 +31,31 @@ History = list[dict[str, Any]]
 class Counters(Notebook):
     """The allocators of all GPUs of this process, from the moment that CUDA begins."""
 
-    def __init__(self, *, history: bool = True) -> None:
-        """Begin; without ``history`` peaks alone are read, and no block is written down."""
+    def __init__(
+        self, *, history: bool = True, told: Callable[[PhaseReading], None] | None = None
+    ) -> None:
+        """Start without CUDA.
+
+        Args:
+            history: blocks are written down. Without it peaks alone are read, each when the device
+                has finished what it was given.
+            told: called with each phase as another begins.
+        """
         self.notes = []  # Until CUDA begins.
-        self._history = history
+        self._history, self._told = history, told
         self._waiting: tuple[Phase, int, str] | None = None
         self._unread: list[dict[tuple[str, str], int]] = []
         """Of each GPU: the highest of each counter since the program last reset them."""
         self._levels: dict[int, Any] = {}
         """Of a GPU: its counters as the phase began, where they were read then."""
         self._ended = False
-        self._stats, self._reset = _C._cuda_memoryStats, _C._cuda_resetPeakMemoryStats
 
     def install(self, patches: Patches, *, with_lines: bool = False) -> None:
         """Begin with CUDA, and answer the program's own questions.
 
         ``with_lines``: the history has the lines of code that ask for blocks, which takes time.
         """
+        self._stats, self._reset = _C._cuda_memoryStats, _C._cuda_resetPeakMemoryStats
         patches.set(_C, "_cuda_memoryStats", self._asked)
         patches.set(_C, "_cuda_resetPeakMemoryStats", self._forgotten)
         torch.cuda._lazy_call(lambda: self._begin(with_lines))
@@ -65,19 +78,35 @@ class Counters(Notebook):
             self._open(*self._waiting)
 
     def without_lines(self) -> None:
-        """From now on the lines that ask for blocks are not kept."""
+        """Stop to keep the lines that ask for blocks."""
         if self.notes:
             internals.go_on_without_lines()
 
     # ---- phases
 
     def enter(self, phase: Phase, step: int, line: str = "") -> None:
-        """Another phase begins, or another step; not of a thread that outlives the program."""
+        """Begin a phase, or a step; a thread that outlives the program begins none."""
         if self._ended:
             return
         self._waiting = phase, step, line
         self.leave()
         self._open(phase, step, line)
+        if self._told is not None:
+            for one in self.intervals[-2:-1]:
+                self._told(self._current.reading(one))
+
+    @property
+    def _current(self) -> Notes:
+        return self.notes[torch.cuda.current_device()]
+
+    @property
+    def intervals(self) -> list[Interval]:
+        """Return the phases so far, on the GPU in use; one that is removed is not read."""
+        return self._current.intervals if self.notes else []
+
+    def readings(self) -> tuple[PhaseReading, ...]:
+        """Return the peaks of each phase that has ended, on the GPU in use."""
+        return self._current.readings() if self.notes else ()
 
     def rename(self, phase: Phase, step: int) -> None:
         """Let the interval that runs be of this phase; it goes on with one before that is."""
@@ -97,11 +126,11 @@ class Counters(Notebook):
             notes.intervals.pop()
 
     def interval(self) -> int:
-        """The number of the present interval, on every GPU."""
+        """Return the number of the present interval, on every GPU."""
         return len(self.notes[0].intervals) - 1 if self.notes else 0
 
     def peak(self, *notes: Notes) -> int:
-        """The number of the interval in which most of one of these GPUs was allocated."""
+        """Return the number of the interval in which most of one of these GPUs was allocated."""
         numbered = (pair for one in notes for pair in enumerate(one.intervals))
         return max(numbered, key=lambda pair: pair[1].allocated, default=(0, None))[0]
 
@@ -109,13 +138,13 @@ class Counters(Notebook):
         for number, notes in enumerate(self.notes):
             begin = notes.now()
             if not notes.intervals or begin != notes.intervals[-1].end:
-                begin = self._anew(number, notes)
+                begin = self._reset_peaks(number, notes)
             notes.intervals.append(Interval(phase=phase, step=step, begin=begin, line=line))
             if self._history:
                 notes.marks.append((begin, ""))
 
-    def _anew(self, number: int, notes: Notes) -> int:
-        """Let the counters of peaks begin anew; returns the moment.
+    def _reset_peaks(self, number: int, notes: Notes) -> int:
+        """Reset the counters of peaks and return the moment.
 
         Threads of process groups free blocks at any time, and so between two calls.
         """
@@ -127,7 +156,9 @@ class Counters(Notebook):
                 return before
 
     def leave(self) -> None:
-        """The phase that runs, if any, has ended: read its peaks."""
+        """End the phase that runs, if any, and read its peaks."""
+        if self.notes and not self._history:
+            torch.cuda.synchronize()
         given = nccl_traffic.so_far()
         for number, notes in enumerate(self.notes):
             interval = notes.intervals[-1] if notes.intervals else None
@@ -144,7 +175,10 @@ class Counters(Notebook):
         self._levels[number] = stats = self._stats(notes.device)
         self._reset(notes.device)
         self._raise(interval, stats, "peak")
-        _keep_highest(self._unread[number], stats)
+        unread = self._unread[number]
+        for name, pools in stats.items():
+            for pool in _POOLS if isinstance(pools, dict) and "all" in pools else ():
+                unread[name, pool] = max(unread.get((name, pool), 0), pools[pool]["peak"])
         return internals.events_in(stats) - notes.zero
 
     def _raise(self, interval: Interval, stats: Any, counted: str) -> None:
@@ -155,30 +189,30 @@ class Counters(Notebook):
     # ---- the history
 
     def pause(self) -> None:
-        """From here on the history is not kept, of which there would be too much."""
+        """Stop to keep the history, of which there would be too much."""
         begins = self.moments()
         snapshot = internals.stop_history()
         for notes, begin in zip(self.notes, begins, strict=True):
             notes.gap = Gap(begin=begin, entries=snapshot["device_traces"][notes.device])
 
     def resume(self) -> None:
-        """From here on it is kept again."""
+        """Keep the history again."""
         for notes in self.notes:
             if notes.gap is not None:
                 notes.gap.end = notes.now()
                 notes.gap.living = internals.resume_history(notes.device)
 
     def end(self) -> None:
-        """The program has ended: read its last phase, and free what cuBLAS holds."""
+        """Read the last phase of a program that has ended; a history ends with cuBLAS's frees."""
         self.leave()
         self._ended = True
-        for notes in self.notes:
+        for notes in self.notes if self._history else ():
             with torch.cuda.device(notes.device):
                 if notes.intervals[-1].end:
-                    internals.free_cublas_workspaces()
+                    _C._cuda_clearCublasWorkspaces()
 
     def histories(self) -> list[tuple[Notes, History]]:
-        """What was noted of each GPU, and what its allocator wrote down."""
+        """Return the notes of each GPU, and the history that its allocator kept."""
         if not self.notes:
             return []
         snapshot = internals.stop_history()
@@ -198,7 +232,7 @@ class Counters(Notebook):
         return stats
 
     def _forgotten(self, device: int) -> None:
-        """The program resets its peaks; those of the phase so far are kept."""
+        """Reset the peaks for the program, and keep the phase's own so far."""
         if self.notes:
             interval = self.notes[device].intervals[-1]
             if interval.end < 0:
@@ -207,7 +241,7 @@ class Counters(Notebook):
         self._reset(device)
 
     def _releases(self, component: Component) -> Around:
-        """Wrap a function of PyTorch: the blocks that it frees are of this component."""
+        """Wrap a function of PyTorch: label the blocks that it frees with this component."""
 
         def around(original: Any) -> None:
             begins = self.moments()
@@ -220,72 +254,142 @@ class Counters(Notebook):
 
 
 class CpuCounters(Counters):
-    """The CPU's allocator, whose history PyTorch's profiler keeps; its peaks follow from that."""
+    """The CPU's allocator, whose history PyTorch's profiler keeps; its peaks follow from that.
+
+    One profiler runs from the first phase to the last, and its events are told apart by time
+    afterwards: a profiler that is stopped inside somebody's ``record_function``, as
+    ``Optimizer.step`` is one, leaves memory corrupted (seen with PyTorch 2.13). What was there
+    before it does not count.
+    """
 
     KIND = "cpu"
 
-    def __init__(self, *, with_dtypes: bool) -> None:
-        """Begin; a profiler of dtypes keeps weak references, and such a model is not sharded."""
-        super().__init__()
-        self.notes = [_CpuNotes()]
-        self.notes[0].profiler = internals.memory_profiler(with_dtypes=with_dtypes)
-        self.notes[0].profiler.__enter__()
-        self.notes[0].profiled = 0, 1  # To the end.
+    def __init__(
+        self, *, with_dtypes: bool = False, told: Callable[[PhaseReading], None] | None = None
+    ) -> None:
+        """Start the profiler.
 
-    def _anew(self, number: int, notes: Notes) -> int:
+        Args:
+            with_dtypes: it keeps weak references to tensors, and such a model is not sharded.
+            told: called with each phase as another begins, without its peak.
+
+        Raises:
+            MeasureError: somebody else's profiler runs already; PyTorch has room for one.
+        """
+        super().__init__(told=told)
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            # A second one would end the first without a word (seen with PyTorch 2.13).
+            raise MeasureError(
+                "On the CPU, memory is read through PyTorch's profiler, and one is running already."
+            )
+        # A thread of gloo frees what it used last, where no profiler sees it.
+        self._everywhere = _uses_gloo() and _count_everywhere()
+        notes = _CpuNotes()
+        notes.profiler = internals.memory_profiler(with_dtypes=with_dtypes)
+        try:
+            notes.profiler.__enter__()
+        except RuntimeError as error:
+            raise MeasureError(
+                f"On the CPU, memory is read through PyTorch's profiler, which is taken: {error}"
+            ) from None
+        notes.profiled = 0, 1  # To the end.
+        self.notes = [notes]
+        self._changes: list[tuple[int, int, int]] = []
+
+    @property
+    def _current(self) -> Notes:
+        return self.notes[0]
+
+    def _reset_peaks(self, number: int, notes: Notes) -> int:
         return notes.now()
 
     def _read(self, number: int, notes: Notes, interval: Interval) -> int:
         return notes.now()
 
     def end(self) -> None:
-        """The program has ended."""
+        """Read all phases of a program that has ended; moments become numbers of events."""
+        if self._ended:
+            return
         self.leave()
-        self.notes[0].profiler.__exit__(None, None, None)
-
-    def histories(self) -> list[tuple[Notes, History]]:
-        """The same as of a GPU; moments become numbers of births and deaths."""
-        notes = self.notes[0]
-        entries: History = []
-        times: list[int] = []
-        levels = [0]
-        alive: dict[int, int] = {}
-        for moment, size, address, *_ in internals.cpu_allocations(notes.profiler):
-            if size > 0:
-                alive[address] = size
-            elif alive.pop(address, None) is None:
-                # It is older than the run.
-                continue
-            action = "alloc" if size > 0 else "free_requested"
-            entries.append({"action": action, "addr": address, "size": abs(size), "stream": 0})
-            if size < 0:
-                entries.append({"action": "free_completed", "addr": address})
-            times.append(moment)
-            levels.append(levels[-1] + size)
+        self._ended = True
+        [notes] = self.notes
+        notes.profiler.__exit__(None, None, None)
+        self._changes = list(self._read_changes())
+        times = [when for when, _, _ in self._changes]
+        levels = [0, *accumulate(change for _, change, _ in self._changes)]
         notes.move(lambda moment: bisect_left(times, moment))
         notes.profiled = 0, len(times) + 1
+        notes.counted = ("requested",)
         for interval in notes.intervals:
             interval.requested = max(levels[interval.begin : interval.end + 1])
-        return [(notes, entries)]
+
+    def histories(self) -> list[tuple[Notes, History]]:
+        """Return the same as of a GPU."""
+        entries: History = []
+        for _, change, address in self._changes:
+            action = "alloc" if change > 0 else "free_requested"
+            entries.append({"action": action, "addr": address, "size": abs(change), "stream": 0})
+            if change < 0:
+                entries.append({"action": "free_completed", "addr": address})
+        return [(self.notes[0], entries)]
+
+    def _read_changes(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the time of each birth and death, the bytes it adds to what is held, its address.
+
+        Gloo copies what it gathers and reduces, in threads of its own. That is no part of the
+        training, and other backends have none of it. A thread has the profiler only while a
+        collective runs in it (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp), so that a tensor
+        whose last user is gloo is freed unseen: then the allocator's own total, which is counted in
+        all threads, is less than what is thought to live.
+        """
+        level = 0
+        sizes: dict[int, int] = {}
+        for one in internals.cpu_allocations(self.notes[0].profiler):
+            if one.bytes < 0:
+                # What is older than the run was never counted.
+                change = -sizes.pop(one.address, 0)
+            else:
+                change = sizes[one.address] = 0 if one.in_collective else one.bytes
+            if self._everywhere and one.on_main_thread:
+                change = min(level + change, one.total) - level
+            if change:
+                level += change
+                yield one.when, change, one.address
+
+
+def _uses_gloo() -> bool:
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    return "gloo" in distributed.get_backend()
+
+
+def _count_everywhere() -> bool:
+    """Let the CPU allocator count in all threads; return False if this PyTorch cannot.
+
+    Source: c10/core/CPUAllocator.cpp, ``ProfiledCPUMemoryReporter`` (2.11 and 2.13): a block is
+    counted where a profiler runs in the thread, or where this flag is set.
+    """
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+    try:
+        flag = ctypes.c_bool.in_dll(
+            ctypes.CDLL(str(library)), "FLAGS_caffe2_report_cpu_memory_usage"
+        )
+    except (OSError, ValueError):
+        return False
+    flag.value = True
+    return True
 
 
 class _CpuNotes(Notes):
-    """What was noted of the CPU; a moment is a time until the run has ended."""
+    """Notes of the CPU; a moment is a time until the run has ended."""
 
     KIND = "cpu"
+    counted = ()
 
     def __init__(self) -> None:
         super().__init__(0)
 
     def now(self) -> int:
-        """The present moment, in nanoseconds."""
+        """Return the present moment, in nanoseconds."""
         return time.time_ns()
-
-
-def _keep_highest(known: dict[tuple[str, str], int], stats: dict[str, Any]) -> None:
-    for name, pools in stats.items():
-        if isinstance(pools, dict) and "all" in pools:
-            for pool in _POOLS:
-                peak = pools[pool]["peak"]
-                if peak > known.get((name, pool), -1):
-                    known[name, pool] = peak

@@ -21,14 +21,14 @@ _FORWARD = (
 
 
 class Counter(TorchDispatchMode):
-    """Adds up the operations of all that runs under it."""
+    """Counts the operations of all that runs inside it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
         self._counts = {**_counts_of("flop_registry"), **_mapping()}
         self._whole = {torch.ops.prim.device.default}
-        """Operators that are not made of others."""
+        """Operators that decompose into no others."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -48,7 +48,7 @@ class Counter(TorchDispatchMode):
 
 
 def of_step(step: Callable[[Counter], int]) -> int | str:
-    """How many operations a step makes; why that is not known, where PyTorch cannot count them."""
+    """Return how many operations a step makes, or why PyTorch cannot count them."""
     try:
         with Counter() as counter:
             return step(counter)
@@ -58,12 +58,12 @@ def of_step(step: Callable[[Counter], int]) -> int | str:
 
 
 def _counts_of(name: str) -> Any:
-    """PyTorch's own counts; PyTorch before 2.3 has no register of them."""
+    """Return PyTorch's own formulas; PyTorch before 2.3 has no register of them."""
     return getattr(importlib.import_module("torch.utils.flop_counter"), name)
 
 
 def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    """Keys and values of grouped heads are those of several heads of the queries."""
+    """Count attention whose keys and values serve several heads of the queries."""
     return int(_counts_of("sdpa_flop_count")(q.shape, _spread(k, q), _spread(v, q)))
 
 
@@ -74,7 +74,7 @@ def _attention_backward(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -
 
 
 def _spread(tensor: torch.Tensor, q: torch.Tensor) -> tuple[int, ...]:
-    """The shape [batch, heads, length, size] with as many heads as the queries have."""
+    """Return the shape [batch, heads, length, size] with as many heads as the queries have."""
     batch, _, length, size = tensor.shape
     return batch, q.shape[1], length, size
 
@@ -109,7 +109,7 @@ def _grouped(left: Any, right: Any, *_: Any, out_val: Any, **__: Any) -> int:
 
 
 def _mapping() -> dict[Any, Any]:
-    """Counts beside PyTorch's own, by operator; of packages, where they are imported."""
+    """Return formulas beside PyTorch's own, by operator; of packages, if they are imported."""
     found: dict[Any, Any] = {
         **{getattr(_aten, name): _attention for name in _FORWARD},
         **{getattr(_aten, f"{name}_backward"): _attention_backward for name in _FORWARD},

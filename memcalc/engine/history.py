@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,6 @@ from memcalc.records.trace import (
     Component,
     Mark,
     Phase,
-    Reading,
     Sent,
     Storage,
     Trace,
@@ -45,7 +45,11 @@ class Timeline:
     ``entries``: the allocator's history of one GPU, as ``torch.cuda.memory._snapshot`` has it.
     """
 
-    def __init__(self, notes: Notes, entries: Sequence[dict[str, Any]]) -> None:
+    def __init__(
+        self, notes: Notes, entries: Sequence[dict[str, Any]], *, wrapped: bool = False
+    ) -> None:
+        """Read a history; ``wrapped``: the model is inside a wrapper over several GPUs."""
+        self._wrapped = wrapped
         self._lines: dict[int, str] = {}
         """Of the user's code, by the frames of entries, which share them."""
         self._refused: tuple[int, dict[str, Any]] | None = None
@@ -55,38 +59,25 @@ class Timeline:
         self.blocks: list[_Block] = []
         self._notes = notes
         self._live: dict[int, int] = {}
-        self._late: dict[int, int] = {}
-        """Blocks that wait for another stream, by address."""
         self._streams: dict[object, int] = {0: 0}
         self._private: set[int] = set()
-        self._requested = _Requested()
+        self._level = 0
+        self._levels = [0]
+        """Requested bytes after each event, as PyTorch counts them."""
+        self._late: dict[int, int] = {}
+        """Freed blocks that another stream still uses, by address; PyTorch counts them."""
+        self._late_bytes = self._most_late = 0
+        self._of_tensors = [0]
+        """Requested bytes after each event, without the late blocks."""
+        self._lower: dict[int, int] = {}
+        """Levels once such a stream was done, at some moment before the next event."""
         # In one moment, names come before guesses.
         notes.told.sort(key=lambda told: told[:2])
-        self._next = 0
-        """Index of the next note to take in."""
-        if notes.gap is not None:
-            entries = notes.gap.bridged(entries)
-        for at, entry in enumerate(entries):
-            action = entry["action"]
-            if action == "gap" and notes.gap is not None:
-                self._skip(notes.gap)
-            if action in ("segment_free", "segment_unmap"):
-                self._emptied()
-            if action == "oom":
-                self._refused = len(self.events), entry
-            if action == "free_completed":
-                self._completes(entry["addr"])
-            if action not in ("alloc", "free_requested"):
-                continue
-            self._tell(len(self.events))
-            if action == "alloc":
-                self._born(entry)
-            else:
-                following = entries[at + 1] if at + 1 < len(entries) else {}
-                self._dies(entry, following)
-        self._tell(_NEVER)
+        self._waiting = deque(notes.told)
+        self._read(entries if notes.gap is None else notes.gap.bridged(entries))
+        self._apply_notes(_NEVER)
         for address in [*self._late]:
-            self._completes(address)
+            self._complete(address)
         for component, begin, end in notes.released:
             for event in self.events[begin:end]:
                 if event < 0:
@@ -96,6 +87,30 @@ class Timeline:
         self._settle_guesses()
         self._check()
 
+    def _read(self, entries: Sequence[dict[str, Any]]) -> None:
+        """Take in the history, and the notes as far as it has come."""
+        for at, entry in enumerate(entries):
+            action = entry["action"]
+            if action == "gap" and self._notes.gap is not None:
+                self._skip(self._notes.gap)
+            if action in ("segment_free", "segment_unmap"):
+                self._emptied()
+            if action == "oom":
+                self._refused = len(self.events), entry
+            if action == "free_completed" and entry["addr"] in self._late:
+                self._complete(entry["addr"])
+            if action not in ("alloc", "free_requested"):
+                continue
+            if self._waiting and self._waiting[0][0] <= len(self.events):
+                self._apply_notes(len(self.events))
+            if action == "alloc":
+                self._born(entry)
+            else:
+                following = entries[at + 1] if at + 1 < len(entries) else {}
+                self._dies(entry, following)
+            self._levels.append(self._level)
+            self._of_tensors.append(self._level - self._late_bytes)
+
     def _born(self, entry: dict[str, Any]) -> None:
         self._live[entry["addr"]] = len(self.blocks)
         stream = self._stream(entry["stream"])
@@ -103,10 +118,11 @@ class Timeline:
         block.line = self._line_of(entry)
         self.blocks.append(block)
         self.events.append(len(self.blocks) - 1)
-        self._requested.born(entry["size"])
+        self._level += block.size
+        self._most_late = max(self._most_late, self._late_bytes)
 
     def _line_of(self, entry: dict[str, Any]) -> str:
-        """The user's line that requested a block."""
+        """Return the user's line that requested a block, or an empty string."""
         frames = entry.get("frames")
         if not frames:
             return ""
@@ -115,7 +131,7 @@ class Timeline:
         return self._lines[id(frames)]
 
     def _stream(self, known: object) -> int:
-        """The number of a stream in a trace; nobody else can use what a private pool holds."""
+        """Return the number of a stream in a trace, and note if it is one of a private pool."""
         stream = self._streams.setdefault(known, len(self._streams))
         if known in self._notes.private and stream not in self._private:
             self._private.add(stream)
@@ -131,19 +147,23 @@ class Timeline:
         if late:
             # PyTorch's history does not record which stream: a replay gives each block its own.
             block.used_by = self._stream(object())
-            self._late[entry["addr"]] = number
-            self._aside("used_by", number, block.used_by)
-        self._requested.dies(block.address, block.size, late=late)
+            self._note("used_by", number, block.used_by)
+            self._late[block.address] = number
+            self._late_bytes += block.size
+        else:
+            self._level -= block.size
         block.dies = len(self.events)
         self.events.append(~number)
 
-    def _completes(self, address: int) -> None:
-        """No other stream uses a block any more."""
-        if (number := self._late.pop(address, None)) is not None:
-            self._aside("passed", number, 0)
-            self._requested.completed(address)
+    def _complete(self, address: int) -> None:
+        """No other stream uses a late block any more."""
+        number = self._late.pop(address)
+        self._level -= self.blocks[number].size
+        self._late_bytes -= self.blocks[number].size
+        self._lower[len(self.events)] = self._level
+        self._note("passed", number, 0)
 
-    def _aside(self, what: str, number: int, stream: int) -> None:
+    def _note(self, what: str, number: int, stream: int) -> None:
         index = len(self.events)
         self.asides.append(Aside(index=index, what=what, storage=number, stream=stream))
 
@@ -162,12 +182,10 @@ class Timeline:
         if last is None or (last.index, last.what) != (index, "empty_cache"):
             self.asides.append(Aside(index=index, what="empty_cache"))
 
-    def _tell(self, until: int) -> None:
+    def _apply_notes(self, until: int) -> None:
         """Take in what was noted until a moment."""
-        told = self._notes.told
-        while self._next < len(told) and told[self._next][0] <= until:
-            _, kind, what = told[self._next]
-            self._next += 1
+        while self._waiting and self._waiting[0][0] <= until:
+            _, kind, what = self._waiting.popleft()
             if kind is Told.OWNERS:
                 for address, owner in what.items():
                     if (block := self._living(address)) is not None:
@@ -197,15 +215,17 @@ class Timeline:
         return None if number is None else self.blocks[number]
 
     def _skip(self, gap: Gap) -> None:
-        """Let moments after a gap be those of the events that stand for it."""
+        """Move moments after a gap to the events that stand for it."""
         here = len(self.events)
         for interval in self._notes.intervals:
             interval.kept = not gap.begin < interval.end <= gap.end
         self._notes.move(lambda m: m if m <= gap.begin else here + max(m - gap.end, 0))
+        told = self._notes.told
+        self._waiting = deque(told[len(told) - len(self._waiting) :])
 
     def _sent(self, block: _Block) -> bool:
         """A wrapper over several GPUs uses other streams for what it sends."""
-        return self._notes.wrapped and block.stream > 0
+        return self._wrapped and block.stream > 0
 
     def _name_operators(self) -> None:
         begin, end = self._notes.profiled
@@ -221,26 +241,29 @@ class Timeline:
     def _check(self) -> None:
         """Check the history against PyTorch's own counters, and note what tensors requested.
 
-        PyTorch also counts blocks as requested that wait for another stream after their tensor has
-        died; ``allocated`` does not.
+        PyTorch also counts late blocks as requested; ``allocated`` does not have them.
         """
         for interval in self._notes.intervals:
             if not interval.kept:
                 continue
-            least, most = self._requested.peak(interval.begin, interval.end)
+            begin, levels = interval.begin, self._levels
+            inside = max(levels[begin + 1 : interval.end + 1], default=0)
+            # Nobody recorded whether late deaths came before the phase began or after it.
+            least = max(inside, self._lower.get(begin, levels[begin]))
+            most = max(inside, levels[begin])
             if not least <= interval.requested <= most:
                 raise EstimateError(
                     f"PyTorch's history of {interval.phase.value} shows a peak of {most:,} bytes, "
                     f"and its counters show {interval.requested:,}."
                 )
-            interval.requested = self._requested.peak_of_tensors(interval.begin, interval.end)
+            interval.requested = max(self._of_tensors[begin : interval.end + 1])
 
     def trace(self, *, assumptions: Sequence[str] = (), **more: Any) -> Trace:
-        """The records of a trace; ``more``: its fields that are not of the allocator."""
+        """Return the trace; ``more``: its fields that are not of the blocks."""
         intervals = self._notes.intervals
         private = sum(self._notes.private.values())
         pools = (_PRIVATE.format(format_bytes(private)),) if private else ()
-        most = self._requested.most_waiting
+        most = self._most_late
         behind = (_BEHIND.format(format_bytes(most)),) if most and stub.is_open() else ()
         return Trace(
             assumptions=(*behind, *assumptions, *pools),
@@ -249,13 +272,13 @@ class Timeline:
             events=tuple(self.events[: intervals[-1].end]),
             marks=tuple(Mark(index=i.begin, phase=i.phase, step=i.step) for i in intervals),
             asides=tuple(self.asides),
-            readings=self._readings(),
+            readings=self._notes.readings(),
             versions={"torch": str(torch.__version__)},
             **more,
         )
 
     def refusal(self) -> Refusal | None:
-        """The request that failed last."""
+        """Return the request that failed last, or None."""
         if self._refused is None:
             return None
         moment, entry = self._refused
@@ -270,7 +293,7 @@ class Timeline:
         )
 
     def _storages(self) -> tuple[Storage, ...]:
-        """The blocks as the records of a trace have them."""
+        """Return the blocks as records of a trace."""
         intervals, marks = self._notes.intervals, self._notes.marks
         begins = [interval.begin for interval in intervals]
         moments = [moment for moment, _ in marks]
@@ -306,82 +329,22 @@ class Timeline:
         )
 
     def _module_at(self, moment: int, moments: list[int]) -> str:
-        """The module that was at work; ``moments`` are those of the marks."""
+        """Return the module that was at work; ``moments``: when each mark was made."""
         at = bisect.bisect_right(moments, moment)
         return self._notes.marks[at - 1][1] if at else ""
 
     def sent(self, step: int) -> tuple[Sent, ...]:
-        """What was sent in a step, without what loading and resuming sent."""
+        """Return what was sent in a step; loading and resuming are no part of it."""
         intervals = self._notes.intervals
         inside = [
             at
             for at, one in enumerate(intervals)
             if one.step == step and one.phase not in (*ONCE, Phase.EVAL)
         ]
-        if not inside or not self._notes.wrapped:
+        if not inside or not self._wrapped:
             return ()
         before = intervals[inside[0] - 1].given if inside[0] else {}
         return nccl_traffic.between(before, intervals[inside[-1]].given)
-
-    def _readings(self) -> tuple[Reading, ...]:
-        return tuple(
-            Reading(**{name: getattr(one, name) for name in Reading.__struct_fields__})
-            for one in self._notes.intervals
-        )
-
-
-class _Requested:
-    """Requested bytes after each event, as PyTorch counts them.
-
-    A block that another stream still uses when it is freed counts until that stream is done, which
-    is before a later birth.
-    """
-
-    def __init__(self) -> None:
-        self._level = self._waiting = 0
-        self.most_waiting = 0
-        """The most that waited for another stream, in bytes, when memory was next requested."""
-        self._late: dict[int, int] = {}
-        self._after, self._before_next = [0], [0]
-        self._of_tensors = [0]
-
-    def born(self, size: int) -> None:
-        self.most_waiting = max(self.most_waiting, self._waiting)
-        self._level += size
-        self._append()
-
-    def dies(self, address: int, size: int, *, late: bool) -> None:
-        """The block at an address dies; a late one counts until its stream is done."""
-        if late:
-            self._late[address] = size
-            self._waiting += size
-        else:
-            self._level -= size
-        self._append()
-
-    def completed(self, address: int) -> None:
-        """No stream uses what was at this address any more."""
-        size = self._late.pop(address, 0)
-        self._level -= size
-        self._waiting -= size
-        self._before_next[-1] = self._level
-
-    def _append(self) -> None:
-        self._after.append(self._level)
-        self._before_next.append(self._level)
-        self._of_tensors.append(self._level - self._waiting)
-
-    def peak_of_tensors(self, begin: int, end: int) -> int:
-        """Return the most that tensors requested between two moments."""
-        return max(self._of_tensors[begin : end + 1])
-
-    def peak(self, begin: int, end: int) -> tuple[int, int]:
-        """The highest level between two moments, at least and at most.
-
-        Nobody recorded whether late deaths came before the first moment or after it.
-        """
-        inside = max(self._after[begin + 1 : end + 1], default=0)
-        return max(inside, self._before_next[begin]), max(inside, self._after[begin])
 
 
 class _Block(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""What is noted of a program: its phases, and what blocks of memory are for.
+"""Notes of a program: its phases, and the purpose of blocks of memory.
 
 A moment is the number of births and deaths of blocks so far, which the allocator counts itself. So
 what is noted here can be laid beside the allocator's history afterwards, without a snapshot. Which
@@ -17,7 +17,8 @@ from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.host_view import tensors_in
 from memcalc.engine.patches import Around
-from memcalc.records.trace import Component, Phase
+from memcalc.records.levels import Levels
+from memcalc.records.trace import Component, Phase, PhaseReading
 from memcalc.workload import quantized
 from memcalc.workload.wrapped_tensors import plain
 
@@ -55,7 +56,7 @@ class Gap(msgspec.Struct, kw_only=True):
     """Blocks as entries of a history that was kept."""
 
     def bridged(self, after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A history with a gap, in which all that changed there changes at once."""
+        """Return a history with a gap, in which all that changed there changes at once."""
         before: dict[int, dict[str, Any]] = {}
         for entry in self.entries:
             if entry["action"] == "alloc":
@@ -74,7 +75,7 @@ class Gap(msgspec.Struct, kw_only=True):
 
 
 class Told(IntEnum):
-    """What can be said of blocks; in one moment, the first of these comes first."""
+    """Kinds of notes on blocks; in one moment, the first of these comes first."""
 
     OWNERS = 0
     """By their addresses, which modules they are of, or which variables hold them."""
@@ -87,9 +88,11 @@ class Told(IntEnum):
 
 
 class Notes:
-    """What was noted of one GPU while a program ran."""
+    """Notes of one GPU while a program ran."""
 
     KIND = "cuda"
+    counted: tuple[str, ...] = Levels.__struct_fields__
+    """Rungs whose peaks are known."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -103,8 +106,6 @@ class Notes:
         self.released: list[tuple[Component, int, int]] = []
         """Between each two of these moments nothing but blocks of this component died."""
         self.profiler: Any = None
-        self.wrapped = False
-        """The model is inside a wrapper over several GPUs, which allocates by itself."""
         self.zero = 0
         """Births and deaths before the history began."""
         self.gap: Gap | None = None
@@ -114,6 +115,15 @@ class Notes:
     def now(self) -> int:
         """The present moment."""
         return internals.events_so_far(self.device) - self.zero
+
+    def reading(self, one: Interval) -> PhaseReading:
+        """Return the peaks of a phase."""
+        peaks = {rung: getattr(one, rung) for rung in self.counted}
+        return PhaseReading(step=one.step, phase=one.phase, **peaks)
+
+    def readings(self) -> tuple[PhaseReading, ...]:
+        """Return the peaks of each phase that has ended."""
+        return tuple(self.reading(one) for one in self.intervals if one.end >= 0)
 
     def move(self, moved: Callable[[int], int]) -> None:
         """Count moments otherwise."""
@@ -129,17 +139,19 @@ class Notes:
 
 
 class Notebook:
-    """Notes of all GPUs that a program uses: what is said of tensors holds wherever they lie."""
+    """Notes of all GPUs that a program uses; a note on tensors holds on each GPU."""
 
     KIND = "cuda"
     notes: list[Notes]
+    wrapped = False
+    """The program's model is inside a wrapper over several GPUs, which allocates by itself."""
 
     def moments(self) -> list[int]:
-        """The present moment of each GPU."""
+        """Return the present moment of each GPU."""
         return [notes.now() for notes in self.notes]
 
     def addresses(self, tensor: Any) -> list[int]:
-        """Where on the device the storages behind a tensor begin; none of what has no storage."""
+        """Return where on the device the storages behind a tensor begin; none if it has none."""
         if not isinstance(tensor, torch.Tensor):
             return []
         try:
@@ -159,27 +171,30 @@ class Notebook:
     def name_at(
         self, component: Component | None, addresses: list[int], moments: Sequence[int] = ()
     ) -> None:
-        """The same of the blocks at some addresses; ``None``: a model is given them.
+        """Say what the blocks at some addresses are for.
 
-        ``moments``: when they lay there, on each GPU; now, if none is given.
+        Args:
+            component: their purpose; None: a model is given them.
+            addresses: where they lie.
+            moments: when they lay there, on each GPU; empty: now.
         """
         for number, notes in enumerate(self.notes if addresses else ()):
             moment = moments[number] if moments else notes.now()
             notes.told.append((moment, Told.NAMES, (component, addresses)))
 
     def own(self, owners: Mapping[int, Owner | str]) -> None:
-        """Say which modules the blocks at these addresses are of, or which variables hold them."""
+        """Say which modules own the blocks at these addresses, or which variables hold them."""
         for notes in self.notes if owners else ():
             notes.told.append((notes.now(), Told.OWNERS, owners))
 
     def guess(self, component: Component, since: Sequence[int]) -> None:
-        """Living blocks that were born since then are of this component, unless they are named."""
+        """Label living blocks that were born since these moments, unless they are named."""
         for number, notes in enumerate(self.notes):
             begin = since[number] if since else 0
             notes.told.append((notes.now(), Told.BORN_SINCE, (component, begin)))
 
     def makes(self, component: Component) -> Around:
-        """To be put around a function: what it makes, and leaves behind, is of this component."""
+        """Wrap a function: memory that it leaves allocated is labelled with this component."""
 
         def around(original: Any, *args: Any, **kwargs: Any) -> Any:
             before = self.moments()
@@ -190,30 +205,57 @@ class Notebook:
         return around
 
     def mark(self, module: str) -> None:
-        """From now on this module is at work."""
+        """Note that this module is at work from here on."""
         for notes in self.notes:
             notes.marks.append((notes.now(), module))
 
     def name_models(
-        self, models: Iterable[tuple[str, torch.nn.Module]], paths: Mapping[int, str] | None = None
-    ) -> None:
-        """Name weights and buffers, and say of which module each is, after its model's name."""
+        self, models: Iterable[tuple[str, torch.nn.Module]], paths: Mapping[Any, str] = {}
+    ) -> dict[int, str]:
+        """Name weights and buffers, and say of which module each is.
+
+        Libraries that replace parameters, such as higher, put tensors of other classes there.
+
+        Args:
+            models: each with what its modules' paths begin with.
+            paths: of modules, where a model's paths begin with nothing.
+
+        Returns:
+            Paths of the tensors' modules, by the ids of the tensors.
+        """
+        homes: dict[int, str] = {}
         owners: dict[int, Owner] = {}
         places: dict[Component, list[int]] = {Component.WEIGHTS: [], Component.BUFFERS: []}
         for prefix, model in models:
             found: dict[int, Owner] = {}
-            for path, name, tensor, component in named(model, paths or {}):
-                home = ".".join(filter(None, (prefix, path)))
-                self._name_quantized(tensor)
-                # Of a parameter that DeepSpeed divides, ``ds_tensor`` is what this rank keeps.
-                at = self.addresses(getattr(tensor, "ds_tensor", tensor))
-                places[component] += at
-                for address in at:
-                    found.setdefault(address, (home, name, dtype_of(tensor)))
+            for path, module in model.named_modules():
+                home = f"{prefix}.{path}".rstrip(".") if prefix else paths.get(module, path)
+                self._name_quantized_shard(module)
+                for component, held in zip(
+                    places, (module._parameters, module._buffers), strict=True
+                ):
+                    for name, tensor in held.items():
+                        if tensor is None:
+                            continue
+                        homes[id(tensor)] = home
+                        self._name_quantized(tensor)
+                        # Of a parameter that DeepSpeed divides, this rank keeps ``ds_tensor``.
+                        at = self.addresses(getattr(tensor, "ds_tensor", tensor))
+                        places[component] += at
+                        for address in at:
+                            found.setdefault(address, (home, name, dtype_of(tensor)))
             owners |= found
         for component, addresses in places.items():
             self.name_at(component, addresses)
         self.own(owners)
+        return homes
+
+    def _name_quantized_shard(self, module: torch.nn.Module) -> None:
+        """Name weights in 4 bit that a wrapper divided: their layer still knows the constants."""
+        state, weight = vars(module).get("quant_state"), module._parameters.get("weight")
+        if state is not None and weight is not None:
+            self.name(Component.QUANTIZATION_CONSTANTS, quantized.state_constants(state).values())
+            self.name(Component.QUANTIZED_WEIGHTS, [weight])
 
     def _name_quantized(self, tensor: torch.Tensor) -> None:
         if type(tensor) in (torch.nn.Parameter, torch.Tensor) or (
@@ -235,24 +277,8 @@ class Notebook:
         self.own(owners)
 
 
-def named(
-    model: torch.nn.Module, paths: Mapping[int, str]
-) -> Iterator[tuple[str, str, torch.Tensor, Component]]:
-    """Parameters and buffers: the path of their module, their name there, and themselves.
-
-    Libraries that replace parameters, such as higher, put tensors of other classes in their place.
-    """
-    for path, module in model.named_modules():
-        home = paths.get(id(module), path)
-        of = (Component.WEIGHTS, module._parameters), (Component.BUFFERS, module._buffers)
-        for component, held in of:
-            for name, tensor in held.items():
-                if tensor is not None:
-                    yield home, name, tensor, component
-
-
 def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
-    """The parameters of an optimizer, also of one that is no ``torch.optim.Optimizer``."""
+    """Yield the parameters of an optimizer, also of one that is no ``torch.optim.Optimizer``."""
     groups = getattr(optimizer, "param_groups", None)
     if isinstance(groups, list) and groups and isinstance(groups[0], dict):
         for group in groups:
@@ -263,7 +289,7 @@ def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
 
 
 def state_of(optimizer: Any) -> Mapping[Any, Any]:
-    """What an optimizer keeps, by parameter; of one that is none of PyTorch's, all in one."""
+    """Return an optimizer's state by parameter; all in one, if it is none of PyTorch's."""
     # ZeroRedundancyOptimizer holds another that has this rank's share.
     state = getattr(getattr(optimizer, "optim", optimizer), "state", None)
     if state is not None and hasattr(state, "items"):
@@ -279,7 +305,7 @@ def state_of(optimizer: Any) -> Mapping[Any, Any]:
 def flat(
     name: str, state: Any, depth: int = 6, *, objects: bool = False
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a state; optimizers of one's own keep them in lists and by numbers, too.
+    """Yield the tensors in a state, and in lists and dicts of a user's own optimizer.
 
     ``depth``: how many times what holds tensors may itself be held; ``objects``: look into objects
     as well, such as the projection that GaLore keeps.
@@ -296,7 +322,7 @@ def flat(
 
 
 def dtype_of(tensor: torch.Tensor) -> str:
-    """As records spell it: ``bfloat16``."""
+    """Return a tensor's dtype as records spell it: ``bfloat16``."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -331,7 +357,7 @@ class AtWork:
 
 
 def tag(value: Any, path: str, mark: Callable[[str], None]) -> None:
-    """When backward reaches what made these tensors, say that this module is at work.
+    """Let backward note that this module is at work when it reaches what made these tensors.
 
     Who says so first is right: the innermost module returns a tensor first.
     """

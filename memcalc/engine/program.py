@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from memcalc import registry
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.follow.names import Names
 from memcalc.engine.follow.phases import Phases
-from memcalc.engine.follow.plans import PlanNames
 from memcalc.engine.patches import Patches
 from memcalc.errors import EstimateError, MeasureError
 from memcalc.records.plan import Plan
@@ -85,7 +85,7 @@ def load(
     program: Program,
     device: str,
     begin: Callable[[Phase], None],
-    names: PlanNames | None = None,
+    names: Names | None = None,
 ) -> tuple[Program, Any]:
     """The program with its model on the device, under its layout; and the optimizer over it.
 
@@ -94,7 +94,7 @@ def load(
     plan, optimizer = program.plan, None
     simulated = names is not None and device != "cpu"
     if names is not None:
-        names.know(program.model)
+        names.models.know(program.model)
     begin(Phase.LOAD)
     program = place(program, device, simulated=simulated)
     if plan.scheme is None and not plan.infers:
@@ -113,7 +113,7 @@ def load(
         program = finish_quantized(program, program.model)
         if not plan.infers:
             if names is not None:
-                names.know(program.model)
+                names.models.know(program.model)
             program = _laid_out(program, device, lambda model: model, simulated)
             optimizer = make_optimizer(program, program.model.train())
         if names is not None:

@@ -33,7 +33,7 @@ class SingleRankStore(_Store):  # type: ignore[misc]
     """A store that never waits: what other ranks would have written is there."""
 
     _alive: list[SingleRankStore] = []  # noqa: RUF012
-    """C++ holds a store without its Python half, which must not go before it."""
+    """Keep this object alive: C++ holds a store without its Python half."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,35 +45,35 @@ class SingleRankStore(_Store):  # type: ignore[misc]
         self._held[key] = value.encode() if isinstance(value, str) else bytes(value)
 
     def get(self, key: str) -> bytes:
-        """What was written, or what another rank might have: NCCL's unique id."""
+        """Return what was written, or what another rank might have written: NCCL's unique id."""
         return self._held.setdefault(key, b"\7" * 128)
 
     def add(self, key: str, amount: int) -> int:
-        """Count up."""
+        """Add to a counter, and return it."""
         total = int(self._held.get(key, b"0")) + amount
         self._held[key] = str(total).encode()
         return total
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all were written here."""
+        """Return whether all were written here."""
         return all(key in self._held for key in keys)
 
     def wait(self, keys: list[str], timeout: Any = None) -> None:
-        """Nobody waits."""
+        """Return at once."""
 
     def delete_key(self, key: str) -> bool:
         """Forget a value."""
         return self._held.pop(key, None) is not None
 
     def set_timeout(self, timeout: Any) -> None:
-        """Nobody waits."""
+        """Return at once."""
 
     def num_keys(self) -> int:
-        """Of values that were written."""
+        """Return the number of values that were written."""
         return len(self._held)
 
     def clone(self) -> SingleRankStore:
-        """The same store."""
+        """Return the same store."""
         return self
 
 
@@ -100,7 +100,7 @@ def join(rank: int, world: int, backend: str = "cpu:fake,cuda:nccl") -> None:
 
 
 def asked(program: Program) -> tuple[int, ...]:
-    """Which ranks to run: the one that the plan names, else the first of each stage.
+    """Return the ranks to run: the one that the plan names, else the first of each stage.
 
     Without stages the last as well, where it may hold more.
 
@@ -117,7 +117,7 @@ def asked(program: Program) -> tuple[int, ...]:
 
 
 def largest(traces: dict[int, Trace], world: int) -> Trace:
-    """Of the ranks that were run the one that needs most; it says which."""
+    """Return the prediction of the rank that needs most, which names it."""
     needed = {
         rank: max(accumulate(changes(trace.events, [one.bytes for one in trace.storages])))
         for rank, trace in traces.items()
@@ -133,29 +133,30 @@ def largest(traces: dict[int, Trace], world: int) -> Trace:
 
 
 def follow(patches: Patches, book: Notebook, plan: Plan) -> None:
-    """Note what the wrapper of a plan makes."""
+    """Label the memory that the wrapper of a plan takes."""
     layout = layouts.of(plan)
     if layout.name == layouts.SINGLE:
         return
-    name_buckets(patches, book)
+    follow_wrappers(patches, book)
     if plan.target == "cpu":
         patches.wrap(DistributedDataParallel, "__init__", _averaged_alone)
-    patches.wrap(torch.UntypedStorage, "resize_", functools.partial(_gathered, book))
-    dtensor.plan_alike_once(patches)
     if layout.loop == "pipeline":
         pipelining.install(patches, alone=True)
     if layout.package == "deepspeed":
         deepspeed.follow(patches, book)
 
 
-def name_buckets(patches: Patches, book: Notebook) -> None:
-    """DDP makes its buckets as it is made, and anew before the second forward."""
+def follow_wrappers(patches: Patches, book: Notebook) -> None:
+    """Label the memory that PyTorch's wrappers take, and plan DTensors that are alike once."""
+    # DDP makes its buckets with itself, and again before the second forward.
     for name in ("__init__", "_pre_forward"):
         patches.wrap(DistributedDataParallel, name, book.makes(Component.COMMUNICATION))
+    patches.wrap(torch.UntypedStorage, "resize_", functools.partial(_gathered, book))
+    dtensor.plan_alike_once(patches)
 
 
 def _averaged_alone(original: Any, model: Any, *args: Any, **kwargs: Any) -> None:
-    """The fake group of the CPU reduces nothing and returns nothing, which DDP refuses."""
+    """Have DDP take its buckets as reduced: the fake group of the CPU returns nothing."""
     original(model, *args, **kwargs)
 
     def reduced(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations as text.
@@ -167,7 +168,7 @@ def _averaged_alone(original: Any, model: Any, *args: Any, **kwargs: Any) -> Non
 
 
 def _gathered(book: Notebook, original: Any, storage: Any, size: int) -> Any:
-    """FSDP frees and takes the memory of whole parameters by resizing their storages."""
+    """Label whole parameters: FSDP takes and frees their memory by resizing storages."""
     result = original(storage, size)
     if size and storage.device.type == "cuda":
         book.name_at(Component.UNSHARDED, [storage.data_ptr()])

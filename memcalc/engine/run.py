@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,10 @@ from memcalc.engine import decisions, flops, ranks
 from memcalc.engine import program as programs
 from memcalc.engine.compiling import Compiling
 from memcalc.engine.counters import Counters, CpuCounters
-from memcalc.engine.follow import deepspeed
+from memcalc.engine.follow.models import Models
+from memcalc.engine.follow.names import Names
+from memcalc.engine.follow.operators import Operators
 from memcalc.engine.follow.phases import Phases
-from memcalc.engine.follow.plans import PlanNames
 from memcalc.engine.follow.steps import Steps
 from memcalc.engine.history import Timeline
 from memcalc.engine.patches import Patches
@@ -29,8 +30,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.trace import NO_GRADIENT, UNCOUNTED_FLOPS, Component, Trace
 from memcalc.units import format_bytes
 from memcalc.workload import layerdrop, layouts, long_decode, loops, quantized
-from memcalc.workload.inference import find_caches
-from memcalc.workload.inputs import Batch, without_adapters
+from memcalc.workload.inputs import Batch
 from memcalc.workload.job import Program
 from memcalc.workload.optimizers import InBackward
 
@@ -76,7 +76,7 @@ def trace(
             program, plan.target, followed.phases.begin, followed.names
         )
         if drop is not None:
-            followed.tell_places(program.model, drop)
+            followed.names.drop = drop
         if optimizer is not None and plan.target != "cpu":
             step_offloaded_once(optimizer)
         if plan.infers:
@@ -124,8 +124,6 @@ class _Followed(Patches):
     def __init__(self, plan: Plan, values: bool, watched: Iterable[int], **how: bool) -> None:
         super().__init__()
         self._unreached: tuple[str, ...] = ()
-        self.kept_on_host = 0
-        """Bytes of a cache in host memory, when the last pass ended."""
         wrapped = layouts.spread(plan).layout != layouts.SINGLE
         if plan.target == "cpu":
             self.counters: Counters = CpuCounters(with_dtypes=not wrapped)
@@ -134,13 +132,14 @@ class _Followed(Patches):
             self.counters = Counters()
             self.counters.install(self)
         self.steps = Steps()
-        self.names = PlanNames(self.counters, wrapped=wrapped, watched=watched, **how)
+        [notes] = self.counters.notes
+        self.counters.wrapped = wrapped
+        models, operators = Models(self.counters, counted=False), Operators(notes, **how)
+        self.names = Names(self.counters, models, self.steps, frozenset(watched), operators)
         self.phases = Phases(self.counters, self.steps, self.names)
-        for part in (self.steps, self.phases):
+        for part in (self.steps, self.names, self.phases):
             part.install(self)
         ranks.follow(self, self.counters, plan)
-        if layouts.of(plan).package == "deepspeed":
-            deepspeed.follow(self, self.steps, self.phases)
         if plan.compile is not None:
             Compiling(self.say).install(self)
         if plan.target != "cpu":
@@ -164,14 +163,14 @@ class _Followed(Patches):
     def trace(self, program: Program, steps: int, *, whole: bool) -> Trace:
         """The trace of a run that has ended."""
         [(notes, entries)] = self.counters.histories()
-        timeline = Timeline(notes, entries)
+        timeline = Timeline(notes, entries, wrapped=self.counters.wrapped)
         return timeline.trace(
             inventory=program.inventory,
             steps=steps,
             seq=program.seq,
             sent=timeline.sent(steps - 1),
             whole=whole,
-            assumptions=(*self._unreached, *_said(program, self.kept_on_host), *self.said),
+            assumptions=(*self._unreached, *_said(program, self.names.cached_on_host), *self.said),
         )
 
     def _key_by_version(self, cache: Any) -> None:
@@ -182,17 +181,6 @@ class _Followed(Patches):
         """Add to what is assumed, but for the rule that reads of the user's own code follow."""
         if assumed != RULE and not assumed.startswith(UNKNOWN.partition("{")[0]):
             self.say(assumed)
-
-    def tell_places(self, model: torch.nn.Module, drop: Callable[[str], None]) -> None:
-        """Say which module of a model runs, as it begins."""
-        paths = {id(module): path for path, module in model.named_modules()}
-
-        def begins(module: torch.nn.Module, _: Any) -> None:
-            if path := paths.get(id(module)):
-                drop(path)
-
-        self.also(torch.nn.modules.module.register_module_forward_pre_hook(begins).remove)
-        self.also(register_optimizer_step_pre_hook(lambda *_: drop("the optimizer's step")).remove)
 
     def _look_at_gradients(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if isinstance(optimizer, InBackward):
@@ -263,31 +251,13 @@ def _train(
 
 
 def _infer(program: Program, followed: _Followed) -> None:
-    counters, phases = followed.counters, followed.phases
-    model, told = without_adapters(program.model), set(_passes(program))
-
-    def given(module: Any, args: Any, named: dict[str, Any]) -> None:
-        # A beam search orders its cache anew between two passes.
-        if phases.step in told:
-            counters.name(Component.KV_CACHE, find_caches(named))
-
-    def returned(module: Any, args: Any, outputs: Any) -> None:
-        if isinstance(outputs, Mapping) and phases.step in told:
-            followed.kept_on_host = sum(
-                one.nbytes for one in find_caches(outputs) if one.device.type == "cpu"
-            )
-            counters.name(Component.KV_CACHE, find_caches(outputs))
-
-    noted = replace(program, batch=lambda _: _batch(program, counters))
-    with contextlib.ExitStack() as hooks:
-        hooks.callback(model.register_forward_pre_hook(given, with_kwargs=True).remove)
-        hooks.callback(model.register_forward_hook(returned).remove)
-        followed.names.watch(0)
-        programs.infer(
-            noted,
-            phases,
-            between=lambda begins: counters.pause() if begins else counters.resume(),
-        )
+    counters = followed.counters
+    followed.names.watch(0)
+    programs.infer(
+        replace(program, batch=lambda _: _batch(program, counters)),
+        followed.phases,
+        between=lambda begins: counters.pause() if begins else counters.resume(),
+    )
 
 
 def _batch(program: Program, counters: Counters) -> Batch:

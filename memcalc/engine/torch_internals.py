@@ -58,13 +58,13 @@ def keywords_of_call() -> dict[str, Any]:
 
 
 def go_on_without_lines() -> None:
-    """Keep the history, and no more lines; releases that would forget it go on as they are."""
+    """Keep the history, but no more lines; releases that would forget it go on as they are."""
     if "clear_history" in inspect.signature(_record_history).parameters:
         _record_history("all", context=None, max_entries=EVERYTHING)
 
 
 def stop_history() -> dict[str, Any]:
-    """The history so far, and the segments that there are; it is not continued.
+    """Return the history so far and the segments, and stop the history.
 
     For lines of code PyTorch asks the compiler for those of code that it generated, and so imports
     it, which takes half a second; where it is not imported it has generated none.
@@ -82,7 +82,7 @@ def stop_history() -> dict[str, Any]:
 
 
 def private_pools(snapshot: dict[str, Any], device: int) -> dict[int, int]:
-    """Bytes of a GPU in private pools, such as those of CUDA graphs, by the stream they are for."""
+    """Return the bytes of a GPU in private pools, such as those of CUDA graphs, by stream."""
     found: dict[int, int] = {}
     for segment in snapshot["segments"]:
         if segment["device"] == device and any(segment.get("segment_pool_id", ())):
@@ -106,7 +106,7 @@ def resume_history(device: int) -> list[dict[str, Any]]:
 
 
 def events_so_far(device: int) -> int:
-    """Births and deaths of blocks since the process began.
+    """Return the births and deaths of blocks since the process began.
 
     The stub driver counts them; on a GPU the allocator is asked, which takes eight microseconds.
     """
@@ -115,14 +115,14 @@ def events_so_far(device: int) -> int:
 
 
 def events_in(stats: dict[str, Any]) -> int:
-    """Births and deaths of blocks that an allocator's counters have counted."""
+    """Return the births and deaths of blocks that an allocator's counters have counted."""
     counted = stats.get("allocation")
     return counted["all"]["allocated"] + counted["all"]["freed"] if counted else 0
 
 
 @functools.cache
 def _moments() -> Any:
-    """The stub driver's counts of each GPU; ``None``: there is NVIDIA's driver."""
+    """Return the stub driver's counts of each GPU; ``None``: the driver is NVIDIA's."""
     moments = stub.function("moments", ctypes.POINTER(ctypes.c_uint64))
     return None if moments is None else moments()
 
@@ -132,7 +132,7 @@ class _Arrival(ctypes.Structure):
 
 
 def arrivals() -> list[tuple[int, int]]:
-    """Where something was copied to from the host, and at which moment, in order."""
+    """Return where something was copied to from the host, and at which moment, in order."""
     arrived = stub.function("arrived", ctypes.c_uint64)
     if arrived is None:
         return []
@@ -141,14 +141,9 @@ def arrivals() -> list[tuple[int, int]]:
 
 
 def most_of_others() -> int:
-    """The most bytes of a GPU that another process over the stub driver has had; 0: none."""
+    """Return the most bytes of a GPU that another process over the stub driver has had; 0: none."""
     most = stub.function("others", ctypes.c_uint64)
     return 0 if most is None else int(most())
-
-
-def free_cublas_workspaces() -> None:
-    """Have PyTorch give back what it holds for cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
-    _C._cuda_clearCublasWorkspaces()
 
 
 def set_allocator(settings: str) -> None:
@@ -156,11 +151,12 @@ def set_allocator(settings: str) -> None:
     _memory._set_allocator_settings(settings)
 
 
-raw_alloc = _C._cuda_cudaCachingAllocator_raw_alloc
+# A build without CUDA has none of these.
+raw_alloc: Any = getattr(_C, "_cuda_cudaCachingAllocator_raw_alloc", None)
 """Allocate bytes on a stream, by its handle; returns the address (torch/csrc/cuda/Module.cpp)."""
-raw_delete = _C._cuda_cudaCachingAllocator_raw_delete
+raw_delete: Any = getattr(_C, "_cuda_cudaCachingAllocator_raw_delete", None)
 """Free an address."""
-watch_out_of_memory = _C._cuda_attach_out_of_memory_observer
+watch_out_of_memory: Any = getattr(_C, "_cuda_attach_out_of_memory_observer", None)
 """Have a function called with the device, bytes asked for, and bytes in all and free, as a request
 fails."""
 
@@ -195,42 +191,42 @@ def allow_cuda_after_fork() -> None:
 
 
 def profiler_events(profiler: Any) -> Any:
-    """The tree of everything that a finished ``torch.profiler.profile`` saw."""
+    """Return the tree of everything that a finished ``torch.profiler.profile`` saw."""
     return profiler.profiler.kineto_results.experimental_event_tree()
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """A number that is one and the same for all tensors that share a storage."""
+    """Return a number that is the same for all tensors that share a storage."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def behind(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor inside those of ``torch.func`` (torch/csrc/functorch/init.cpp)."""
+    """Return the tensor inside those of ``torch.func`` (torch/csrc/functorch/init.cpp)."""
     while _C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _C._functorch.get_unwrapped(tensor)
     return tensor
 
 
 def outer_leaf(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The same; ``None``: it was computed, and a gradient can go back through it."""
+    """Return the same; ``None``: it was computed, and a gradient can go back through it."""
     while tensor.grad_fn is None and _C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _C._functorch.get_unwrapped(tensor)
     return tensor if tensor.grad_fn is None else None
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
-    """It is one of ``torch.func``'s, around another."""
+    """Return whether a tensor is one of ``torch.func``'s, around another."""
     return bool(_C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def nested_gradients() -> int:
-    """How many transforms of ``torch.func`` that take gradients are at work, one in another."""
+    """Return how many transforms of ``torch.func`` that take gradients are at work."""
     levels = _C._functorch.get_interpreter_stack() or ()
     return sum(one.key() == _C._functorch.TransformType.Grad for one in levels)
 
 
 def memory_profiler(*, with_dtypes: bool = False) -> Any:
-    """A profiler of operators and of every block that they ask for; quiet about itself."""
+    """Return a quiet profiler of operators and of every block that they ask for."""
     os.environ["KINETO_LOG_LEVEL"] = "99"
     profiler: Any = torch.profiler
     cpu = profiler.ProfilerActivity.CPU
@@ -258,7 +254,7 @@ _FIRST_THREAD = 1
 
 
 def cpu_allocations(profiler: Any) -> list[Allocation]:
-    """Births and deaths of blocks on the CPU in order."""
+    """Return the births and deaths of blocks on the CPU, in order."""
     found: list[Allocation] = []
     waiting = [(event, False) for event in profiler_events(profiler)]
     while waiting:
@@ -281,7 +277,7 @@ def cpu_allocations(profiler: Any) -> list[Allocation]:
 
 
 def graph_breaks() -> Iterator[str]:
-    """What ``torch.compile`` did not compile as one, in a sentence each (torch/_dynamo/utils.py).
+    """Say what ``torch.compile`` did not compile as one (torch/_dynamo/utils.py).
 
     Where it was not used, nothing.
     """
@@ -341,7 +337,7 @@ class _Frame(msgspec.Struct):
 
 
 def blocks_by_operator(profiler: Any, device: str = "cuda") -> list[Block]:
-    """The blocks of a device that were born while the profiler ran, in order of birth."""
+    """Return the blocks of a device that were born while the profiler ran, in order of birth."""
     changes: list[tuple[int, int, int, _Frame]] = []
     reads: list[tuple[int, int, torch.dtype]] | None = [] if profiler.record_shapes else None
     _visit(profiler_events(profiler), _Frame("", 0, ""), device, changes, reads)

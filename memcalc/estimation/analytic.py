@@ -114,7 +114,7 @@ def estimate(
 
 
 def _unknown(live: Live, device: Device | None, kept: Kept, peak: int) -> dict[str, str]:
-    """Return what closed forms cannot say, and why.
+    """Return why closed forms cannot tell some figures.
 
     ``device``: where a run may fit; ``None``: none was named, or it surely does not.
     """
@@ -136,7 +136,7 @@ def _unknown(live: Live, device: Device | None, kept: Kept, peak: int) -> dict[s
 def _phases(
     plan: Plan, live: Live, *, kept: Kept, scratch: int
 ) -> tuple[dict[Phase, int], dict[Phase, dict[Component, int]]]:
-    """Peak level and components of each phase of the steady step.
+    """Return the peak and the components of each phase of the steady step.
 
     Gradients and activations trade places in backward: its peak is at its start, where all
     activations live beside the gradient of the loss, or at its end, where all gradients do.
@@ -195,7 +195,7 @@ def _live(plan: Plan, source: ModelSource, inventory: Inventory) -> Live:
 
 
 def _step_temporaries(choice: Choice, updated: Sequence[Parameter]) -> int:
-    """Source: torch/optim/*.py, 2.13: foreach copies whole lists, the for-loop single tensors."""
+    """Return a step's temporaries: foreach copies whole lists (torch/optim/*.py, 2.13)."""
     sizes = [p.bytes for p in updated]
     if choice.kind == "foreach":
         if choice.row.name == "sgd":
@@ -205,7 +205,7 @@ def _step_temporaries(choice: Choice, updated: Sequence[Parameter]) -> int:
 
 
 def least(plan: Plan, inventory: Inventory) -> int:
-    """Bytes that a step holds together when backward ends, whatever else it holds.
+    """Return the bytes that every step holds when backward ends.
 
     Weights and optimizer state, and all gradients unless each is used inside backward. Beside
     adapters only the weights that they adapt count. Over GPUs it is the mean of what they divide,
@@ -232,7 +232,7 @@ def least(plan: Plan, inventory: Inventory) -> int:
 
 
 def as_planned(inventory: Inventory, plan: Plan) -> Inventory:
-    """The inventory in the plan's precision, with what it freezes; buffers change dtype too.
+    """Return the inventory in the plan's precision, frozen as planned; buffers change dtype too.
 
     That of a model with adapters is in its precision already: peft widens some of them.
 

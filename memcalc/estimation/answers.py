@@ -70,12 +70,12 @@ class Answers:
 
     @functools.cached_property
     def workers(self) -> int:
-        """The most runs at once."""
+        """Return the most runs at once."""
         return room() if self._workers is None else max(self._workers, 1)
 
     @functools.cached_property
     def _turn(self) -> threading.Semaphore:
-        """What a run has while it runs."""
+        """Return the semaphore that a run holds while it runs."""
         return threading.Semaphore(self.workers)
 
     def predict(self, plans: Sequence[Plan]) -> Iterator[Answer]:
@@ -121,7 +121,7 @@ class Answers:
                 yield result.result()
 
     def as_known(self, jobs: Sequence[Callable[[], T]]) -> Iterator[T]:
-        """Call functions that ask, as ``side_by_side`` does; the result known first comes first."""
+        """Call functions that ask, as ``side_by_side`` does; yield each result once it is known."""
         if min(self.workers, len(jobs)) <= 1:
             yield from (job() for job in jobs)
             return

@@ -1,4 +1,4 @@
-"""What a simulated process finds of its GPU."""
+"""The memory of a simulated GPU that a process finds."""
 
 from typing import NamedTuple
 
@@ -8,14 +8,14 @@ from memcalc.records.replay import UNLIMITED
 
 
 class Card(NamedTuple):
-    """What a process finds of its GPU, in bytes."""
+    """The memory of a simulated GPU, in bytes."""
 
     kept: int
-    """What the driver keeps of the card, which NVML counts and CUDA does not offer."""
+    """The driver's own, which NVML counts and CUDA does not offer."""
     outside: int
-    """What the process holds outside the allocator."""
+    """Held by the process outside the allocator."""
     room: int
-    """What the allocator may take."""
+    """Free for the allocator."""
 
     def variables(self) -> dict[str, str]:
         """Return the settings of the stub driver for it."""
@@ -23,7 +23,7 @@ class Card(NamedTuple):
 
 
 def card_of(gpu: Gpu | None) -> Card:
-    """A named GPU has the room that its context leaves; without one nothing is ever full."""
+    """Return the memory of a GPU; ``None``: one on which nothing is ever full."""
     context = contexts.ranges(gpu).total
     outside = context.likely if context.likely is not None else context.low
     if gpu is None:

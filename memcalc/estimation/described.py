@@ -21,7 +21,7 @@ def described(
     components: dict[Component, int],
     method: str,
 ) -> Prediction:
-    """A prediction as far as requested bytes go; components are those of the highest phase."""
+    """Return a prediction of requested bytes; components are those of the highest phase."""
     top = highest(phases)
     return Prediction(
         plan=plan,
@@ -45,14 +45,14 @@ def described(
 
 
 def highest(phases: Sequence[PhasePeak]) -> PhasePeak:
-    """The phase of the peak."""
+    """Return the phase of the peak."""
     return max(phases, key=lambda phase: phase.allocated or phase.requested)
 
 
 def rules_of_thumb(
     plan: Plan, parameters: int, trainable: int, state_rule: float | None
 ) -> tuple[RuleOfThumb, ...]:
-    """The rules that a model's size lets people compute in their head.
+    """Return the rules of thumb that people compute from a model's size.
 
     Sources: transformers documentation, "Methods and tools for efficient training on a single GPU"
     (8, 4 and 2 bytes of optimizer state per parameter that trains) and "Model training anatomy" (18
@@ -83,16 +83,16 @@ _OF_ITS_CODE = "from a run of the optimizer's own code; state in host memory is 
 
 
 NO_STATE = OptimizerState(optimizer="none", implementation="none", tensors=())
-"""Of a plan that trains nothing."""
+"""The optimizer of a plan that trains nothing."""
 
 
 def is_whole(plan: Plan) -> bool:
-    """Whether each GPU holds all weights, gradients and optimizer state of a plan."""
+    """Return whether each GPU holds all weights, gradients and optimizer state of a plan."""
     return layouts.spread(plan).layout in _UNDIVIDED
 
 
 def state_for(question: Asked, trace: Trace) -> OptimizerState:
-    """What the optimizer keeps on one GPU.
+    """Return what the optimizer keeps on one GPU.
 
     Where state is divided over GPUs, no closed form is kept of the division, and of a class of
     somebody's own there is none: it is what the trace holds after the last step, which leaves out

@@ -1,7 +1,6 @@
 """Asks forks of warm processes to run plans over the stub driver."""
 
 import atexit
-import base64
 import contextlib
 import math
 import os
@@ -130,7 +129,7 @@ class Engine:
         """Run one plan, and keep the events; arguments and errors are those of ``predict``."""
         answer = self._run(plan, timeout, keep=True)
         try:
-            trace = unpack(base64.b64decode(answer["trace"]))
+            trace = unpack(decode(bytes, answer["trace"]))
         except DamagedTraceError as error:
             raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
         return Traced(prediction=decode(Prediction, answer["prediction"]), trace=trace)

@@ -18,15 +18,15 @@ from memcalc.estimation.answers import Answer, Answers
 from memcalc.estimation.question import shell_notes
 from memcalc.estimation.validate import Checked, check
 from memcalc.records.model import Inventory
-from memcalc.records.plan import Method, Plan
+from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
-from memcalc.records.values import check_value
+from memcalc.records.values import Method, check_value
 from memcalc.workload import layouts
 
 
 def analytic_answers(plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
     """Answer each plan, or say why it cannot be."""
-    inventories = Inventories()
+    inventories: dict[tuple[str, ...], Inventory] = {}
     for plan in plans:
         try:
             yield _by_closed_forms(plan, inventories)
@@ -34,7 +34,7 @@ def analytic_answers(plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcErro
             yield error
 
 
-def _by_closed_forms(plan: Plan, inventories: Inventories) -> Prediction:
+def _by_closed_forms(plan: Plan, inventories: dict[tuple[str, ...], Inventory]) -> Prediction:
     checked = check(plan)
     uncovered = {
         "several GPUs": layouts.spread(plan).world > 1,
@@ -46,7 +46,12 @@ def _by_closed_forms(plan: Plan, inventories: Inventories) -> Prediction:
     if what := next((what for what, asked in uncovered.items() if asked), None):
         raise UsageError(f"--method analytic does not cover {what}: leave it out.")
     source, choice = checked.source, checked.choice
-    tensors = as_planned(inventories.of(checked), plan)
+    # Adapters are added by peft's own code, in the precision that it gives them.
+    adapted = (plan.adapters, plan.precision) if plan.adapters is not None else ()
+    key = (source.name, checked.head.name, *adapted)
+    if key not in inventories:
+        inventories[key] = inventory_of(checked)
+    tensors = as_planned(inventories[key], plan)
     state = registry.state_of(choice, tensors.parameters, plan)
     answer = by_closed_forms(plan, source, tensors, state, choice, checked.gpu)
     return replace(
@@ -56,29 +61,16 @@ def _by_closed_forms(plan: Plan, inventories: Inventories) -> Prediction:
     )
 
 
-class Inventories:
-    """The tensors of models; those that are not shipped are built once, in a child process."""
+def inventory_of(checked: Checked) -> Inventory:
+    """Return the tensors of a plan's model: those that are shipped, or built in a child process.
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], Inventory] = {}
-
-    def of(self, checked: Checked) -> Inventory:
-        """Return the inventory of a plan's model with its head.
-
-        Raises:
-            MemcalcError: the model cannot be built.
-        """
-        plan, source, head = checked.plan, checked.source, checked.head
-        # Adapters are added by peft's own code, in the precision that it gives them.
-        adapted = (plan.adapters, plan.precision) if plan.adapters is not None else ()
-        key = (source.name, head.name, *adapted)
-        if key not in self._known:
-            shipped = inventory.load(source, head.name) if not adapted else None
-            self._known[key] = shipped or _build_inventory(plan)
-        return self._known[key]
-
-
-def _build_inventory(plan: Plan) -> Inventory:
+    Raises:
+        MemcalcError: the model cannot be built.
+    """
+    plan = checked.plan
+    shipped = inventory.load(checked.source, checked.head.name) if plan.adapters is None else None
+    if shipped is not None:
+        return shipped
     from memcalc.estimation.engine import engine
 
     return engine.inventory(plan)

@@ -42,7 +42,7 @@ def outside_span(
     convolves: bool = False,
     groups: tuple[int, ...] = (),
 ) -> Span:
-    """Bytes outside the allocator with a model there, on any GPU where none is named.
+    """Return the bytes outside the allocator with a model there, on any GPU where none is named.
 
     ``convolves``: it has convolutions, for which cuDNN is loaded; ``groups``: processes in each
     group that communicates, beside those of the plan's layout; of a script these are all.
@@ -61,7 +61,7 @@ def outside_span(
 
 
 def _loaded(gpu: Gpu | None, plan: Plan | None, *, convolves: bool) -> dict[str | None, Span]:
-    """Context and code by name, and under ``None`` the whole, as the plan's kernels are loaded."""
+    """Return context and code by name, and the whole under ``None``, as kernels are loaded."""
     held = ranges(gpu)
     lazy: dict[str | None, Span] = {CONTEXT: held.context, CODE: held.modules, None: held.total}
     if gpu is None or plan is None or plan.module_loading == "lazy":
@@ -97,7 +97,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """Of the process, outside the allocator."""
 
     def room(self, context: int) -> int:
-        """What is left for the allocator."""
+        """Return the bytes left for the allocator."""
         return max(self.capacity - context, 0)
 
     def cards(self, conf: str) -> tuple[Card, Card]:
@@ -113,7 +113,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def device_of(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = None) -> Device:
-    """A GPU as a run of this plan finds it, or a device of so many bytes in its place."""
+    """Return a GPU as a run of this plan finds it, or a device of so many bytes in its place."""
     capacity = memory if memory is not None else gpu.memory if gpu is not None else 0
     size = f" of {format_bytes(capacity)}" if memory is not None else ""
     name = gpu.name if gpu is not None else "a GPU"
@@ -125,7 +125,7 @@ def device_of(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = No
 
 
 def with_spare(fit: Fit, context: Span | None, spare: int) -> FitVerdict:
-    """The verdict where so many bytes stay free beyond the margin."""
+    """Return the verdict for a run that leaves so many bytes free beyond the margin."""
     room, low = fit.capacity - spare, fit.needed
     if context is not None and context.likely is not None:
         low += context.low - context.likely
@@ -136,12 +136,12 @@ def with_spare(fit: Fit, context: Span | None, spare: int) -> FitVerdict:
 
 
 def margin(capacity: int) -> int:
-    """Bytes of a GPU that stay free where a run fits it."""
+    """Return the bytes of a GPU that stay free where a run fits it."""
     return int(capacity * MARGIN)
 
 
 def why_tight(fit: Fit) -> str:
-    """What makes a fit tight, in a few words."""
+    """Say in a few words what makes a fit tight."""
     if fit.retries:
         times = "once" if fit.retries == 1 else f"{fit.retries} times"
         return f"it runs only because the allocator frees cached blocks {times}"
@@ -151,7 +151,7 @@ def why_tight(fit: Fit) -> str:
 
 
 def growth_words(grows: Growth) -> str:
-    """By how much a script grows, until when, and where."""
+    """Say by how much a script grows, until when, and where."""
     often = "a step on average" if grows.varies else "every step"
     full = f", out of memory after about {grows.steps:,} more steps" if grows.steps else ""
     at = f"; made at {grows.line}" if grows.line else ""
@@ -163,7 +163,7 @@ def growth_words(grows: Growth) -> str:
 def cards_to_try(
     settings: AllocatorSettings, device: Device, unlimited: Levels
 ) -> tuple[Card, ...]:
-    """Return the cards on which a replay decides, the one with less room first; often none does.
+    """Return the cards to replay a run on, the one with less room first; often none is needed.
 
     ``unlimited``: peaks of the run where nothing is ever full.
     """
@@ -193,7 +193,7 @@ def judge(
 
 
 def hopeless(least: int, device: Device) -> Fit | None:
-    """The answer where so many live bytes alone are too many for the device, else ``None``."""
+    """Return the fit if so many live bytes alone are too many for the device, else ``None``."""
     if least <= device.room(device.context.low):
         return None
     return Fit(
@@ -208,7 +208,7 @@ def hopeless(least: int, device: Device) -> Fit | None:
 def _fit(
     device: Device, allowed: int | None, found: FitVerdict | None, reserved: int, retries: int = 0
 ) -> Fit:
-    """What a process with so much reserved needs; ``found`` is ``None`` where it has the room."""
+    """Return the fit for so many reserved bytes; ``found`` is ``None`` if they have room."""
     likely = device.context.likely
     outside = likely if likely is not None else device.context.high
     high = reserved + device.context.high

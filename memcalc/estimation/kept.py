@@ -28,9 +28,14 @@ def store(name: str, answer: Prediction | Traced) -> None:
     prediction = answer.prediction if isinstance(answer, Traced) else answer
     if any(offline.MISSING in sentence for sentence in prediction.uncounted):
         return  # An answer with a network is another.
+    _store(name, answer)
+
+
+def _store(name: str, answer: Prediction | Traced) -> None:
     if isinstance(answer, Traced):
         cache.store(name, answer.trace)
-    cache.store(name, prediction)
+        answer = answer.prediction
+    cache.store(name, answer)
 
 
 def load(name: str | None, plan: Plan) -> Prediction | None:
@@ -49,7 +54,7 @@ def load_traced(name: str | None, plan: Plan) -> Traced | None:
 def keep(traced: Traced) -> None:
     """Keep what a command did for those who ask again, and that it ran here."""
     plan = traced.prediction.plan
-    store(simulated_key(plan), traced)
+    _store(simulated_key(plan), traced)
     if plan.command:
         cache.store(_command_key(plan), traced.prediction)
 

@@ -34,7 +34,7 @@ UNCOUNTED = (
 
 
 def predict(question: Asked, trace: Trace, state: OptimizerState, play: Play) -> Prediction:
-    """Read the answer off a trace; ``play`` replays it where its GPU would be full."""
+    """Make a prediction from a trace; ``play`` replays it if its GPU would be full."""
     said = tuple(_said_of_cache(question.plan, trace))
     if question.plan.target == "cpu":
         answer = _described(question, trace, state, requested_phases(trace), said)
@@ -79,7 +79,7 @@ def _described(
     phases: tuple[PhasePeak, ...],
     said: tuple[str, ...],
 ) -> Prediction:
-    """What is known of a run wherever it is: what tensors ask for, and what is held at the peak."""
+    """Return a prediction of what tensors ask for, and of what is held at the peak."""
     held = components(trace, highest_events(trace)[highest(phases).phase])
     plan, inventory = question.plan, trace.inventory
     why = next((note for note in trace.assumptions if note.startswith(UNCOUNTED_FLOPS)), None)
@@ -96,7 +96,7 @@ def _described(
 
 
 def _on_cuda(answer: Prediction, trace: Trace, gpu: Gpu | None) -> Prediction:
-    """The rungs above requested, as far as they are known."""
+    """Return the prediction with the rungs above requested, as far as they are known."""
     convolves = any(storage.op.startswith(_CONVOLVES) for storage in trace.storages)
     context = outside_span(gpu, answer.plan, convolves=convolves, groups=trace.groups)
     reserved = max(phase.reserved or 0 for phase in answer.phases)
@@ -123,7 +123,7 @@ GIVEN_BACK = "cached blocks that the allocator frees as the GPU fills up"
 
 
 def given_back(reserved: int, unlimited: int) -> Span:
-    """The range from bytes reserved on this GPU, cache given back, to those on a larger one."""
+    """Return the range from reserved on this GPU, cache given back, to reserved on a larger one."""
     low, high = min(reserved, unlimited), max(reserved, unlimited)
     source = "replayed at the GPU's size and without a limit; the larger is that of a larger GPU"
     part = Span(name=GIVEN_BACK, low=low, likely=reserved, high=high, source=source)
@@ -131,7 +131,7 @@ def given_back(reserved: int, unlimited: int) -> Span:
 
 
 def _said_of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
-    """Bytes that a token adds to the cache, and when the cache exceeds the weights."""
+    """Say how many bytes a token adds to the cache, and when the cache exceeds the weights."""
     if plan.gathers:
         yield from _of_gathered(plan, trace)
         return
@@ -164,7 +164,7 @@ def _said_of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
 
 
 def _of_gathered(plan: Plan, trace: Trace) -> Iterator[str]:
-    """The same for a cache that quantizes many tokens at once, such as a prompt."""
+    """Say the same of a cache that quantizes many tokens at once, such as a prompt."""
     held = sum(
         storage.bytes
         for storage in trace.storages

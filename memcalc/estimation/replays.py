@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from memcalc.engine.alloc_conf import without_fraction
 from memcalc.engine.simulated_gpu import MEMORY
@@ -17,7 +17,7 @@ from memcalc.estimation.question import Asked, asked
 from memcalc.records.levels import Levels
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, PhasePeak, Prediction
 from memcalc.records.replay import Call, Card, Play, Replay, Wanted
-from memcalc.records.trace import Phase, Reading, Trace, components, counts
+from memcalc.records.trace import Phase, Trace, components, counts
 from memcalc.records.trace import highest as highest_events
 
 
@@ -56,31 +56,21 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def outcome(trace: Trace) -> Outcome:
     """Return what a run on CUDA reached where nothing was in its way."""
-    highest = {r: max(getattr(one, r) for one in trace.readings) for r in ALLOCATOR_RUNGS}
-    peaks = Levels(active=highest["allocated"], **highest)
-    return Outcome(peaks=peaks, phases=_phases(trace.readings, trace))
+    rungs = Levels.__struct_fields__
+    peaks = {rung: max(getattr(one, rung) or 0 for one in trace.readings) for rung in rungs}
+    return Outcome(peaks=Levels(**peaks), phases=_phases(trace))
 
 
-def readings(replayed: Replay, trace: Trace) -> list[Reading]:
-    """Return the peaks of a replay, as those of its run were read.
+def read_replay(replayed: Replay, trace: Trace) -> Trace:
+    """Return the trace of a run with the peaks of its replay, as if it had run so.
 
     What tensors request is the run's: PyTorch's counter also has what waits for another stream.
     """
-    return [
-        Reading(
-            phase=own.phase,
-            step=own.step,
-            requested=min(peaks.requested, own.requested),
-            allocated=peaks.allocated,
-            reserved=peaks.reserved,
-        )
+    readings = tuple(
+        replace(own, **{**asdict(peaks), "requested": min(peaks.requested, own.requested or 0)})
         for own, peaks in zip(trace.readings, replayed.intervals, strict=False)
-    ]
-
-
-def of_replay(replayed: Replay, trace: Trace) -> Outcome:
-    """Return what a replay of a run reached."""
-    return Outcome(peaks=replayed.peaks, phases=_phases(readings(replayed, trace), trace))
+    )
+    return replace(trace, readings=readings)
 
 
 def requested_phases(trace: Trace) -> tuple[PhasePeak, ...]:
@@ -93,13 +83,13 @@ def requested_phases(trace: Trace) -> tuple[PhasePeak, ...]:
     )
 
 
-def _phases(readings: Sequence[Reading], trace: Trace) -> tuple[PhasePeak, ...]:
+def _phases(trace: Trace) -> tuple[PhasePeak, ...]:
     """Return the peaks of the phases that count, rung by rung, and the first step's."""
     found = []
     for phase in Phase:
-        of_phase = [reading for reading in readings if reading.phase is phase]
+        of_phase = [reading for reading in trace.readings if reading.phase is phase]
         steady = [one for one in of_phase if counts(trace, phase, one.step)]
-        first = [one.allocated for one in of_phase if one.step == 0]
+        first = [one.allocated or 0 for one in of_phase if one.step == 0]
         if steady:
             peaks = {r: max(getattr(one, r) for one in steady) for r in ALLOCATOR_RUNGS}
             early = max(first, default=None)
@@ -129,7 +119,7 @@ def when_crowded(question: Asked, run: Replays, unlimited: Levels) -> Outcome | 
         if unlimited.allocated <= card.room:
             (found,) = run.on([card])
             if found.refused is None:
-                return of_replay(found, run.trace)
+                return outcome(read_replay(found, run.trace))
     return None
 
 

@@ -25,7 +25,7 @@ _FLASH_ATTN_SINCE = (8, 0)
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan that goes together, and everything that it names."""
+    """A valid plan, and everything that it names."""
 
     plan: Plan
     source: models.ModelSource
@@ -35,23 +35,23 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What an answer has to say of the model's config, and of its checkpoint."""
+        """Return what an answer says of the model's config and its checkpoint."""
         return self.notes_at(self.plan.seq)
 
     def notes_at(self, seq: int | None) -> tuple[str, ...]:
-        """The same for another length of samples."""
+        """Return the same for another length of samples."""
         config, revision = self.source.config, self.source.revision
         said = (f"the config is revision {revision} of the hub",) if revision else ()
         return (*self.plan.assumed, *said, *positions.notes(config, seq), *quantized.notes(config))
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """What the model's checkpoint may take beside what an answer counts."""
+        """Return what the model's checkpoint may take beside what an answer counts."""
         return quantized.uncounted(self.source.config)
 
 
 def check(plan: Plan) -> Checked:
-    """Find everything a plan names, and see that it goes together.
+    """Find everything that a plan names, and check that its settings go together.
 
     Raises:
         SettingError: an unknown model, task, optimizer or GPU, or a setting that the model or
@@ -112,7 +112,7 @@ def check_names(plan: Plan) -> tuple[Choice, Gpu | None]:
 
 
 def _check_flash_attn(plan: Plan, gpu: Gpu | None) -> None:
-    """Source: ``mha_fwd`` in csrc/flash_attn/flash_api.cpp (2.8.3)."""
+    """Refuse what flash-attn refuses (``mha_fwd`` in csrc/flash_attn/flash_api.cpp, 2.8.3)."""
     if plan.attention != FLASH_ATTN:
         return
     if plan.precision in ("fp32", "tf32"):
@@ -226,7 +226,7 @@ def _check_liger(source: models.ModelSource) -> None:
 
 
 def checkpoint_refusal(plan: Plan, source: models.ModelSource) -> str | None:
-    """Why a checkpoint that is quantized already cannot be answered so; ``None``: it can."""
+    """Return why a quantized checkpoint cannot be answered for this plan; ``None``: it can."""
     if source.config is None:
         return None
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
@@ -240,7 +240,7 @@ _WHOLE = ("ddp", "zero1")
 
 
 def _unspread(plan: Plan) -> str | None:
-    """Why a base of bitsandbytes cannot be spread by the plan's layout; ``None``: it can."""
+    """Return why the plan's layout cannot divide a base of bitsandbytes; ``None``: it can."""
     layout = layouts.spread(plan).layout
     if layout in (*_WHOLE, *layouts.SHARDED) and (layout in _WHOLE or plan.scheme != "int8"):
         return None
@@ -260,7 +260,7 @@ def _unspread(plan: Plan) -> str | None:
 
 
 def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
-    """Why a plan's base cannot be loaded quantized; ``None``: as far as is known it can."""
+    """Return why a plan's base cannot be loaded quantized; ``None``: nothing known prevents it."""
     if source.factory is not None:
         return f"it is for models that transformers loads, and {source.name} is a callable"
     several = layouts.spread(plan).world > 1
@@ -278,7 +278,7 @@ def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
 
 
 def _check_parameters(plan: Plan, shipped: Inventory) -> None:
-    """Hold patterns and targets against the parameters there are."""
+    """Check patterns and targets against the model's parameters."""
     if plan.adapters is None:
         with _blamed_on("freeze"):
             as_planned(shipped, plan)
@@ -297,7 +297,7 @@ def _check_parameters(plan: Plan, shipped: Inventory) -> None:
 
 @contextlib.contextmanager
 def _blamed_on(setting: str) -> Iterator[None]:
-    """Say which setting an error is about, so that a file's line can be named."""
+    """Name the setting that an error is about, so that the line of a file can be named."""
     try:
         yield
     except SettingError:

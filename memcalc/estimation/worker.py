@@ -4,7 +4,6 @@ What a run changes in PyTorch, in packages or on the simulated GPU is gone with 
 the second answer is that of a fresh process.
 """
 
-import base64
 import contextlib
 import importlib
 import os
@@ -149,7 +148,7 @@ class SimulatedRun:
         said = self._speaker.server.ask(JOB, RUN, {**self._request, "rank": rank})
         if "again" in said:
             raise AskAgainError(**said["again"])
-        return unpack(base64.b64decode(said["trace"]))
+        return unpack(decode(bytes, said["trace"]))
 
     def trace(self, rank: int) -> Trace:
         """Run one rank here."""
@@ -240,7 +239,7 @@ def _served(plan: Plan, speaker: Speaker) -> Prediction:
 
 
 def _room(question: Asked) -> int:
-    """Bytes that the allocator has on the plan's GPU beside the largest context; 80 GiB if none."""
+    """Return the allocator's bytes on the plan's GPU beside the largest context; 80 GiB if none."""
     device = room_of(question)
     if device is None:
         return _ROOMY
@@ -250,7 +249,7 @@ def _room(question: Asked) -> int:
 
 
 def _said_of_room(question: Asked, room: int) -> Iterator[str]:
-    """What of reserved memory depends on the size of the device that a generation ran on."""
+    """Say what of reserved memory depends on the size of the device that a generation ran on."""
     size = format_bytes(room)
     if question.plan.generate is not None and question.gpu is None:
         yield f"reserved is from a run on a card of {size} (name yours with --gpu)"
@@ -259,7 +258,7 @@ def _said_of_room(question: Asked, room: int) -> Iterator[str]:
 
 
 def _said_of_ranks(simulated: SimulatedRun, request: dict[str, Any], play: Play) -> dict[str, Any]:
-    """Answer what was asked of the ranks that run: of the one that needs most, or of each."""
+    """Answer for the ranks that run: for the one that needs most, or for each."""
     question, traces = simulated.question, simulated.trace_ranks()
     over, every = layouts.spread(question.plan), question.plan.rank == "all"
     if len(traces) == 1 and not every:
@@ -271,7 +270,7 @@ def _said_of_ranks(simulated: SimulatedRun, request: dict[str, Any], play: Play)
 
 
 def _said(question: Asked, traced: Trace, request: dict[str, Any], play: Play) -> dict[str, Any]:
-    """Answer what was asked of a run: whether it fits some devices, or what it costs."""
+    """Answer for a run: whether it fits some devices, or what it costs."""
     if "devices" not in request:
         kept = {"trace": pack(traced)} if request.get("keep") else {}
         found = predict(question, traced, state_for(question, traced), play)
@@ -288,7 +287,7 @@ def _said(question: Asked, traced: Trace, request: dict[str, Any], play: Play) -
 
 
 def _served_model(program: Program) -> Model:
-    """What an engine's rules ask of the model."""
+    """Return what an engine's rules need to know of the model."""
     inputs = program.inputs
     if inputs is not None and inputs.text_only:
         raise UsageError(

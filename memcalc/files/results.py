@@ -17,10 +17,10 @@ from memcalc.errors import UsageError
 from memcalc.files import artifact, lock
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.display import Answer
-from memcalc.records.measurement import Measurement, PhaseReading
+from memcalc.records.measurement import Measurement
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
-from memcalc.records.trace import Trace
+from memcalc.records.trace import PhaseReading, Trace
 from memcalc.version import __version__
 
 PATIENCE = 60.0

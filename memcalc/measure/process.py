@@ -4,10 +4,9 @@ import contextlib
 import os
 import re
 import resource
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
 import torch
 
 from memcalc.engine.host_view import tensors_in
@@ -117,31 +116,6 @@ _LIBRARIES = (
 """What PyTorch's other errors say when memory ran out below its allocator."""
 
 
-class RefusedRequest(msgspec.Struct):
-    """The last request that PyTorch's CUDA allocator had to refuse."""
-
-    asked: int | None = None
-    free: int | None = None
-    total: int | None = None
-
-
-def observe_oom() -> RefusedRequest:
-    """Be told by the CUDA allocator itself, in exact bytes, when it gives up.
-
-    Source: ``torch.cuda.memory`` and ``torch/csrc/cuda/Module.cpp`` (2.13),
-    ``_cuda_attach_out_of_memory_observer(device, asked, total, free)``.
-    """
-    noticed = RefusedRequest()
-
-    def told(device: int, asked: int, total: int, free: int) -> None:
-        noticed.asked, noticed.total, noticed.free = asked, total, free
-
-    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-    if attach is not None:
-        attach(told)
-    return noticed
-
-
 def ran_out(error: BaseException) -> bool:
     """Whether an error says that memory ran out."""
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
@@ -150,19 +124,21 @@ def ran_out(error: BaseException) -> bool:
 
 
 def read_failure(
-    error: BaseException, at: tuple[int, Phase], noticed: RefusedRequest | None
+    error: BaseException, step: int, phase: Phase, refused: Sequence[Sequence[int]]
 ) -> OutOfMemory:
-    """Put an out-of-memory error into figures; unknown figures stay ``None``."""
+    """Put an out-of-memory error into figures; unknown figures stay ``None``.
+
+    ``refused``: of each request that PyTorch's CUDA allocator refused, the exact bytes that were
+    asked for, in all and free.
+    """
     text = " ".join(str(error).split())
-    known = noticed or RefusedRequest()
-    free, total = known.free, known.total
-    asked = known.asked if known.asked is not None else _asked(text)
+    asked, total, free = refused[-1] if refused else (_asked(text), None, None)
     if free is None and torch.cuda.is_initialized():
         # A device that failed may refuse to answer, too.
         with contextlib.suppress(RuntimeError):
             free, total = torch.cuda.mem_get_info()
     return OutOfMemory(
-        step=at[0], phase=at[1], asked=asked, free=free, total=total, message=text[:300]
+        step=step, phase=phase, asked=asked, free=free, total=total, message=text[:300]
     )
 
 

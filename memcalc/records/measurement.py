@@ -11,22 +11,7 @@ import msgspec
 from memcalc.records.display import Answer
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS
-from memcalc.records.trace import GENERATION, ONCE, Phase
-
-
-class PhaseReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What PyTorch's allocator counted in one phase of one step: its peak, and where it ended.
-
-    On the CPU there is no caching allocator: only the requested bytes are known.
-    """
-
-    step: int
-    phase: Phase
-    requested: int | None
-    """``None``: a CPU run goes on, whose peaks are known when it has ended."""
-    allocated: int | None
-    active: int | None
-    reserved: int | None
+from memcalc.records.trace import GENERATION, ONCE, Phase, PhaseReading
 
 
 class StateReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,18 +118,18 @@ class Measurement(Answer, msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     device: str
     """Name of the GPU, or ``cpu``."""
-    head: str
-    seq: int | None
-    parameters: int | None
-    weights: int | None
+    head: str = ""
+    seq: int | None = None
+    parameters: int | None = None
+    weights: int | None = None
     """Bytes of the unique storages of all parameters."""
-    gradients: int | None
+    gradients: int | None = None
     """Bytes of the unique storages of all gradients, before they are cleared."""
-    state: StateReading | None
-    phases: tuple[PhaseReading, ...]
-    seconds_per_step: float | None
+    state: StateReading | None = None
+    phases: tuple[PhaseReading, ...] = ()
+    seconds_per_step: float | None = None
     """Mean of all steps after the first."""
-    samples_per_second: float | None
+    samples_per_second: float | None = None
     buffers: int | None = None
     retries: int | None = None
     """How often the allocator had to empty its cache (``num_alloc_retries``)."""

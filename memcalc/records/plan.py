@@ -14,20 +14,16 @@ from memcalc.records.values import (
     NO_LORA,
     USUAL_LORA,
     Cache,
+    CompileMode,
+    Count,
     Input,
     Lora,
+    Pairs,
     Release,
-    Scalar,
     Text,
     Version,
     about,
 )
-
-Method = Literal["trace", "analytic"]
-"""How a plan is answered: its code runs on a simulated GPU, or closed forms stand for it."""
-CompileMode = Literal["default", "reduce-overhead"]
-"""Modes of ``torch.compile`` that are answered; the others choose kernels by timing them."""
-Count = Annotated[int, Meta(ge=1, le=1 << 16)]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +39,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     optim: Annotated[Text, about("Training", typed="Several: a comma list, or all.")] = "adamw"
     """Optimizer; see memcalc list optimizers. The Trainer's own is adamw_torch_fused."""
     optim_args: Annotated[
-        tuple[tuple[str, Scalar], ...],
+        Pairs,
         about("Training", option="optim-arg", typed="Written as key=value."),
     ] = ()
     """Arguments of the optimizer."""
@@ -165,7 +161,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """With inference or generate: what this serving engine would reserve on the GPU, and how many
     sequences would fit."""
     engine_args: Annotated[
-        tuple[tuple[str, Scalar], ...],
+        Pairs,
         about("Inference", option="engine-arg", typed="Written as key=value."),
     ] = ()
     """Settings of the engine, by its own names."""
@@ -182,7 +178,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Layout over several GPUs: ddp, zero1, zero2, zero3, fsdp1, fsdp2, hsdp=2x4; pp=4, cp=2, tp=2,
     ep=8 and such as pp=2,tp=2,fsdp2=4."""
     parallel_args: Annotated[
-        tuple[tuple[str, Scalar], ...],
+        Pairs,
         about("Several GPUs", option="parallel-arg", typed="Written as key=value."),
     ] = ()
     """Arguments of the layout's wrapper."""

@@ -107,14 +107,19 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     step: int
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest levels of PyTorch's own counters in one phase of one step, in bytes."""
+class PhaseReading(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest levels of PyTorch's own counters in one phase of one step, in bytes.
 
-    phase: Phase
+    On the CPU there is no caching allocator: only the requested bytes are known.
+    """
+
     step: int
-    requested: int
-    allocated: int
-    reserved: int
+    phase: Phase
+    requested: int | None = None
+    """``None``: a CPU run goes on, whose peaks are known when it has ended."""
+    allocated: int | None = None
+    active: int | None = None
+    reserved: int | None = None
 
 
 class Aside(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,7 +184,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     asides: tuple[Aside, ...] = ()
     groups: tuple[int, ...] = ()
     """Of a script: processes in each group that sent something."""
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[PhaseReading, ...] = ()
     """What PyTorch's counters said, phase by phase in order; empty: no allocator ran."""
     versions: dict[str, str] = msgspec.field(default_factory=dict)
 

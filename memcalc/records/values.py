@@ -163,6 +163,13 @@ def about(group: str, *, otherwise: str = "", option: str | None = "", typed: st
     return Meta(extra={"group": group, "otherwise": otherwise, "option": option, "typed": typed})
 
 
+Pairs = tuple[tuple[str, Scalar], ...]
+"""Arguments by their names."""
+Method = Literal["trace", "analytic"]
+"""How a plan is answered: its code runs on a simulated GPU, or closed forms stand for it."""
+CompileMode = Literal["default", "reduce-overhead"]
+"""Modes of ``torch.compile`` that are answered; the others choose kernels by timing them."""
+Count = Annotated[int, Meta(ge=1, le=1 << 16)]
 Text = Annotated[str, Meta(pattern=r"\S", title="a text that is not empty")]
 Version = Annotated[
     str,

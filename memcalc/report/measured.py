@@ -10,7 +10,7 @@ from memcalc.measure.watched_command import CommandResult
 from memcalc.records import measurement
 from memcalc.records.levels import Levels
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Phase
+from memcalc.records.trace import Phase, PhaseReading
 from memcalc.report.blocks import Block, Line, Table
 from memcalc.units import format_bytes, format_mib
 from memcalc.workload import layouts, loops
@@ -201,7 +201,7 @@ def _phases(measured: measurement.Measurement) -> Table:
     return Table(title="Peak by phase", head=("phase", *known, "first step"), rows=rows)
 
 
-def _highest(readings: Sequence[measurement.PhaseReading], rung: str) -> str:
+def _highest(readings: Sequence[PhaseReading], rung: str) -> str:
     levels = [level for r in readings if (level := getattr(r, rung)) is not None]
     return format_mib(max(levels)) if levels else ""
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from memcalc.catalog.plan import make
 from memcalc.estimation.answers import Answers
 from memcalc.records.model import Place
-from memcalc.records.trace import NO_GRADIENT, Component
+from memcalc.records.trace import NO_GRADIENT, Component, Phase
 from memcalc.report import rows
 
 LLAMA = {
@@ -53,3 +53,16 @@ def test_nothing_is_said_of_gradients_that_were_freed_in_backward(small_model):
     answers = Answers()
     said = answers.trace(plan).prediction.assumptions
     assert not any(NO_GRADIENT in one for one in said)
+
+
+def test_a_plans_memory_is_labelled_as_a_scripts_is(small_model):
+    evaluates = make({"model": small_model, "batch": 4, "seq": 64, "eval": 1, "kv_cache": True})
+    trace = Answers().trace(evaluates).trace
+    cached = {one.phase for one in trace.storages if one.component is Component.KV_CACHE}
+    assert cached == {Phase.EVAL}
+    updates = make({"model": small_model, "batch": 4, "seq": 64, "optim_in_backward": True})
+    found = Answers().trace(updates)
+    # No two gradients are held together.
+    assert found.prediction.gradients == max(one.bytes for one in found.trace.inventory.trainable)
+    labelled = [one for one in found.trace.storages if one.component is Component.GRADIENTS]
+    assert {one.phase for one in labelled} == {Phase.BACKWARD}

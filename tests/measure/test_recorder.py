@@ -137,13 +137,13 @@ def test_a_recording_that_cannot_be_kept_is_kept_elsewhere_and_the_training_goes
 @pytest.mark.parametrize(
     "broken",
     [
-        "memcalc.measure.follower.Follower.__enter__",
-        "memcalc.measure.readings.HostCounters.enter",
-        "memcalc.measure.readings.HostCounters.rename",
-        "memcalc.measure.readings.HostCounters._events",
-        "memcalc.measure.recording.recorder._Seen.enters_model",
-        "memcalc.measure.recording.recorder.storage_bytes",
-        "memcalc.measure.recording.recorder.read_state",
+        "memcalc.measure.recording.recording.Recording.__enter__",
+        "memcalc.engine.counters.CpuCounters.enter",
+        "memcalc.engine.counters.CpuCounters.rename",
+        "memcalc.engine.counters.CpuCounters._read_changes",
+        "memcalc.measure.recording.recording.Seen.enters_model",
+        "memcalc.measure.recording.recording.storage_bytes",
+        "memcalc.measure.recording.recording.read_state",
         "memcalc.measure.recording.recorder.process.versions",
     ],
 )

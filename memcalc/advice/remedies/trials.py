@@ -15,7 +15,7 @@ from memcalc.estimation.fits import device_of
 from memcalc.estimation.kept import Traced
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import asked
-from memcalc.estimation.replays import Replays, on_device, readings, roomy_card
+from memcalc.estimation.replays import Replays, on_device, read_replay, roomy_card
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
@@ -122,7 +122,7 @@ def replay(base: Traced, plan: Plan) -> Traced:
     """
     question, play, trace = asked(plan), engine.player(plan), base.trace
     (found,) = Replays(trace, play).on([roomy_card(question)])
-    trace = replace(trace, readings=tuple(readings(found, trace)))
+    trace = read_replay(found, trace)
     answer = predict(question, trace, base.prediction.optimizer_state, play)
     return Traced(prediction=answer, trace=trace)
 

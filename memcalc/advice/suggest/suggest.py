@@ -19,7 +19,7 @@ from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.analytic import least
 from memcalc.estimation.answers import Answers
-from memcalc.estimation.estimate import Inventories
+from memcalc.estimation.estimate import inventory_of
 from memcalc.estimation.fits import device_of, hopeless
 from memcalc.estimation.validate import check
 from memcalc.records.model import Inventory
@@ -136,7 +136,7 @@ class Floor:
         self.inventory: Inventory | None = None
         # The trace of a plan says why its model cannot be built.
         with contextlib.suppress(MemcalcError):
-            self.inventory = Inventories().of(check(replace(plan, lora=None, quant=None)))
+            self.inventory = inventory_of(check(replace(plan, lora=None, quant=None)))
 
     def least(self, plan: Plan) -> int | None:
         """Return the least bytes of a plan, or None if they are not known."""

@@ -62,9 +62,9 @@ class Counts:
         self._of_optimizers: dict[int, _Counted] = {}
 
     def add_model(self, model: torch.nn.Module, born: int, *, ran: bool) -> bool:
-        """Count the tensors that no model before has: a loss may hold the one that it is of.
+        """Count tensors not counted for another model (a loss module may hold the model).
 
-        Of a model that the program has not called itself, those on the GPU.
+        If the program has not called the model itself, only tensors on the GPU count.
 
         Returns:
             It has parameters.
@@ -139,7 +139,7 @@ class Counts:
                     counted.died.setdefault(name, self._interval())
 
     def keep(self, optimizer: Any, states: Iterable[Any], born: int = 0) -> None:
-        """Count what an optimizer keeps now, in place of what it kept before; ``None``: none."""
+        """Count what an optimizer keeps now, in place of what it kept before."""
         found = self._of_optimizers.get(id(optimizer))
         if found is None or found.died:
             found = _Counted(born=born)

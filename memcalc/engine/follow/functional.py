@@ -28,7 +28,7 @@ class Functional:
         self._state = HandState(counters)
 
     def install(self, patches: Patches) -> None:
-        """Follow from now on."""
+        """Start to follow functional calls."""
         patches.wrap(torch.func, "functional_call", self._called)
 
     def _called(self, original: Any, module: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
@@ -51,15 +51,15 @@ class Functional:
         if self._given.get(key, found) != found:
             self._models.touch(leaves)
         if self._given.get(key) != found:
-            self._models.count_plain(key, leaves)
+            self._models.counts.add_plain(leaves, key)
         self._given[key] = found
         self._counters.name_at(Component.WEIGHTS, list(found))
 
     def look_for_plain(self, roots: Any, inputs: Any = (), *, differentiable: bool) -> None:
-        """A program without modules and optimizers trains what a backward finds gradients of.
+        """Take what a backward finds gradients of for weights, without modules and optimizers.
 
-        Those are the leaves that it reaches, or what the outermost transform of ``torch.func`` is
-        given; not what a backward is for that is ``differentiable`` itself.
+        These are the leaves that it reaches, or what the outermost transform of ``torch.func`` is
+        given. A backward that is ``differentiable`` itself finds none.
         """
         wrapped = [one for one in _tensors_given(inputs) if internals.is_wrapped(one)]
         if wrapped:
@@ -74,18 +74,14 @@ class Functional:
         self._models.adopt(leaves)
 
     def look_for_state(self) -> None:
-        """What a program writes or replaces itself between two backwards is state."""
+        """Name as state what a program writes or replaces itself between two backwards."""
         places = frozenset[int]().union(*self._given.values())
         found = self._state.look(self._models.parameters(), places)
         if found:
-            self._models.keep_by_hand(found)
-
-    def were_replaced(self) -> bool:
-        """The last weights that a backward found are no more, or were written since."""
-        return self._models.were_changed() or self._models.were_lost()
+            self._models.counts.keep(None, found)
 
     def gradients(self, given: Any, found: Any) -> None:
-        """What ``torch.autograd.grad`` returned for weights that it was given are gradients."""
+        """Name as gradients what ``torch.autograd.grad`` returned for weights."""
         known = {at for one in self._models.parameters() for at in self._counters.addresses(one)}
         known = known.union(*self._given.values())
         named = []
@@ -97,14 +93,14 @@ class Functional:
 
 
 def _tensors_given(given: Any) -> list[torch.Tensor]:
-    """The tensors that are given to autograd, or come from it, in whatever way."""
+    """Return the tensors that are given to autograd, or come from it."""
     several = [given] if isinstance(given, torch.Tensor) else given
     listed = several.values() if isinstance(several, Mapping) else several
     return [one for one in listed if isinstance(one, torch.Tensor)]
 
 
 def _leaves(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors that a backward from these nodes accumulates gradients in."""
+    """Yield the tensors in which a backward from these nodes accumulates gradients."""
     waiting = [node for node in nodes if node is not None]
     seen: set[Any] = set()
     while waiting and len(seen) < _MOST:

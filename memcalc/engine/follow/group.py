@@ -17,7 +17,7 @@ from memcalc.engine.follow.messages import Messages
 from memcalc.engine.follow.objects import Objects
 from memcalc.engine.packages import fsdp, pipelining, zero_redundancy
 from memcalc.engine.patches import Patches
-from memcalc.engine.ranks import SingleRankStore, name_buckets
+from memcalc.engine.ranks import SingleRankStore, follow_wrappers
 
 PAUSE = 0.25
 """Seconds after which NCCL's watchdog has let go of tensors of collectives that are done: it looks
@@ -52,7 +52,7 @@ class Groups:
         pipelining.install(patches)
         fsdp.install(patches)
         zero_redundancy.install(patches)
-        name_buckets(patches, self._counters)
+        follow_wrappers(patches, self._counters)
 
     def _join(
         self,
@@ -97,7 +97,7 @@ class Groups:
 
 
 def _without_gloo(backend: Any) -> str | None:
-    """The host's part talks over sockets, to nobody here."""
+    """Return a backend whose host part needs no sockets."""
     return None if backend is None else str(backend).lower().replace("gloo", "fake")
 
 

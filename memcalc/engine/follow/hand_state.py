@@ -20,7 +20,7 @@ Root = tuple[str, str]
 
 
 class _Tensor(NamedTuple):
-    """A tensor as it was when a backward pass began."""
+    """A tensor at the beginning of a backward pass."""
 
     shape: torch.Size
     places: tuple[int, ...]
@@ -29,7 +29,7 @@ class _Tensor(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What variables held when a backward pass began."""
+    """Contents of variables at the beginning of a backward pass."""
 
     moments: list[int]
     held: dict[Root, list[_Tensor]]

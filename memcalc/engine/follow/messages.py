@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import inspect
 import os
 import sys
 import zlib
@@ -52,7 +53,7 @@ class Messages:
         self._deliver: Any = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(self._delivered)
 
     def install(self, patches: Patches) -> None:
-        """Follow from now on."""
+        """Start to follow messages."""
         around: dict[str, Callable[..., Any]] = {
             "broadcast": self._broadcast,
             "send": self._send,
@@ -71,66 +72,39 @@ class Messages:
             begin(self._deliver)
             patches.also(lambda: begin(None))
 
-    def _broadcast(
-        self,
-        original: Any,
-        tensor: Any,
-        src: int | None = None,
-        group: Any = None,
-        async_op: bool = False,
-        group_src: int | None = None,
-    ) -> Any:
-        source = global_rank(src, group, group_src)
-        channel = channel_of("broadcast", group, source, None)
-        if source == dist.get_rank():
-            self._post(channel, group, tensor)
-            return original(tensor, src, group, async_op, **_if_named(group_src=group_src))
-        work = original(tensor, src, group, async_op, **_if_named(group_src=group_src))
-        self._receive(channel, group, tensor, source, f"broadcast(src={source})", echoes=True)
+    def _broadcast(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        call = Call(original, args, kwargs)
+        channel = channel_of("broadcast", call.group, call.source, None)
+        if call.source == dist.get_rank():
+            self._post(channel, call.group, call["tensor"])
+            return original(*args, **kwargs)
+        work = original(*args, **kwargs)
+        self._receive(channel, call, echoes=True)
         return work
 
-    def _send(
-        self,
-        original: Any,
-        tensor: Any,
-        dst: int | None = None,
-        group: Any = None,
-        tag: int = 0,
-        group_dst: int | None = None,
-    ) -> Any:
-        named = _if_named(group_dst=group_dst)
+    def _send(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self._inside:
-            return original(tensor, dst, group, tag, **named)
-        target = global_rank(dst, group, group_dst)
-        self.meet(group, target)
-        self._post(channel_of("message", group, dist.get_rank(), target), group, tensor)
+            return original(*args, **kwargs)
+        call = Call(original, args, kwargs)
+        self.meet(call.group, call.target)
+        channel = channel_of("message", call.group, dist.get_rank(), call.target)
+        self._post(channel, call.group, call["tensor"])
         with self._in_one():
-            return original(tensor, dst, group, tag, **named)
+            return original(*args, **kwargs)
 
-    def _recv(
-        self,
-        original: Any,
-        tensor: Any,
-        src: int | None = None,
-        group: Any = None,
-        tag: int = 0,
-        group_src: int | None = None,
-    ) -> Any:
-        named = _if_named(group_src=group_src)
-        if self._inside or (src is None and group_src is None):
-            return original(tensor, src, group, tag, **named)
+    def _recv(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        call = Call(original, args, kwargs)
+        if self._inside or not call.names_source:
+            return original(*args, **kwargs)
         with self._in_one():
-            work = original(tensor, src, group, tag, **named)
-        source = global_rank(src, group, group_src)
-        self.meet(group, source)
-        channel = channel_of("message", group, source, dist.get_rank())
-        call = f"{original.__name__}(src={source})"
-        self._receive(channel, group, tensor, source, call)
+            work = original(*args, **kwargs)
+        self.meet(call.group, call.source)
+        self._receive(channel_of("message", call.group, call.source, dist.get_rank()), call)
         return work
 
     @contextlib.contextmanager
     def _in_one(self) -> Iterator[None]:
-        """``send`` and ``recv`` call ``isend`` and ``irecv``: that is one message."""
+        """Take calls meanwhile for the same message: ``send`` calls ``isend``."""
         self._inside = True
         try:
             yield
@@ -148,25 +122,15 @@ class Messages:
         finally:
             self._exchanged = None
 
-    def _scatter(
-        self,
-        original: Any,
-        tensor: Any,
-        scatter_list: Any = None,
-        src: int | None = None,
-        group: Any = None,
-        async_op: bool = False,
-        group_src: int | None = None,
-    ) -> Any:
-        source = global_rank(0 if src is group_src is None else src, group, group_src)
-        named = _if_named(group_src=group_src)
-        work = original(tensor, scatter_list, src, group, async_op, **named)
-        if source == dist.get_rank():
-            for target, one in zip(ranks_of(group), scatter_list or (), strict=False):
-                self._post(channel_of("scatter", group, source, target), group, one)
+    def _scatter(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        call = Call(original, args, kwargs)
+        work = original(*args, **kwargs)
+        if call.source == dist.get_rank():
+            for target, one in zip(ranks_of(call.group), call["scatter_list"] or (), strict=False):
+                self._post(channel_of("scatter", call.group, call.source, target), call.group, one)
         else:
-            channel = channel_of("scatter", group, source, dist.get_rank())
-            self._receive(channel, group, tensor, source, f"scatter(src={source})")
+            channel = channel_of("scatter", call.group, call.source, dist.get_rank())
+            self._receive(channel, call)
         return work
 
     def meet(self, group: Any, other: int) -> None:
@@ -181,7 +145,7 @@ class Messages:
 
     @property
     def ties(self) -> Ties:
-        """How this rank is tied to others, so far."""
+        """Ties of this rank to others, so far."""
         return Ties(groups=tuple(dict.fromkeys(self.groups)), peers=tuple(sorted(self.peers)))
 
     def _post(self, channel: str, group: Any, tensor: Any) -> None:
@@ -193,17 +157,16 @@ class Messages:
         if self.mail is not None:
             self.mail.post(channel, content)
 
-    def _receive(
-        self, channel: str, group: Any, tensor: Any, source: int, call: str, *, echoes: bool = False
-    ) -> None:
+    def _receive(self, channel: str, call: Call, *, echoes: bool = False) -> None:
         """Put what arrives into a tensor, at once on the host and once it is read on a GPU."""
+        tensor = call["tensor"]
         if not _is_whole(tensor) or not tensor.is_contiguous():
             return
         number = self.received.get(channel, 0)
         self.received[channel] = number + 1
         exchanged = self._exchanged is not None and _bytes(tensor) in self._exchanged
-        own = self._own.get(channel_of("", group, None, None), [])
-        call = f"{call}{f' at {line}' if (line := source_lines.line()) else ''}"
+        own = self._own.get(channel_of("", call.group, None, None), [])
+        shown = str(call)
 
         def content() -> bytes | None:
             alike = [one for one in own if len(one) == _bytes(tensor)]
@@ -211,7 +174,7 @@ class Messages:
                 return own[number]
             if self.mail is None or exchanged:
                 return alike[-1] if alike else None
-            return self.mail.fetch(source, channel, number, call)
+            return self.mail.fetch(call.source, channel, number, shown)
 
         if not tensor.is_cuda:
             _fill(tensor.data_ptr(), content(), _bytes(tensor))
@@ -245,21 +208,41 @@ def _gather(original: Any, tensor: Any, gather_list: Any = None, *args: Any, **k
     return work
 
 
-def _if_named(**kwargs: Any) -> dict[str, Any]:
-    """Arguments that older releases do not have, where they are given."""
-    return {name: value for name, value in kwargs.items() if value is not None}
-
-
 def ranks_of(group: Any) -> list[int]:
-    """The ranks of a group; ``None``: of all."""
+    """Return the ranks of a group, or all ranks if it is None."""
     return list(dist.get_process_group_ranks(group or dist.group.WORLD))
 
 
-def global_rank(rank: int | None, group: Any, group_rank: int | None) -> int:
-    """A rank that is named by its number among all, or in a group; the first if by neither."""
+def _global_rank(rank: int | None, group: Any, group_rank: int | None) -> int:
+    """Return a rank that is named by its number among all, or in a group; the first if by none."""
     if rank is not None or group_rank is None:
-        return rank if rank is not None else 0
+        return rank or 0
     return ranks_of(group)[group_rank]
+
+
+class Call:
+    """A call of one of PyTorch's functions that pass messages."""
+
+    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Bind its arguments; those that an older release does not have are None."""
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        self._name, self._given = function.__name__, bound.arguments
+        self.group = self["group"]
+        self.source = _global_rank(self["src"], self.group, self["group_src"])
+        self.target = _global_rank(self["dst"], self.group, self["group_dst"])
+
+    def __getitem__(self, name: str) -> Any:
+        return self._given.get(name)
+
+    def __str__(self) -> str:
+        line = source_lines.line()
+        return f"{self._name}(src={self.source}){f' at {line}' if line else ''}"
+
+    @property
+    def names_source(self) -> bool:
+        """Return True if the call says which rank sends."""
+        return self["src"] is not None or self["group_src"] is not None
 
 
 def channel_of(kind: str, group: Any, source: int | None, target: int | None) -> str:

@@ -1,6 +1,7 @@
 """The models, optimizers and gradients of a program, held by weak references."""
 
 import copy
+import re
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
@@ -20,8 +21,10 @@ from memcalc.records.trace import Component
 
 _MAKES_COPIES = copy._reconstruct.__code__  # type: ignore[attr-defined]
 """Runs while ``copy.deepcopy`` makes a module."""
-_SETTLED = 3
+_SETTLED = 4
 """Steps after which an optimizer has made all its state; LBFGS makes its anew."""
+_WRAPPED = re.compile(r"\b(_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod)\b\.?")
+"""Names that PyTorch's wrappers give to what they wrap."""
 
 
 class _Ref(WeakIdRef):
@@ -43,8 +46,9 @@ def _by_object() -> WeakIdKeyDictionary:
 class Models:
     """Knows every module of the program, and what optimizers hold."""
 
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
+    def __init__(self, counters: Counters, *, counted: bool = True) -> None:
+        """Start without models; ``counted``: ``inventory`` and ``state`` will be asked for."""
+        self._counters, self._counted = counters, counted
         self._modules = _by_object()
         """Every living module in order of birth, and whether it was made by copying another."""
         self._births = _by_object()
@@ -56,9 +60,11 @@ class Models:
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._alone: list[weakref.ref[torch.Tensor]] = []
         """Parameters that optimizers hold and no module has."""
-        self._counts = Counts(counters.interval)
+        self.counts = Counts(counters.interval)
         self._trained: set[int] = set()
         self._names: dict[str, None] = {}
+        self._homes: dict[int, str] = {}
+        """Paths of parameters' modules, by the ids of the parameters."""
         self._entries: dict[int, tuple[int, int]] = {}
         """Of each optimizer's state, when it was looked at last."""
         self._moving = 0
@@ -67,7 +73,7 @@ class Models:
         self._touched = False
 
     def install(self, patches: Patches) -> None:
-        """See every module from now on, and when it is moved or cast."""
+        """Start to see every module, and when it is moved or cast."""
         module = torch.nn.Module
         patches.wrap(module, "__init__", self._made)
         patches.wrap(module, "__setstate__", self._restored)
@@ -88,7 +94,7 @@ class Models:
         self._births[module] = self._counters.interval()
 
     def _applied(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        """What is moved or cast was weights before, and is weights afterwards."""
+        """Name the weights of a module that is moved or cast, before and after."""
         if self._moving:
             return original(module, *args, **kwargs)
         self._moving += 1
@@ -98,7 +104,7 @@ class Models:
             moved = original(module, *args, **kwargs)
             if came and any(one.is_cuda for one in module.parameters()):
                 self._births[module] = self._counters.interval()
-            self._counts.move(module)
+            self.counts.move(module)
             self._counters.name_models([("", module)])
             return moved
         finally:
@@ -115,24 +121,35 @@ class Models:
 
     # ---- names
 
-    def path(self, module: torch.nn.Module) -> str:
-        """What a module is called inside its model."""
-        return self._paths.get(module, type(module).__name__)  # type: ignore[no-any-return]
+    def path(self, module: torch.nn.Module) -> str | None:
+        """Return what a module is called inside its model, or None if its model is not known."""
+        return self._paths.get(module)  # type: ignore[no-any-return]
 
-    def meet(self, module: torch.nn.Module) -> None:
-        """A module is called from outside of all others."""
+    def know(self, model: torch.nn.Module) -> None:
+        """Learn the paths of modules before a wrapper puts its own names before them."""
+        for path, module in model.named_modules():
+            self._paths[module] = path
+
+    def meet(self, module: torch.nn.Module) -> bool:
+        """Add the model of a module that is called from outside of all others, if it is new."""
         if module in self._paths or any(map(is_lazy, module.parameters())):
-            return  # Lazy modules get their parameters in their first forward.
-        root = self._root_of(module)
+            return False  # Lazy modules get their parameters in their first forward.
+        self.add(self._root_of(module))
+        return True
+
+    def add(self, root: torch.nn.Module) -> None:
+        """Count and name the parts of a model, which may have known models as parts."""
+        parts = set(map(id, root.modules()))
+        self._roots = [ref for ref in self._roots if id(ref()) not in parts]
         prefix = f"{type(root).__name__}." if self._roots else ""
         for path, part in root.named_modules():
-            self._paths.setdefault(part, f"{prefix}{path}".rstrip("."))
-        if self._counts.add_model(root, self._births.get(root, 0), ran=True):
+            self._paths.setdefault(part, f"{prefix}{_WRAPPED.sub('', path)}".rstrip("."))
+        if not self._counted or self.counts.add_model(root, self._births.get(root, 0), ran=True):
             self._roots.append(weakref.ref(root))
         self.sweep()
 
     def _root_of(self, module: torch.nn.Module) -> torch.nn.Module:
-        """The model that a part is of; of a part of several, the first."""
+        """Return the model that contains a module; the first, if several do."""
         parents: dict[int, torch.nn.Module] = {}
         for one in list(self._modules):
             for child in one.__dict__.get("_modules", {}).values():
@@ -153,23 +170,21 @@ class Models:
         }
         met = {id(root) for root in roots}
         others = [one for one in modules if id(one) not in children and id(one) not in met]
-        named = []
-        for number, root in enumerate(roots):
-            copied = self._copy(root) if self._trained else ""
-            named.append((copied or (self.path(root) if number else ""), root))
+        named = [(self._copy(root) if self._trained else "", root) for root in roots]
         named += [(self._copy(one) or type(one).__name__, one) for one in others]
-        self._counters.name_models(named)
+        self._homes = self._counters.name_models(named, self._paths)
         for one in others:
             if not any(map(is_lazy, one.parameters())):
-                self._counts.add_model(one, self._births.get(one, 0), ran=False)
+                self.counts.add_model(one, self._births.get(one, 0), ran=False)
         parameters = {id(p): p for _, one in named for p in one.parameters()}
         self._parameters = [weakref.ref(p) for p in parameters.values()]
         self._parameters += self._alone
 
     def _copy(self, module: torch.nn.Module) -> str:
-        """What a copy is called, also one inside a wrapper such as ``AveragedModel``.
+        """Return the name of a copy, also of one inside a wrapper such as ``AveragedModel``.
 
-        Empty: it is none, or it is trained.
+        Returns:
+            An empty string if the module is no copy, or if it is trained.
         """
         if self.is_trained(module):
             return ""
@@ -181,7 +196,7 @@ class Models:
         return f"copy of {type(copied[0]).__name__}"
 
     def were_changed(self) -> bool:
-        """Parameters were changed in place since this was asked last."""
+        """Return True if parameters were changed in place since the last call."""
         before, touched = self._versions, self._touched
         self._versions = sum(p._version for ref in self._parameters if (p := ref()) is not None)
         self._touched = False
@@ -205,33 +220,25 @@ class Models:
         patches.set(torch.Tensor, "data", property(read, write))
 
     def touch(self, leaves: Iterable[torch.Tensor]) -> None:
-        """Parameters were replaced by these."""
+        """Note that parameters were replaced by these."""
         self._touched = True
         self._trained.update(map(id, leaves))
 
     def adopt(self, leaves: Iterable[torch.Tensor]) -> None:
-        """These are all parameters of a program that calls no module."""
+        """Take these for all parameters of a program that calls no module."""
         self._parameters = self._alone = [weakref.ref(one) for one in leaves]
 
     def parameters(self) -> Iterator[torch.Tensor]:
-        """Those that are known."""
+        """Return the parameters that are known and alive."""
         return (p for ref in self._parameters if (p := ref()) is not None)
 
-    def count_plain(self, key: int, leaves: Iterable[torch.Tensor]) -> None:
-        """Count parameters that no module has, in place of those that were counted before."""
-        self._counts.add_plain(leaves, key)
-
-    def keep_by_hand(self, state: list[torch.Tensor]) -> None:
-        """Count what updates without an optimizer keep."""
-        self._counts.keep(None, state)
-
-    def were_lost(self) -> bool:
-        """Some of the parameters are no more."""
-        return any(ref() is None for ref in self._parameters)
+    def were_replaced(self) -> bool:
+        """Return True if some of the parameters are no more, or were written since."""
+        return self.were_changed() or any(ref() is None for ref in self._parameters)
 
     @property
     def none_ran(self) -> bool:
-        """No module with parameters was called."""
+        """Return True if no module with parameters was called."""
         return not self._roots
 
     def gradients(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
@@ -244,20 +251,20 @@ class Models:
     # ---- optimizers
 
     def is_trained(self, module: torch.nn.Module) -> bool:
-        """An optimizer has updated this module."""
+        """Return True if an optimizer has updated this module."""
         first = next((p for p in module.parameters() if p.requires_grad), None)
         return first is not None and id(first) in self._trained
 
     def trains(self, module: torch.nn.Module) -> None:
-        """This module is trained."""
+        """Note that this module is trained."""
         self._trained.update(map(id, module.parameters()))
 
     def name_optimizer(self, name: str) -> None:
-        """What updates the parameters is called so."""
+        """Note the name of what updates the parameters."""
         self._names[name] = None
 
     def stepped(self, optimizer: Any, steps: int) -> None:
-        """An optimizer has made so many steps."""
+        """Name and count the state of an optimizer that has made so many steps."""
         if steps == 1:
             self.name_optimizer(type(optimizer).__name__)
         # Parameters that are added, replaced or unfrozen later get their state then.
@@ -268,11 +275,12 @@ class Models:
         if steps <= _SETTLED or before != entries or isinstance(optimizer, torch.optim.LBFGS):
             self._entries[id(optimizer)] = entries
             self._trained.update(id(p) for p in held_by(optimizer) if p.requires_grad)
-            kept = getattr(optimizer, "optim", optimizer)
-            own = not isinstance(kept, torch.optim.Optimizer)
-            born = 0 if own else self._births.get(kept, 0)
-            self._counts.keep(kept, state_of(kept).values(), born)
-            self._counters.name_state(optimizer, self._homes())
+            if self._counted:
+                kept = getattr(optimizer, "optim", optimizer)
+                own = not isinstance(kept, torch.optim.Optimizer)
+                born = 0 if own else self._births.get(kept, 0)
+                self.counts.keep(kept, state_of(kept).values(), born)
+            self._counters.name_state(optimizer, self._homes)
 
     def _find_alone(self, optimizer: Any) -> None:
         """Name and count the parameters of an optimizer that no module has."""
@@ -282,29 +290,21 @@ class Models:
         new = [weakref.ref(p) for p in alone if id(p) not in before]
         self._alone = [ref for ref in self._alone if ref() is not None] + new
         self._counters.name(Component.WEIGHTS, alone)
-        self.sweep()
-        if self._counts.in_fp32:
+        if alone:
+            self.sweep()
+        if self.counts.in_fp32:
             # Else these may be the copies of parameters that are updated for them.
-            self._counts.add_plain(alone, id(optimizer))
-
-    def _homes(self) -> dict[int, str]:
-        """Which module each parameter is of."""
-        return {
-            id(parameter): self.path(module)
-            for module in list(self._modules)
-            for parameter in module.__dict__.get("_parameters", {}).values()
-            if parameter is not None
-        }
+            self.counts.add_plain(alone, id(optimizer))
 
     # ---- answers
 
     def inventory(self, name: str, interval: int) -> Inventory:
-        """Every tensor of the models that were there in an interval."""
-        return self._counts.inventory(name, interval, self._trained)
+        """Return every tensor of the models that were there in an interval."""
+        return self.counts.inventory(name, interval, self._trained)
 
     def state(self, interval: int) -> OptimizerState:
-        """What optimizers keep, of those that were there in an interval."""
-        return self._counts.state(interval, ", ".join(self._names) or "no optimizer")
+        """Return the state of the optimizers that were there in an interval."""
+        return self.counts.state(interval, ", ".join(self._names) or "no optimizer")
 
 
 def _parameters_of(optimizer: Any) -> int:
@@ -316,7 +316,7 @@ def _parameters_of(optimizer: Any) -> int:
 
 
 def _is_deepcopy() -> bool:
-    """``copy.deepcopy`` has called a module's ``__setstate__``; others are loaded from files."""
+    """Return True if ``copy.deepcopy`` called a module's ``__setstate__``: others are loaded."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _MAKES_COPIES:

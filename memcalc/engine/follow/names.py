@@ -1,6 +1,6 @@
-"""Names the memory of a program as it is followed: activations, gradients, state, modules."""
+"""Labels the memory of a program while it runs: activations, gradients, state, modules."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from memcalc.engine import torch_internals as internals
 from memcalc.engine.counters import Counters
 from memcalc.engine.follow.functional import Functional
 from memcalc.engine.follow.models import Models
+from memcalc.engine.follow.operators import Operators
 from memcalc.engine.follow.phases import Observer
 from memcalc.engine.follow.steps import BY_HAND, Steps
 from memcalc.engine.host_view import tensors_in
@@ -19,95 +20,168 @@ from memcalc.records.trace import Component, Phase
 from memcalc.workload.inference import find_caches
 
 WATCHED = 3
-"""The first steps are followed module by module; all others by their phases alone."""
+"""Steps of a script that are followed module by module; all others by their phases alone."""
 
 
 class Names(Observer):
-    """Says of a script's memory what it is for."""
+    """Labels the memory of a program.
 
-    def __init__(self, counters: Counters, models: Models, steps: Steps) -> None:
-        self._counters, self._models, self._steps = counters, models, steps
+    Args:
+        counters: take the labels.
+        models: the program's models.
+        steps: its optimizer steps.
+        watched: steps that are followed module by module.
+        operators: follows those steps operator by operator, too; None: nothing does.
+    """
+
+    def __init__(
+        self,
+        counters: Counters,
+        models: Models,
+        steps: Steps,
+        watched: Container[int] = range(WATCHED),
+        operators: Operators | None = None,
+    ) -> None:
+        self._counters, self.models, self._steps = counters, models, steps
         self._functional = Functional(counters, models)
+        self._watched, self._operators = watched, operators
         self._at_work = AtWork(counters)
         self._step = 0
+        self._optimizer: Any = None
+        """Of a plan, which is known before the program steps."""
+        self.cached_on_host = 0
+        """Bytes of the KV cache in host memory, as the last watched pass left it."""
+        self._ran = False
         self._since: list[int] = []
-        """When the forward began whose activations are not named yet."""
-        self.unwatched: Callable[[], None] = lambda: None
-        """Called when the steps that are watched have ended."""
+        """When the gap began that forward is a part of."""
+        self._before: list[int] = []
+        """When backward began."""
+        self._inside_backward = False
+        """The optimizer steps inside backward."""
+        self.stepping: Callable[[int], None] = lambda step: None
+        """Called when another step begins."""
+        self.drop: Callable[[str], None] = lambda place: None
+        """Called with each module that begins, so that it is known where a program dies."""
 
     def install(self, patches: Patches) -> None:
-        """Follow functional calls from now on."""
+        """Start to follow functional calls."""
         self._patches = patches
         self._functional.install(patches)
 
     def end(self) -> None:
-        """The program has ended: what it changed after its last backward is one more step."""
-        if BY_HAND in self._steps.made and self._functional.were_replaced():
+        """End what is followed; what a program changed after its last backward is one more step."""
+        if self._operators is not None:
+            self._operators.end()
+        if BY_HAND in self._steps.made and self.models.were_replaced():
             self._steps.by_hand()
+
+    def meet(self, model: torch.nn.Module, optimizer: Any) -> None:
+        """Name what a plan's program has before its loop runs."""
+        self._optimizer = optimizer
+        self.models.add(model)
+        if optimizer is not None:
+            self.models.trains(model)
+        self._name_wrapper()
+
+    def _name_wrapper(self) -> None:
+        """Name what a wrapper over several GPUs has made before the model's own code begins."""
+        if self._counters.wrapped:
+            self._counters.guess(Component.COMMUNICATION, [])
+            if self._optimizer is not None:
+                self._counters.name(Component.MASTER_WEIGHTS, held_by(self._optimizer))
 
     # ---- modules
 
+    def watch(self, step: int) -> None:
+        """Follow modules and operators from here on, if this step is a watched one."""
+        self._step = step
+        if self._operators is None:
+            return
+        if step in self._watched:
+            self._operators.begin(step)
+        else:
+            self._operators.end()
+
     @property
-    def watched(self) -> bool:
-        """Modules are followed in this step."""
-        return self._step < WATCHED and bool(self._counters.notes)
+    def _is_watched(self) -> bool:
+        return self._step in self._watched and bool(self._counters.notes)
 
     def meets_model(self, module: torch.nn.Module) -> None:
-        """Name the weights of a model that is new."""
-        self._models.meet(module)
+        """Name the weights of a model that is new, or that a loop's library has changed."""
+        if not self.models.meet(module) and not self._ran:
+            self.models.sweep()
+        if not self._ran:
+            self._ran = True
+            self._name_wrapper()
 
     def is_trained(self, module: torch.nn.Module) -> bool:
         """Return True if an optimizer has updated this module."""
-        return self._models.is_trained(module)
+        return self.models.is_trained(module)
 
     def enters_model(self, args: Any) -> None:
-        """What nothing has computed was handed to the model from outside."""
-        given = tensors_in((*args, internals.keywords_of_call()))
+        """Note what was handed to the model from outside: nothing has computed it."""
+        keywords = internals.keywords_of_call()
+        # A beam search orders its cache anew between two passes.
+        self._name_cache(keywords)
+        given = tensors_in((*args, keywords))
         given = (t for t in given if t.grad_fn is None and not t.requires_grad)
         self._counters.name_at(None, [at for t in given for at in self._counters.addresses(t)])
 
     def enters_module(self, module: torch.nn.Module, args: Any, phase: Phase) -> None:
         """Note which module is at work."""
-        if self.watched:
-            again = phase is Phase.BACKWARD
-            self._at_work.enters(self._models.path(module), args, again=again)
+        path = self.models.path(module)
+        if path:
+            self.drop(path)
+        if self._is_watched:
+            self._at_work.enters(path, args, again=phase is Phase.BACKWARD)
 
     def leaves_module(self, out: Any, phase: Phase, *, outermost: bool) -> None:
-        """Name what the outermost one keeps, which was saved for backward.
+        """Label what the outermost module keeps for backward.
 
-        So it is where checkpointing ran it again, and where no backward follows.
+        Checkpointing runs it again there, and a script may do no backward at all.
         """
-        if self.watched:
-            keeps = outermost and (
-                phase is Phase.BACKWARD or any(t.requires_grad for t in tensors_in((out,)))
-            )
-            self._at_work.leaves(out, keeps=keeps)
-        if outermost and isinstance(out, dict) and "past_key_values" in out:
-            self._counters.name(Component.KV_CACHE, find_caches(out))
+        if self._is_watched:
+            last = outermost and self._optimizer is None
+            saves = last and any(one.requires_grad for one in tensors_in((out,)))
+            self._at_work.leaves(out, keeps=phase is Phase.BACKWARD or saves)
+            if outermost:
+                self._name_cache(out)
+
+    def _name_cache(self, held: Any) -> None:
+        """Name the KV cache among a model's arguments or outputs; a training has none."""
+        if self._is_watched and isinstance(held, Mapping) and not torch.is_grad_enabled():
+            tensors = list(find_caches(held))
+            self._counters.name(Component.KV_CACHE, tensors)
+            self.cached_on_host = sum(one.nbytes for one in tensors if one.is_cpu)
 
     # ---- backward and steps
 
     def enters_backward(self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Name the activations of the forward that has ended; return the line that calls."""
         if not self._steps.has_optimizer:
-            if self._models.none_ran and args:
+            if self.models.none_ran and args:
                 differentiable = bool(kwargs.get("create_graph"))
                 self._functional.look_for_plain(args[0], inputs, differentiable=differentiable)
-            if self._models.were_changed():
+            if self.models.were_changed():
                 self._steps.by_hand()
-                self._models.name_optimizer("updates by hand")
+                self.models.name_optimizer("updates by hand")
             self._functional.look_for_state()
         self._counters.guess(Component.ACTIVATIONS, self._since)
+        self._before = self._counters.moments()
         return source_lines.line()
 
     def leaves_backward(self, backwards: int) -> None:
-        """Name the gradients."""
-        self._models.gradients()
-        self._since = self._counters.moments()
+        """Name the gradients, and the state of a plan's updates inside backward."""
+        self.models.gradients()
+        if self._counters.wrapped:
+            # Of shards that are not reduced yet, a wrapper holds the whole gradients.
+            self._counters.guess(Component.GRADIENTS, self._before)
+        if self._inside_backward and self._optimizer is not None:
+            self.models.stepped(self._optimizer, backwards)
         if backwards in (1, 4) and not self._steps.made:
             self._steps.find_own()
         if backwards == 1 and not self._steps.has_optimizer:
-            self._models.watch_data(self._patches)
+            self.models.watch_data(self._patches)
 
     def has_gradients(self, inputs: Any, found: Any) -> None:
         """Name the gradients that were asked for."""
@@ -115,19 +189,25 @@ class Names(Observer):
 
     def enters_step(self, optimizer: Any, *, inside_backward: bool) -> None:
         """Name the gradients that are used before backward has ended."""
+        self.drop("the optimizer's step")
+        self._inside_backward = inside_backward
         if inside_backward:
-            self._models.gradients(held_by(optimizer))
+            self.models.gradients(held_by(optimizer))
 
     def leaves_step(self, optimizer: Any, steps: int) -> None:
         """Name the state."""
-        self._models.stepped(optimizer, steps)
-        self._since = self._counters.moments()
+        if self._optimizer is None:
+            self.models.stepped(optimizer, steps)
+        elif not self._inside_backward:
+            self.models.stepped(self._optimizer, steps)
 
     def begins_step(self, step: int) -> None:
-        """Name weights once more, to which programs may have given other memory."""
-        self._step = step
-        if step == WATCHED:
-            self._counters.without_lines()
-            self.unwatched()
-        if step <= WATCHED:
-            self._models.sweep()
+        """Follow modules and operators of a watched step, or end that."""
+        self.watch(step)
+        self.stepping(step)
+
+    def pauses(self, step: int) -> None:
+        """Follow modules and operators as soon as the forward of a watched step may begin."""
+        self._since = self._counters.moments()
+        if step in self._watched:
+            self.watch(step)

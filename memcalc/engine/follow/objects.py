@@ -10,8 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from memcalc.engine import source_lines
-from memcalc.engine.follow.messages import Messages, channel_of, global_rank, ranks_of
+from memcalc.engine.follow.messages import Call, Messages, channel_of, ranks_of
 from memcalc.engine.patches import Patches
 
 
@@ -24,7 +23,7 @@ class Objects:
         """What this rank has sent, pickled."""
 
     def install(self, patches: Patches) -> None:
-        """Answer from now on."""
+        """Start to answer."""
         around: dict[str, Callable[..., Any]] = {
             "all_gather_object": _gather_all,
             "gather_object": _gather,
@@ -37,79 +36,44 @@ class Objects:
             if hasattr(distributed_c10d, name):
                 patches.wrap(distributed_c10d, name, function, also=(dist,))
 
-    def _broadcast(
-        self,
-        original: Any,
-        object_list: list[Any],
-        src: int | None = None,
-        group: Any = None,
-        *args: Any,
-        group_src: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        source = _source_of(src, group, group_src)
-        channel = channel_of("objects", group, source, None)
-        if source == dist.get_rank():
-            self._post(channel, object_list)
+    def _broadcast(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        call = Call(original, args, kwargs)
+        channel = channel_of("objects", call.group, call.source, None)
+        if call.source == dist.get_rank():
+            self._post(channel, call["object_list"])
         else:
-            call = f"broadcast_object_list(src={source})"
-            object_list[:] = self._objects(channel, source, call, object_list)
+            call["object_list"][:] = self._objects(channel, call, call["object_list"])
 
-    def _scatter(
-        self,
-        original: Any,
-        scatter_object_output_list: list[Any],
-        scatter_object_input_list: list[Any] | None = None,
-        src: int | None = None,
-        group: Any = None,
-        group_src: int | None = None,
-    ) -> None:
-        source = _source_of(src, group, group_src)
-        here = dist.get_rank()
-        if source != here:
-            own = scatter_object_output_list[:1]
-            channel, call = channel_of("objects", group, source, here), "scatter_object_list"
-            found = self._objects(channel, source, f"{call}(src={source})", own)
-            scatter_object_output_list[0] = found[0]
+    def _scatter(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        call, here = Call(original, args, kwargs), dist.get_rank()
+        out = call["scatter_object_output_list"]
+        if call.source != here:
+            channel = channel_of("objects", call.group, call.source, here)
+            out[0] = self._objects(channel, call, out[:1])[0]
             return
-        for target, one in zip(ranks_of(group), scatter_object_input_list or (), strict=False):
+        given = call["scatter_object_input_list"] or ()
+        for target, one in zip(ranks_of(call.group), given, strict=False):
             if target == here:
-                scatter_object_output_list[0] = one
+                out[0] = one
             else:
-                self._post(channel_of("objects", group, here, target), [one])
+                self._post(channel_of("objects", call.group, here, target), [one])
 
-    def _send(
-        self,
-        original: Any,
-        object_list: list[Any],
-        dst: int | None = None,
-        group: Any = None,
-        *args: Any,
-        group_dst: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        target = global_rank(dst, group, group_dst)
-        self._messages.meet(group, target)
-        self._post(channel_of("objects", group, dist.get_rank(), target), object_list)
+    def _send(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        call = Call(original, args, kwargs)
+        self._messages.meet(call.group, call.target)
+        channel = channel_of("objects", call.group, dist.get_rank(), call.target)
+        self._post(channel, call["object_list"])
 
-    def _recv(
-        self,
-        original: Any,
-        object_list: list[Any],
-        src: int | None = None,
-        group: Any = None,
-        *args: Any,
-        group_src: int | None = None,
-        **kwargs: Any,
-    ) -> int:
-        unknown = src is None and group_src is None
-        source = _neighbour(group) if unknown else global_rank(src, group, group_src)
-        self._messages.meet(group, source)
-        channel = channel_of("objects", group, source, dist.get_rank())
-        call = f"recv_object_list(src={source})"
-        own = [None] * len(object_list) if self._messages.mail is not None else object_list
-        object_list[:] = self._objects(channel, source, call, own)
-        return source
+    def _recv(self, original: Any, *args: Any, **kwargs: Any) -> int:
+        call = Call(original, args, kwargs)
+        if not call.names_source:
+            call.source = _neighbour(call.group)
+        self._messages.meet(call.group, call.source)
+        channel = channel_of("objects", call.group, call.source, dist.get_rank())
+        found = call["object_list"]
+        own = [None] * len(found) if self._messages.mail is not None else found
+        found[:] = self._objects(channel, call, own)
+        return call.source
 
     def _post(self, channel: str, objects: list[Any]) -> None:
         content = pickle.dumps(objects)
@@ -117,7 +81,7 @@ class Objects:
         if self._messages.mail is not None:
             self._messages.mail.post(channel, content)
 
-    def _objects(self, channel: str, source: int, call: str, own: list[Any]) -> list[Any]:
+    def _objects(self, channel: str, call: Call, own: list[Any]) -> list[Any]:
         """Return objects of another rank: this rank's own copies, or the other's where it has none.
 
         Without another to ask, what this rank has sent last stands for them.
@@ -127,13 +91,12 @@ class Objects:
         if all(own):
             return own
         if self._messages.mail is not None:
-            line = source_lines.line()
-            call = f"{call}{f' at {line}' if line else ''}"
-            return list(pickle.loads(self._messages.mail.fetch(source, channel, number, call)))
+            sent = self._messages.mail.fetch(call.source, channel, number, str(call))
+            return list(pickle.loads(sent))
         for content in reversed(self._own):
-            sent = pickle.loads(content)
-            if len(sent) == len(own):
-                return list(sent)
+            objects = pickle.loads(content)
+            if len(objects) == len(own):
+                return list(objects)
         return own
 
 
@@ -154,11 +117,6 @@ def _copies(obj: Any, count: int) -> list[Any]:
         content = pickle.dumps(obj)
         return [pickle.loads(content) for _ in range(count)]
     return [obj] * count
-
-
-def _source_of(src: int | None, group: Any, group_src: int | None) -> int:
-    """The rank that sends to all others: the first where none is named."""
-    return global_rank(0 if src is group_src is None else src, group, group_src)
 
 
 def _neighbour(group: Any) -> int:

@@ -24,6 +24,7 @@ from torch.nn.utils import clip_grad
 
 from memcalc.engine.counters import Counters
 from memcalc.engine.follow.steps import BY_HAND, Steps
+from memcalc.engine.packages import deepspeed
 from memcalc.engine.patches import Patches
 from memcalc.records.trace import Phase
 from memcalc.workload.job import scaler_class
@@ -55,26 +56,26 @@ class Observer:
         """A module ends."""
 
     def enters_backward(self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Backward begins; return the line that calls it, or an empty string."""
+        """Learn that backward begins; return the line that calls it, or an empty string."""
         return ""
 
     def leaves_backward(self, backwards: int) -> None:
-        """Backward has ended, for so many times."""
+        """Learn that backward has ended; ``backwards``: how often so far."""
 
     def has_gradients(self, inputs: Any, found: Any) -> None:
-        """``torch.autograd.grad`` has returned gradients of these inputs."""
+        """Learn that ``torch.autograd.grad`` has returned gradients of these inputs."""
 
     def enters_step(self, optimizer: Any, *, inside_backward: bool) -> None:
         """An optimizer begins its update."""
 
     def leaves_step(self, optimizer: Any, steps: int) -> None:
-        """An optimizer has made so many updates."""
+        """Learn that an optimizer has updated; ``steps``: how often so far."""
 
     def begins_step(self, step: int) -> None:
         """All optimizers have stepped, and another step begins."""
 
     def pauses(self, step: int) -> None:
-        """A gap begins; the forward that may follow is of this step."""
+        """Learn that a gap begins, and the step of the forward that may follow."""
 
 
 class Phases:
@@ -103,12 +104,14 @@ class Phases:
         """The phase that an evaluation interrupts."""
         self._inside_backward = False
         """The optimizer that steps is called by a hook of backward's."""
+        self._generates: torch.nn.Module | None = None
+        """The model of which each call is a pass of a generation."""
 
     def install(self, patches: Patches) -> None:
-        """Follow from now on."""
+        """Start to follow the program's calls."""
         patches.also(modules.register_module_forward_pre_hook(self._entering).remove)
         patches.also(modules.register_module_forward_hook(self._leaving, always_call=True).remove)
-        patches.wrap(torch.autograd, "backward", self._backward)
+        patches.wrap(torch.autograd, "backward", self.backward)
         patches.wrap(torch.autograd, "grad", self._grad)
         patches.wrap(torch.optim.Optimizer, "zero_grad", self.clear_gradients)
         patches.wrap(torch.nn.Module, "zero_grad", self.clear_gradients)
@@ -116,6 +119,7 @@ class Phases:
         for name in _CLIPPING:
             patches.wrap(torch.nn.utils, name, self._stepping)
             patches.set(clip_grad, name, getattr(torch.nn.utils, name))
+        deepspeed.follow_steps(patches, self._steps, self)
 
     # ---- phases
 
@@ -164,16 +168,16 @@ class Phases:
         self._mark(phase)
 
     def leave(self) -> None:
-        """End the phase that runs: what is done until another begins is of none."""
+        """End the phase that runs; until another begins there is none."""
         self._interval = None
         self._counters.leave()
 
     def begin_training(self) -> None:
-        """Loading has ended: what follows belongs to what the program calls next."""
+        """End loading: what follows belongs to the phase that the program enters next."""
         self._begin_gap(Phase.LOAD)
 
     def end(self, *, failed: bool = False) -> None:
-        """The program has ended; ``failed``: the coming step asked for memory that is not there."""
+        """End the program; ``failed``: the coming step asked for memory that is not there."""
         if self._after is None or self._after is Phase.EVAL:
             return
         if failed and self._all_stepped():
@@ -182,7 +186,7 @@ class Phases:
         self._counters.rename(Phase.FORWARD, self.step)
 
     def end_training(self) -> None:
-        """The loop has ended: what it leaves behind is of no phase."""
+        """End the loop: what it leaves behind belongs to no phase."""
         if self._after not in (None, Phase.EVAL):
             self._after = None
             self._counters.forget()
@@ -190,23 +194,16 @@ class Phases:
     @contextlib.contextmanager
     def follow_passes(self, model: torch.nn.Module) -> Iterator[None]:
         """Take the calls of a model that generates for prefill first, and then for decoding."""
-        numbers = itertools.count()
-
-        def begins(*_: object) -> None:
-            if number := next(numbers):
-                self._observer.begins_step(number)
-                self.begin(Phase.DECODE, number)
-
         self.begin(Phase.PREFILL)
-        hook = model.register_forward_pre_hook(begins, prepend=True)
+        self._generates, self._passes = model, itertools.count()
         try:
             yield
         finally:
-            hook.remove()
+            self._generates = None
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """A phase that interrupts another one, or a gap."""
+        """Run a phase that interrupts another one, or a gap."""
         before = None if self._after is not None else self.phase
         self._enter(phase)
         try:
@@ -217,7 +214,8 @@ class Phases:
             else:
                 self._mark(before)
 
-    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Take a function, such as a library's around autograd's, for backward as a whole."""
         return self._run_backward(original, (), args, kwargs)
 
     def _grad(self, original: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -227,10 +225,6 @@ class Phases:
         if self._is_followed():
             self._observer.has_gradients(inputs, found)
         return found
-
-    def follow_engine(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Take a function of a library around autograd's backward for backward as a whole."""
-        return self._run_backward(original, (), args, kwargs)
 
     def _run_backward(
         self, original: Any, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -276,7 +270,7 @@ class Phases:
     # ---- modules
 
     def _is_followed(self, module: torch.nn.Module | None = None) -> bool:
-        """The first thread that trains is the one whose phases are followed."""
+        """Return True in the thread whose phases are followed: the first that trains."""
         own = threading.get_ident()
         if own != self._main and self.phase is Phase.LOAD and not self._depth:
             if module is not None:
@@ -291,6 +285,9 @@ class Phases:
             return  # Dynamo would compile this hook, which breaks a full graph.
         if self.phase is not Phase.BACKWARD and not self._is_followed(module):
             return
+        if module is self._generates and (number := next(self._passes)):
+            self._observer.begins_step(number)
+            self.begin(Phase.DECODE, number)
         if not self._depth and self.phase is not Phase.BACKWARD:
             self._begin_model(module, args)
         self._depth += 1

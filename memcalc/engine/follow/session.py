@@ -21,7 +21,7 @@ from memcalc.engine.cudnn import loading
 from memcalc.engine.follow import variables
 from memcalc.engine.follow.group import Groups
 from memcalc.engine.follow.models import Models
-from memcalc.engine.follow.names import Names
+from memcalc.engine.follow.names import WATCHED, Names
 from memcalc.engine.follow.phases import Phases
 from memcalc.engine.follow.steps import BY_HAND, Steps
 from memcalc.engine.history import Timeline
@@ -61,9 +61,8 @@ class Session:
         self.models = Models(self.counters)
         self.steps = Steps(steps)
         self.names = Names(self.counters, self.models, self.steps)
+        self.names.stepping = self._begin_step
         self.phases = Phases(self.counters, self.steps, self.names)
-        # A function that trains to the end of the program takes its variables with it.
-        self.names.unwatched = lambda: self._own(variables.running_scopes())
         self.groups = Groups(self.counters)
         self.values = Values(self.say)
         self.compiling = Compiling(self.say)
@@ -98,9 +97,9 @@ class Session:
         self.patches.undo()
 
     def leave(self, left: BaseException | Mapping[str, Any]) -> None:
-        """The program has ended, by an exception or with these variables: note what they hold.
+        """Note which variables of a program that has ended hold memory.
 
-        They stay alive until its memory was read.
+        ``left``: its exception, or its variables; they stay alive until its memory was read.
         """
         self._left = left
         if isinstance(left, BaseException):
@@ -110,42 +109,50 @@ class Session:
             self.names.end()
         self._own(scopes)
 
+    def _begin_step(self, step: int) -> None:
+        if step == WATCHED:
+            self.counters.without_lines()
+            # A function that trains to the end of the program takes its variables with it.
+            self._own(variables.running_scopes())
+        if step <= WATCHED:
+            # Programs may have given weights other memory.
+            self.models.sweep()
+
     def _own(self, scopes: Iterable[variables.Scope]) -> None:
         """Note which variables of these, and of the user's modules, hold what is alive."""
         every = itertools.chain(scopes, variables.module_scopes())
         self.counters.own(variables.holders(every, self.counters))
 
     def follow_checkpoints(self) -> None:
-        """What is read from a file to the GPU is no batch, if it becomes nothing else."""
+        """Label what is read from a file to the GPU as held, if it becomes nothing else."""
         around = self.counters.makes(Component.HELD)
         self.patches.wrap(torch, "load", around)
         for name in ("load", "load_file"):
             self.patches.wrap_later("safetensors.torch", name, around)
 
     def be_one_of_many(self) -> None:
-        """Groups that the program joins have other processes, which are made up."""
+        """Let the program join groups whose other processes are made up."""
         if threading.current_thread() is threading.main_thread():
             self.groups.install(self.patches)
             self.steps.settle = self.groups.settle
 
     def state(self) -> OptimizerState:
-        """What optimizers keep of the models that were there at the peak."""
+        """Return the optimizer state for the models that were there at the peak."""
         return self.models.state(self.counters.peak(*self.counters.notes))
 
     def recorded(self, name: str) -> tuple[dict[int, Trace], Refusal | None]:
-        """What the program took of each GPU, and the request that failed last; it has ended."""
+        """Return a trace for each GPU, and the request that failed last, once the program ended."""
         # One that is made by hand ends before the next backward.
         alike = range(self.phases.settled, self.phases.step + (BY_HAND not in self.steps.made))
         arrived, others = internals.arrivals(), internals.most_of_others()
         started = (_OTHERS.format(format_bytes(others)),) if others else ()
-        traces, refusal = {}, None
+        traces, refusal, wrapped = {}, None, max(self.groups.sizes, default=1) > 1
         for notes, entries in self.counters.histories():
             if not entries:
                 continue
-            notes.wrapped = max(self.groups.sizes, default=1) > 1
             notes.told += [(moment - notes.zero, Told.ARRIVED, at) for moment, at in arrived]
-            timeline = Timeline(notes, entries)
-            _name_held(timeline, notes.intervals, wrapped=notes.wrapped)
+            timeline = Timeline(notes, entries, wrapped=wrapped)
+            _name_held(timeline, notes.intervals, wrapped=wrapped)
             traces[notes.device] = timeline.trace(
                 inventory=self.models.inventory(name, self.counters.peak(notes)),
                 steps=self.phases.step + 1,
@@ -160,9 +167,9 @@ class Session:
 
 
 def _name_held(timeline: Timeline, intervals: list[Interval], *, wrapped: bool) -> None:
-    """What outlives the backward of its own step and another is held by nobody but the program.
+    """Label as held what outlives the backward of its own step and another.
 
-    ``wrapped``: or by what spreads the model over several GPUs, unless a variable holds it.
+    ``wrapped``: only what a variable holds, for a wrapper over several GPUs may hold the rest.
     """
     ends = [one.end for one in intervals[:-1] if one.phase is Phase.BACKWARD]
     begins = [one.begin for one in intervals]
@@ -199,7 +206,7 @@ def _name_held(timeline: Timeline, intervals: list[Interval], *, wrapped: bool) 
 
 
 def _longer(intervals: Sequence[Interval], alike: range) -> tuple[str, ...]:
-    """What few steps do not show, where those with all optimizer state took different peaks."""
+    """Return a sentence on longer runs, if steps with all optimizer state took different peaks."""
     peaks: dict[int, int] = {}
     # What a step does after its last backward, such as loading a checkpoint, is none of its batch.
     whole = {one.step: at for at, one in enumerate(intervals) if one.phase is Phase.BACKWARD}

@@ -22,7 +22,7 @@ BY_HAND = 0
 
 
 class EnoughStepsError(BaseException):
-    """As many optimizer steps were seen as were asked for; no script catches this by accident."""
+    """The program has made the steps that were asked for; no script catches this by accident."""
 
 
 class Steps:
@@ -52,7 +52,7 @@ class Steps:
         self._own: set[type] = set()
 
     def install(self, patches: Patches) -> None:
-        """Count from now on."""
+        """Start to count."""
         self._patches = patches
         for hook in (
             optimizers.register_optimizer_step_pre_hook(
@@ -80,7 +80,7 @@ class Steps:
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
-        """A library tries its optimizers out before it trains: those are no steps."""
+        """Count no steps meanwhile: a library tries its optimizers out before it trains."""
         self._driven += 1
         try:
             yield
@@ -89,7 +89,7 @@ class Steps:
 
     @contextlib.contextmanager
     def one(self, owner: Any) -> Iterator[None]:
-        """A step of a wrapper that drives optimizers; their own steps are parts of it.
+        """Count a step of a wrapper that drives optimizers, and none of theirs.
 
         Raises:
             EnoughStepsError: it has made as many as were asked for.
@@ -115,7 +115,7 @@ class Steps:
             return original(optimizer, *args, **kwargs)
 
     def by_hand(self) -> None:
-        """Between two backwards the program has changed parameters in place itself.
+        """Count an update that the program made itself, between two backwards.
 
         Raises:
             EnoughStepsError: it has done so as often as was asked for.
@@ -150,7 +150,7 @@ class Steps:
                 )
 
     def _count_replays(self, patches: Patches) -> None:
-        """Steps that a CUDA graph has captured are made again as it is replayed."""
+        """Count the steps that a CUDA graph has captured whenever it is replayed."""
         graph: Any = torch.cuda.CUDAGraph
         before: dict[int, dict[int, int]] = {}
         captured: dict[int, list[int]] = {}

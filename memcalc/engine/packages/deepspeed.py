@@ -1,4 +1,4 @@
-"""DeepSpeed over the stub driver: buffers of its engine, and messages between ranks.
+"""DeepSpeed: steps of its engine, and its buffers and messages over the stub driver.
 
 Read in DeepSpeed 0.19.8.
 """
@@ -15,6 +15,28 @@ from memcalc.records.trace import Component
 ZERO = "deepspeed.runtime.zero"
 SECOND, THIRD = "DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"
 _AGREES = "assert_ints_same_as_other_ranks"
+
+
+def follow_steps(patches: Patches, steps: Any, phases: Any) -> None:
+    """Take updates of an engine for steps, whichever optimizers it drives, and see its backward.
+
+    ``steps`` and ``phases`` are those of ``engine.follow``, which uses this file.
+    """
+
+    def made(original: Any, *args: Any, **kwargs: Any) -> None:
+        with steps.prepared():
+            original(*args, **kwargs)
+
+    def step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+        with steps.one(engine):
+            return original(engine, *args, **kwargs)
+
+    module = "deepspeed.runtime.engine"
+    patches.wrap_later(module, "DeepSpeedEngine.__init__", made)
+    patches.wrap_later(module, "DeepSpeedEngine._take_model_step", step)
+    patches.wrap_later(module, "DeepSpeedEngine.backward", phases.backward)
+    for stage, name in ((f"{ZERO}.stage_1_and_2", SECOND), (f"{ZERO}.stage3", THIRD)):
+        patches.wrap_later(stage, f"{name}.zero_grad", phases.clear_gradients)
 
 
 def follow(patches: Patches, book: Notebook) -> None:

@@ -122,16 +122,10 @@ def _deterministic(asked: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before, warn_only=warns)
 
 
-class _Sequences(NamedTuple):
-    """Sequences of varying length, one behind the other."""
-
-    begins: tuple[torch.Tensor, torch.Tensor]
-    longest: tuple[int, int]
-
-
 def _attend(
     packs: tuple[torch.Tensor, ...],
-    sequences: _Sequences | None,
+    begins: tuple[torch.Tensor | None, torch.Tensor | None],
+    longest: tuple[int, int] | None,
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -147,14 +141,14 @@ def _attend(
             "a paged cache (block_table) is not simulated without flash-attn: install flash-attn."
         )
     query, key, _ = _unpacked(packs)
-    longest = sequences.longest if sequences else (query.shape[1], key.shape[1])
+    longest = longest or (query.shape[1], key.shape[1])
     window = int(window_size[0]), int(window_size[1])
     if alibi_slopes is not None and window == (-1, -1):
         # PyTorch's build has no slopes. The kernel lays single queries out anew unless there are
         # some, or a window.
         window = longest[1] - 1, -1
     call = _Call(
-        begins=sequences.begins if sequences else (None, None),
+        begins=begins,
         longest=longest,
         dropout=dropout_p,
         scale=softmax_scale,
@@ -166,75 +160,41 @@ def _attend(
     return _Attention.apply(call, *packs)
 
 
-def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function's signature name its options, which transformers looks for."""
-    own = signature(function).parameters.values()
-    first = [one for one in own if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
-    options = list(signature(_attend).parameters.values())[2:]
-    function.__signature__ = Signature([*first, *options])  # type: ignore[attr-defined]
-    return function
+_OPTIONS = list(signature(_attend).parameters.values())[3:]
 
 
-@_with_options
-def flash_attn_func(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any, **more: Any
-) -> Any:
-    """Attend over tensors of shape (batch, length, heads, width)."""
-    return _attend((q, k, v), None, *options, **more)
+def _function(packs: str, begins: str = "", longest: str = "") -> Callable[..., Any]:
+    """Return one of flash-attn's functions.
+
+    Args:
+        packs: names of its tensors of shape (batch, length, heads, width), some in one.
+        begins: names of what says where sequences begin that lie one behind the other.
+        longest: names of their largest lengths.
+    """
+    names = f"{packs} {begins} {longest}".split()
+    first = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    # transformers looks for options in the signature.
+    shape = Signature([*first, *_OPTIONS])
+
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        given = shape.bind(*args, **kwargs).arguments
+        tensors = tuple(given.pop(name) for name in packs.split())
+        starts = [given.pop(name) for name in begins.split()] or [None]
+        lengths = [int(given.pop(name)) for name in longest.split()]
+        ends = (lengths[0], lengths[-1]) if lengths else None
+        return _attend(tensors, (starts[0], starts[-1]), ends, **given)
+
+    attend.__signature__ = shape  # type: ignore[attr-defined]
+    return attend
 
 
-@_with_options
-def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *options: Any, **more: Any) -> Any:
-    """Attend with keys and values in one tensor."""
-    return _attend((q, kv), None, *options, **more)
-
-
-@_with_options
-def flash_attn_qkvpacked_func(qkv: torch.Tensor, *options: Any, **more: Any) -> Any:
-    """Attend with queries, keys and values in one tensor."""
-    return _attend((qkv,), None, *options, **more)
-
-
-@_with_options
-def flash_attn_varlen_func(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    *options: Any,
-    **more: Any,
-) -> Any:
-    """Attend over sequences of varying length."""
-    longest = int(max_seqlen_q), int(max_seqlen_k)
-    return _attend((q, k, v), _Sequences((cu_seqlens_q, cu_seqlens_k), longest), *options, **more)
-
-
-@_with_options
-def flash_attn_varlen_kvpacked_func(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    *options: Any,
-    **more: Any,
-) -> Any:
-    """Attend over sequences of varying length with keys and values in one tensor."""
-    longest = int(max_seqlen_q), int(max_seqlen_k)
-    return _attend((q, kv), _Sequences((cu_seqlens_q, cu_seqlens_k), longest), *options, **more)
-
-
-@_with_options
-def flash_attn_varlen_qkvpacked_func(
-    qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *options: Any, **more: Any
-) -> Any:
-    """Attend over sequences of varying length with all in one tensor."""
-    sequences = _Sequences((cu_seqlens, cu_seqlens), (int(max_seqlen), int(max_seqlen)))
-    return _attend((qkv,), sequences, *options, **more)
+_OF_BOTH = {"begins": "cu_seqlens_q cu_seqlens_k", "longest": "max_seqlen_q max_seqlen_k"}
+flash_attn_func = _function("q k v")
+flash_attn_kvpacked_func = _function("q kv")
+flash_attn_qkvpacked_func = _function("qkv")
+flash_attn_varlen_func = _function("q k v", **_OF_BOTH)
+flash_attn_varlen_kvpacked_func = _function("q kv", **_OF_BOTH)
+flash_attn_varlen_qkvpacked_func = _function("qkv", "cu_seqlens", "max_seqlen")
 
 
 def flash_attn_with_kvcache(*_: Any, **__: Any) -> Any:

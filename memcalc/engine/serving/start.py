@@ -96,7 +96,10 @@ def start(
     except OSError as error:
         raise EstimateError(f"{python} cannot be started: {error}.") from None
     try:
-        while process.poll() is None and not _is_settled(read(folder)):
+        while process.poll() is None:
+            found = read(folder)
+            if found.engine is not None or found.refused is not None:
+                break
             time.sleep(_POLL)
     finally:
         _end(process)
@@ -115,10 +118,6 @@ def _last_line(out: int | IO[str]) -> str:
         return "see above."
     lines = Path(out.name).read_text(encoding="utf-8", errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "nothing.")
-
-
-def _is_settled(found: Started) -> bool:
-    return found.engine is not None or found.refused is not None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -59,17 +59,17 @@ class ServingEngine:
 
     @property
     def title(self) -> str:
-        """As people write it."""
+        """Return the engine's name as people write it."""
         return TITLES[self._plan.engine or ""]
 
     def probe(self) -> Plan:
-        """The plan of the forward pass that the figures are read from."""
+        """Return the plan of the forward pass that the figures are read from."""
         ends = [*self._model.windows, self._model.positions]
         # Within its window, a layer keeps every token.
         return probe.plan_of(self._plan, self.size, min((n for n in ends if n), default=None))
 
     def serving(self, read: Read, length: int) -> Serving:
-        """What the engine reserves, and how many sequences of this length fit.
+        """Return what the engine reserves, and how many sequences of this length fit.
 
         Raises:
             UsageError: nothing is left for the KV cache.
@@ -189,7 +189,7 @@ def _item(part: Span, share: float, name: str = CONTEXT) -> Taken:
 
 
 def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Prediction:
-    """The prediction for an engine, made from that of the traced pass."""
+    """Return the prediction for an engine, made from that of the traced pass."""
     weights = next(one.low for one in serving.taken if one.name == "weights")
     cache = serving.least.bytes
     components = dict.fromkeys(base.components, 0)

@@ -100,33 +100,42 @@ def start_vllm(
     Raises:
         EstimateError: it ended, and neither started an engine nor said why not.
     """
-    root, cuda = driver.installed(python)
-    card = card_of(gpu)
-    target = Target(
-        capability=gpu.capability, multiprocessors=gpu.multiprocessors, torch=version_of(None)
-    )
-    prepared = stub.prepare(root, cuda, (str(root.parent),))
     with tempfile.TemporaryDirectory(prefix="memcalc-", ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
-        own = simulated_gpu.settings(gpu, target, room=card.room)
-        found = {**os.environ, **given, **own, **card.variables()}
-        found.pop("CUDA_VISIBLE_DEVICES", None)
-        found |= {
-            **stub.environment(prepared, folder / "processes"),
-            **start.variables(folder, found, length=length),
-            **_caches(own),
-            "MEMCALC_STUB_DEVICES": str(count if count > 1 else _GPUS),
-            "MEMCALC_STUB_CARRIED": str(_CARRIED),
-            "MEMCALC_SIMULATED": "1",
-        }
+        environ = _environment({**os.environ, **given}, gpu, python, count, folder)
         return start.start(
             [module, *words],
             python=python,
-            environ=found,
+            environ={**environ, **start.variables(folder, environ, length=length)},
             folder=folder,
             where=Path.cwd() if where is None else where,
             out=out,
         )
+
+
+def _environment(
+    given: Mapping[str, str], gpu: Gpu, python: str, count: int, folder: Path
+) -> dict[str, str]:
+    """Return variables of a process over the stub driver, its GPUs and caches of their own."""
+    root, cuda = driver.installed(python)
+    prepared = stub.prepare(root, cuda, (str(root.parent),))
+    card = card_of(gpu)
+    target = Target(
+        capability=gpu.capability, multiprocessors=gpu.multiprocessors, torch=version_of(None)
+    )
+    own = simulated_gpu.settings(gpu, target, room=card.room)
+    found = {
+        **given,
+        **own,
+        **card.variables(),
+        **stub.environment(prepared, folder / "processes"),
+        **_caches(own),
+        "MEMCALC_STUB_DEVICES": str(count if count > 1 else _GPUS),
+        "MEMCALC_STUB_CARRIED": str(_CARRIED),
+        "MEMCALC_SIMULATED": "1",
+    }
+    found.pop("CUDA_VISIBLE_DEVICES", None)
+    return found
 
 
 def _caches(own: Mapping[str, str]) -> dict[str, str]:

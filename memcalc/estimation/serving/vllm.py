@@ -63,7 +63,7 @@ def largest(given: dict[str, Any], gpu: Gpu, longest: int | None) -> Size:
 
 
 def windowed(name: str) -> bool:
-    """Whether layers with a window keep less."""
+    """Return whether layers with a window keep less."""
     del name
     return True
 
@@ -75,12 +75,12 @@ def share(given: dict[str, Any], gpu: Gpu) -> float:
 
 
 def budget(share: float, gpu: Gpu) -> int:
-    """The share in bytes."""
+    """Return the share in bytes."""
     return math.ceil(gpu.memory * share)
 
 
 def graphs(given: dict[str, Any]) -> Taken | None:
-    """What capturing CUDA graphs is taken to need, which vLLM takes off before the cache."""
+    """Return what vLLM sets aside before the cache for capturing CUDA graphs."""
     if given.get("enforce_eager"):
         return None
     return Taken(
@@ -95,7 +95,7 @@ _COUNTS, _BITS = 4, 32
 
 
 def sampler_state(sequences: int, vocabulary: int) -> Taken:
-    """What penalties keep of each sequence: a count of each token, and a bit of each.
+    """Return what penalties keep of each sequence: a count of each token, and a bit of each.
 
     Source: ``vllm/v1/worker/gpu/sample/penalties.py``.
     """
@@ -104,7 +104,7 @@ def sampler_state(sequences: int, vocabulary: int) -> Taken:
 
 
 def sampling(size: Size, vocabulary: int, width: int, element: int) -> int:
-    """Bytes at the peak of sampling: logits, their copies in fp32, and the model's output."""
+    """Return the peak bytes of sampling: logits, their copies in fp32, and the model's output."""
     logits = size.sequences * vocabulary * (element + 4 * _SAMPLING)
     return logits + size.tokens * width * element
 
@@ -121,11 +121,11 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def block_bytes(self) -> int:
-        """Of one block, all layers of a group."""
+        """Return the bytes of one block, all layers of a group."""
         return self.block * self.size * self.each[0][0].bytes
 
     def blocks(self, length: int) -> int:
-        """That a sequence takes."""
+        """Return the blocks that a sequence takes."""
         return sum(count * self._of(kind, length) for kind, count in self.each)
 
     def _of(self, kind: Layers, length: int) -> int:
@@ -136,7 +136,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def groups(kinds: tuple[Layers, ...], block: int, batched_tokens: int) -> Groups:
-    """How vLLM groups layers.
+    """Group layers as vLLM does.
 
     Raises:
         EstimateError: layers keep different sizes of a token.
@@ -158,7 +158,7 @@ def block_size(given: dict[str, Any]) -> int:
 
 
 def capacity(found: Groups, size: int, length: int, longest: int, most: int) -> Capacity:
-    """What a cache of so many bytes holds of sequences, at most so many at once."""
+    """Return how many sequences a cache of so many bytes holds, at most so many at once."""
     blocks = max(size, 0) // found.block_bytes
     low, high = 0, longest
     while low < high:

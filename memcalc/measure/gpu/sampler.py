@@ -223,8 +223,19 @@ class Sampler:
         watched.take(now, process, self._ours)
         return now.memory.used, process
 
+    def figures(self) -> dict[str, Any]:
+        """Return the fields of a measurement that are NVML's, and why some are unknown."""
+        gpu = self.reading()
+        used = gpu.peak_process if gpu is not None else None
+        unknown = {}
+        if used is None:
+            unknown["process_used"] = self.failure or "NVML listed no process of the run"
+        if gpu is None:
+            unknown["gpu"] = self.failure or "the run never said which card it used"
+        return {"gpu": gpu, "process_used": used, "unknown": unknown}
+
     def reading(self) -> GpuReading | None:
-        """All that was seen; ``None``: nothing, and ``failure`` says why."""
+        """Return all that was seen; ``None``: nothing, and ``failure`` says why."""
         if self._watched is None:
             return None
         found = self._watched.reading(self._driver, self.interval)

@@ -15,13 +15,12 @@ from msgspec.structs import replace
 
 from memcalc.children.client import ForkServer
 from memcalc.errors import MeasureError, UsageError, took_too_long
-from memcalc.files.artifact import encode
 from memcalc.files.results import Run
-from memcalc.measure.gpu.sampler import INTERVAL
-from memcalc.measure.runs.runner import Observer, Request, Runner, hint
-from memcalc.records.measurement import Measurement, PhaseReading, steady_peak
+from memcalc.measure.runs.runner import Request, Runner, RunWatch
+from memcalc.records.measurement import Measurement, steady_peak
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS
+from memcalc.records.trace import PhaseReading
 from memcalc.workload import layouts
 
 _TIME_TO_TELL = 1.0
@@ -53,7 +52,7 @@ class Member:
             self.reached.append(reading)
             said(reading)
 
-        self._observer = Observer(device, reached)
+        self._watch = RunWatch(self.name, device, reached)
 
     @property
     def place(self) -> str:
@@ -72,20 +71,12 @@ class Member:
             MeasureError: the others cannot go on without it.
         """
         try:
-            answer = server.ask(
-                "memcalc.measure.ranks.rank",
-                self.name,
-                {**encode(request), **where, "rank": self.rank},
-                hint=hint(request.plan),
-                heard=self._observer.heard,
-                tick=self._observer.tick,
-                interval=INTERVAL,
-                timeout=request.timeout,
-            )
+            module = "memcalc.measure.ranks.rank"
+            answer = self._watch.ask(server, module, request, **where, rank=self.rank)
             if "deserted" in answer:
                 self.deserted = True
                 raise MeasureError(answer["deserted"])
-            self.measurement = self._observer.measurement(answer, self.name)
+            self.measurement = self._watch.measurement(answer)
             if self.measurement.out_of_memory is not None:
                 raise MeasureError(f"The {self.name} ran out of memory.")
         except MeasureError as error:
@@ -97,8 +88,8 @@ class Member:
             self.left = time.monotonic()
 
     def close(self) -> None:
-        """Look no more at its GPU."""
-        self._observer.close()
+        """Stop reading its GPU."""
+        self._watch.close()
 
 
 def measure(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,22 +18,12 @@ from typing import Any
 import torch
 
 from memcalc.catalog.plan import make
-from memcalc.engine import torch_internals as internals
-from memcalc.engine.follow.phases import Observer
 from memcalc.errors import UsageError
 from memcalc.files import results
 from memcalc.measure import process
-from memcalc.measure.follower import Follower
 from memcalc.measure.gpu.sampler import Sampler
-from memcalc.measure.process import read_state, storage_bytes
-from memcalc.measure.readings import GpuCounters
-from memcalc.records.measurement import (
-    GpuReading,
-    Measurement,
-    OutOfMemory,
-    PhaseReading,
-    last_finished,
-)
+from memcalc.measure.recording.recording import Recording, Seen
+from memcalc.records.measurement import Measurement, last_finished
 from memcalc.records.plan import Plan
 
 _KEPT_STEPS = 2
@@ -82,13 +71,11 @@ class Recorder:
                 results.append(self._output, None)
             except UsageError as error:
                 _warn(f"{error} The result will be kept elsewhere.")
-        self._seen = _Seen(model, optimizer)
+        self._seen = _SeenByUser(model, optimizer)
         self._only = optimizer
         self._cuda = torch.cuda.is_available()
-        self._follower: Follower | None = None
-        self._noticed: process.RefusedRequest | None = None
+        self._recording: Recording | None = None
         self._sampler: Sampler | None = None
-        self._began = time.perf_counter()
         self._failed = False
 
     def __enter__(self) -> Recorder:
@@ -103,7 +90,7 @@ class Recorder:
         self._quietly(self._finish, error)
 
     def _quietly(self, act: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Act inside a user's training; a failure ends the recording."""
+        """Call a function inside a user's training; a failure ends the recording."""
         if self._failed:
             return None
         try:
@@ -111,9 +98,9 @@ class Recorder:
         except Exception as error:
             self._failed = True
             _warn(f"the recording ended, the training goes on: {type(error).__name__}: {error}")
-            if self._follower is not None:
+            if self._recording is not None:
                 with contextlib.suppress(Exception):
-                    self._follower.__exit__()
+                    self._recording.__exit__()
             return None
 
     def _begin(self) -> None:
@@ -121,47 +108,52 @@ class Recorder:
             self._sampler = Sampler()
             if not torch.cuda.is_initialized():
                 self._sampler.moment("before", {}, os.getpid())
-            torch.cuda.init()
-            self._noticed = process.observe_oom()
-        self._began = time.perf_counter()
-        self._follower = Follower(
+        self._recording = Recording(
             "cuda" if self._cuda else "cpu",
             self._seen,
             only=self._only,
             guard=functools.partial(_Guarded, self._quietly),
         )
-        self._seen.follower = self._follower
-        self._follower.__enter__()
+        self._seen.recording = self._recording
+        self._recording.__enter__()
 
     def _finish(self, error: BaseException | None) -> None:
-        follower = self._follower
-        assert follower is not None
+        recording = self._recording
+        assert recording is not None
         if error is None:
-            follower.phases.end_training()
-        follower.__exit__()
-        failure = None
-        if error is not None and process.ran_out(error):
-            at = follower.phases.step, follower.phases.phase
-            failure = process.read_failure(error, at, self._noticed)
-        gpu, reason = self._look()
-        readings = list(follower.counters.readings())
+            recording.phases.end_training()
+        recording.__exit__()
+        more = self._look()
+        readings = recording.counters.readings()
         if error is None:
             last = last_finished(readings) or 0
-            readings = [one for one in readings if one.step <= last]
-        self.measurement = self._measurement(failure, gpu, reason, readings)
+            readings = tuple(one for one in readings if one.step <= last)
+        failure = recording.failure(error)
+        seconds = self._seconds_per_step() if self._cuda else None
+        self.measurement = recording.measurement(
+            self._plan(), failure, seconds, phases=readings, **more
+        )
         if self._output is not None:
             run = results.Run(plan=self.measurement.plan, measurement=self.measurement)
             lost = results.keep(self._output, run)
             if lost is not None:
                 _warn(lost)
 
-    def _look(self) -> tuple[GpuReading | None, str]:
+    def _seconds_per_step(self) -> float | None:
+        ends = self._seen.ends
+        steps = ends[1:] if len(ends) > 2 else ends
+        return (steps[-1] - steps[0]) / (len(steps) - 1) if len(steps) > 1 else None
+
+    def _look(self) -> dict[str, Any]:
+        """Return what NVML said of the GPU, as fields of a measurement."""
         if self._sampler is None:
-            return None, "a CPU run has no CUDA allocator"
+            speed = ("seconds_per_step", "samples_per_second")
+            unknown = dict.fromkeys(speed, "the profiler that reads memory slows it")
+            unknown["level"] = "what was there when the recording began is not counted"
+            return {"unknown": unknown}
         self._sampler.moment("trained", process.facts(), os.getpid())
-        reading, failure = self._sampler.reading(), self._sampler.failure
         self._sampler.close()
-        return reading, failure or "NVML listed no process of the run"
+        return self._sampler.figures()
 
     def _plan(self) -> Plan:
         model, optimizer = self._seen.model, self._seen.optimizer
@@ -177,45 +169,6 @@ class Recorder:
             # Shapes that no plan has, such as an empty batch.
             return make(known)
 
-    def _measurement(
-        self,
-        failure: OutOfMemory | None,
-        gpu: GpuReading | None,
-        reason: str,
-        readings: list[PhaseReading],
-    ) -> Measurement:
-        model, optimizer, ends = self._seen.model, self._seen.optimizer, self._seen.ends
-        steps = ends[1:] if len(ends) > 2 else ends
-        seconds = (steps[-1] - steps[0]) / (len(steps) - 1) if len(steps) > 1 else None
-        unknown: dict[str, str] = {}
-        if not self._cuda:
-            seconds, unknown["seconds_per_step"] = None, "the profiler that reads memory slows it"
-            unknown["level"] = "what was there when the recording began is not counted"
-        used = gpu.peak_process if gpu is not None else None
-        if used is None:
-            unknown["process_used"] = reason
-        parameters = list(model.parameters()) if model is not None else None
-        plan = self._plan()
-        return Measurement(
-            plan=plan,
-            head=type(model).__name__ if model is not None else "",
-            seq=plan.seq,
-            parameters=sum(p.numel() for p in parameters) if parameters is not None else None,
-            weights=storage_bytes(parameters) if parameters is not None else None,
-            buffers=storage_bytes(model.buffers()) if model is not None else None,
-            gradients=self._seen.gradients,
-            state=read_state(optimizer) if optimizer is not None and failure is None else None,
-            phases=tuple(readings),
-            seconds_per_step=seconds,
-            samples_per_second=plan.batch * plan.grad_accum / seconds if seconds else None,
-            process_used=used,
-            gpu=gpu,
-            out_of_memory=failure,
-            seconds=time.perf_counter() - self._began,
-            unknown=unknown,
-            **process.measured(cuda=self._cuda),
-        )
-
 
 class _Guarded:
     """Stands before an object; whatever it does, it does quietly."""
@@ -229,54 +182,20 @@ class _Guarded:
         return act
 
 
-class _Seen(Observer):
-    """What a training loop shows of itself."""
+class _SeenByUser(Seen):
+    """Facts of a training of any number of steps: not all of its phases are kept."""
 
-    follower: Follower
-    gradients: int | None = None
-
-    def __init__(self, model: torch.nn.Module | None, optimizer: Any) -> None:
-        self.model, self.optimizer = model, optimizer
-        self.shape: dict[str, int] = {}
-        """Fields of a plan that are read off batches."""
-        self.ends: list[float] = []
-        """When steps ended."""
-
-    def meets_model(self, module: torch.nn.Module) -> None:
-        """Take the first module for the model."""
-        if torch.is_grad_enabled():
-            self.model = self.model or module
-
-    def enters_model(self, args: Any) -> None:
-        """Read the batch."""
-        by_place = {str(place): value for place, value in enumerate(args)}
-        for name, value in {**by_place, **internals.keywords_of_call()}.items():
-            if isinstance(value, torch.Tensor) and value.dim() and torch.is_grad_enabled():
-                self.shape.setdefault("batch", value.shape[0])
-                if name == "input_ids" and value.dim() == 2:
-                    self.shape["seq"] = max(self.shape.get("seq", 0), value.shape[1])
-
-    def enters_step(self, optimizer: Any, *, inside_backward: bool) -> None:
-        """Count the gradients before they are used."""
-        self.optimizer = optimizer
-        groups = optimizer.param_groups
-        self.gradients = storage_bytes(p.grad for group in groups for p in group["params"])
-
-    def leaves_step(self, optimizer: Any, steps: int) -> None:
-        """Take the time."""
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        self.ends.append(time.perf_counter())
+    recording: Recording
 
     def begins_step(self, step: int) -> None:
         """Keep the phases of the first steps, of the highest and of the last before this one."""
-        if isinstance(self.follower.counters, GpuCounters):
-            intervals = self.follower.counters.intervals
+        if torch.cuda.is_initialized():
+            intervals = self.recording.counters.intervals
             highest = max(intervals, key=lambda one: one.allocated).step
             kept = {*range(_KEPT_STEPS), highest, step - 1, step}
             intervals[:] = [one for one in intervals if one.step in kept]
         elif step == _MOST_STEPS:
-            self.follower.__exit__()
+            self.recording.__exit__()
 
 
 record = Recorder

@@ -17,8 +17,9 @@ from memcalc.children.client import ForkServer
 from memcalc.errors import MeasureError, MeasureTimeoutError, took_too_long
 from memcalc.files.artifact import decode, encode
 from memcalc.measure.gpu.sampler import INTERVAL, Sampler
-from memcalc.records.measurement import Measurement, PhaseReading
+from memcalc.records.measurement import Measurement
 from memcalc.records.plan import Plan
+from memcalc.records.trace import PhaseReading
 
 _OF_THE_DEVICE = (
     *("CUDA_", "CUBLAS_", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH_", "TRITON_"),
@@ -72,23 +73,14 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
             MeasureError: the run failed, or died.
             UsageError: the plan cannot be run.
         """
-        observer = Observer(request.device, said)
+        watch = RunWatch("run", request.device, said)
         try:
-            answer = self.server(request.plan).ask(
-                "memcalc.measure.runs.run",
-                "run",
-                encode(request),
-                hint=hint(request.plan),
-                heard=observer.heard,
-                tick=observer.tick,
-                interval=INTERVAL if observer.sampler is not None else math.inf,
-                timeout=request.timeout,
-            )
-            return observer.measurement(answer, "run")
+            server = self.server(request.plan)
+            return watch.measurement(watch.ask(server, "memcalc.measure.runs.run", request))
         except TimeoutError:
             raise MeasureTimeoutError(took_too_long("run", request.timeout)) from None
         finally:
-            observer.close()
+            watch.close()
 
     def server(self, plan: Plan) -> ForkServer:
         """Return the server for a plan's run: PyTorch reads its environment as it is imported."""
@@ -99,13 +91,8 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
         return self._server
 
 
-def hint(plan: Plan) -> tuple[str]:
-    """Return what a server of a plan's run should import."""
-    return (models.find(plan.model).model_type,)
-
-
 def environment_of(plan: Plan) -> dict[str, str]:
-    """Only what a run needs, so that measurements can be repeated."""
+    """Return the variables that a run needs, so that measurements can be repeated."""
     shell = os.environ
     device = {name: value for name, value in shell.items() if name.startswith(_OF_THE_DEVICE)}
     kept = {**variables.composed(shell), **device}
@@ -118,28 +105,41 @@ def environment_of(plan: Plan) -> dict[str, str]:
     return kept
 
 
-class Observer:
-    """Hears what a run tells while it goes, and samples its GPU."""
+class RunWatch:
+    """Follows a run in a child process: what it tells while it goes, and NVML of its GPU."""
 
-    def __init__(self, device: str, said: Callable[[PhaseReading], None]) -> None:
-        self._said = said
-        # It reads what was on the GPU before the run came to it.
-        self.sampler = Sampler() if device == "cuda" else None
+    def __init__(self, name: str, device: str, said: Callable[[PhaseReading], None]) -> None:
+        """Read what is on the GPUs; ``name``: what the run is called in sentences."""
+        self._name, self._said = name, said
+        self._sampler = Sampler() if device == "cuda" else None
 
-    def heard(self, event: dict[str, Any]) -> None:
-        """A phase has ended, or the run waits to be looked at."""
+    def ask(
+        self, server: ForkServer, module: str, request: Request, **where: Any
+    ) -> dict[str, Any]:
+        """Run a request by a job module, with its place among other processes, if any.
+
+        It raises what ``ForkServer.ask`` does.
+        """
+        return server.ask(
+            module,
+            self._name,
+            {**encode(request), **where},
+            hint=(models.find(request.plan.model).model_type,),
+            heard=self._hear,
+            tick=self._sampler.tick if self._sampler is not None else lambda: None,
+            interval=INTERVAL if self._sampler is not None else math.inf,
+            timeout=request.timeout,
+        )
+
+    def _hear(self, event: dict[str, Any]) -> None:
         if "phase" in event:
             self._said(decode(PhaseReading, event["phase"]))
-        elif self.sampler is not None:
-            self.sampler.moment(event["moment"], event["facts"], event["pid"])
+        elif self._sampler is not None:
+            # The run waits until its GPU is read.
+            self._sampler.moment(event["moment"], event["facts"], event["pid"])
 
-    def tick(self) -> None:
-        """Take a sample, if it is time."""
-        if self.sampler is not None:
-            self.sampler.tick()
-
-    def measurement(self, answer: dict[str, Any], name: str) -> Measurement:
-        """What a run, called so, has measured, with what NVML said.
+    def measurement(self, answer: dict[str, Any]) -> Measurement:
+        """Return what the run has measured, with what NVML said.
 
         Raises:
             MeasureError: it cannot be read.
@@ -147,19 +147,13 @@ class Observer:
         try:
             measured = decode(Measurement, answer["measurement"])
         except (ValueError, KeyError, TypeError):
-            raise MeasureError(f"The {name} sent an unreadable measurement.") from None
-        if self.sampler is None:
+            raise MeasureError(f"The {self._name} sent an unreadable measurement.") from None
+        if self._sampler is None:
             return measured
-        gpu, failure = self.sampler.reading(), self.sampler.failure
-        used = gpu.peak_process if gpu is not None else None
-        unknown = dict(measured.unknown)
-        if used is None:
-            unknown["process_used"] = failure or "NVML listed no process of the run"
-        if gpu is None:
-            unknown["gpu"] = failure or "the run never said which card it used"
-        return replace(measured, gpu=gpu, process_used=used, unknown=unknown)
+        read = self._sampler.figures()
+        return replace(measured, **{**read, "unknown": measured.unknown | read["unknown"]})
 
     def close(self) -> None:
-        """Look no more."""
-        if self.sampler is not None:
-            self.sampler.close()
+        """Stop reading the GPU."""
+        if self._sampler is not None:
+            self._sampler.close()

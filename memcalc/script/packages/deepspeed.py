@@ -6,7 +6,6 @@ the engine's. Read in 0.19.8.
 
 from typing import Any
 
-from memcalc.engine.follow import deepspeed
 from memcalc.engine.follow.session import Session
 from memcalc.engine.patches import Patches
 from memcalc.errors import EstimateError
@@ -39,7 +38,6 @@ def install(session: Session) -> None:
         session.models.sweep()
         session.counters.guess(Component.COMMUNICATION, before)
 
-    deepspeed.follow(patches, session.steps, session.phases)
     patches.wrap_later("deepspeed.runtime.engine", "DeepSpeedEngine.__init__", make_engine)
 
 
