@@ -31,7 +31,7 @@ from memcalc.engine.packages import compiled, stand_ins
 from memcalc.engine.serving import start
 from memcalc.errors import EstimateError
 from memcalc.files.trace_file import pack
-from memcalc.script import surroundings
+from memcalc.script import failure, surroundings
 from memcalc.script.child_deaths import ChildDeathError, end_children
 from memcalc.script.command import as_main, run
 from memcalc.script.ranks import Ranks
@@ -50,7 +50,7 @@ def main(shared: Path) -> None:
     if not request.one_of_many:
         run_program(request, shared / ANSWER)
     answers = Ranks(request, shared / ANSWER, run_program).run()
-    (shared / ANSWER).write_bytes(msgspec.json.encode(answers))
+    _write(shared / ANSWER, msgspec.json.encode(answers))
     flush()
     os._exit(0)
 
@@ -110,13 +110,13 @@ def run_program(request: Request, answered: Path) -> NoReturn:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write an answer whole or not at all; where that cannot be, say why."""
+    """Write an answer whole or not at all; where that cannot be, leave a sentence on why."""
+    made = path.with_suffix(".new")
     try:
-        made = path.with_suffix(".new")
         made.write_bytes(data)
         made.replace(path)
     except OSError as error:
-        print(f"memcalc: the answer cannot be written: {error.strerror}.", file=sys.stderr)
+        failure.leave(path.parent, failure.NO_ROOM.format(path.parent, error.strerror))
 
 
 def _explain(lines: Iterable[str]) -> None:

@@ -73,7 +73,7 @@ def read(shared: Path) -> Namespace | None:
     """Return what ``enter`` wrote down; ``None``: the process ended before it did."""
     try:
         return msgspec.json.decode((shared / _RECORD).read_bytes(), type=Namespace)
-    except OSError:
+    except (OSError, msgspec.DecodeError):
         return None
 
 

@@ -26,8 +26,9 @@ from memcalc.estimation.card import card_of
 from memcalc.estimation.kept import Traced
 from memcalc.estimation.question import Asked
 from memcalc.files.trace_file import DamagedTraceError, unpack
+from memcalc.files.untrusted_values import reason
 from memcalc.records.replay import UNLIMITED
-from memcalc.script import checkpoint_marks
+from memcalc.script import checkpoint_marks, failure
 from memcalc.script.answer import Simulated, answered
 from memcalc.script.command import Program
 from memcalc.script.launchers import Launch
@@ -47,13 +48,14 @@ import os, sys
 sys.path[:] = [*filter(None, sys.path), {home!r}]
 try:
     from pathlib import Path
+    from memcalc.script import failure
     from memcalc.script.protect import protect
     shared = Path(sys.argv[1])
     protect(shared)
     try:
         from memcalc.script.child import main
     except ImportError as error:
-        (shared / {failure!r}).write_text(f"PyTorch cannot be loaded: {{error}}.")
+        failure.leave(shared, f"PyTorch cannot be loaded: {{error}}.")
         sys.exit(1)
     main(shared)
 except KeyboardInterrupt:
@@ -64,8 +66,6 @@ except FileNotFoundError as error:
     raise
 """
 """Without the current folder: a program elsewhere imports nothing from it, and nor does PyTorch."""
-_FAILURE = "failure"
-"""A file in the shared folder with a sentence: why the process did not get to the program."""
 _HOME = str(Path(__file__).resolve().parents[2])
 
 
@@ -124,15 +124,11 @@ class Run:
         environment = self._environment(limited=limited)
         with command.own_folder() as folder:
             shared = folder / "shared"
-            shared.mkdir()
-            request, work = (
-                replace(self._request(rank, shared / "serving"), opposite=opposite),
-                shared / "work",
-            )
-            if self._work:
-                work.write_bytes(self._work)
-                request = replace(request, work=str(work), path=tuple(sys.path))
-            (shared / REQUEST).write_bytes(msgspec.json.encode(request))
+            request = replace(self._request(rank, shared / "serving"), opposite=opposite)
+            try:
+                self._write(request, shared)
+            except OSError as error:
+                raise EstimateError(failure.NO_ROOM.format(folder, reason(error))) from None
             kills = oom_kills()
             done = self._run(shared, environment, quiet=quiet or again)
             of_files = settle(shared, again=again)
@@ -140,9 +136,8 @@ class Run:
                 self._of_files = of_files
             answered = shared / ANSWER
             answer = answered.read_bytes() if answered.exists() else b""
-            failure = shared / _FAILURE
-            if failure.exists():
-                raise EstimateError(failure.read_text())
+            if why := failure.read(shared):
+                raise EstimateError(why)
         if not answer:
             name = "process of the program"
             raise EstimateError(ending(name, done.returncode, kills=kills))
@@ -155,6 +150,16 @@ class Run:
         # A program's own process may put anything there; a function is the caller's own code.
         self.raised = _raised(one.raised) if self._work and one.raised else None
         return Ran({0: self._understood(one, None)})
+
+    def _write(self, request: Request, shared: Path) -> None:
+        """Write what a process is to run."""
+        shared.mkdir()
+        failure.make_room(shared)
+        if self._work:
+            work = shared / "work"
+            work.write_bytes(self._work)
+            request = replace(request, work=str(work), path=tuple(sys.path))
+        (shared / REQUEST).write_bytes(msgspec.json.encode(request))
 
     def with_stand_ins(self, *, limited: bool, quiet: bool = False) -> Ran:
         """Run it, and again with something in place of each package that it ended for lack of."""
@@ -184,7 +189,7 @@ class Run:
             out, err = subprocess.PIPE, subprocess.STDOUT
         try:
             done = command.run(
-                [self._python, "-c", _BEGINS.format(home=_HOME, failure=_FAILURE), str(shared)],
+                [self._python, "-c", _BEGINS.format(home=_HOME), str(shared)],
                 shared.parent,
                 timeout=None if self.timeout == math.inf else self.timeout,
                 cwd=self._folder,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from memcalc.children.keeper import THEN
-from memcalc.script import namespace
+from memcalc.script import failure, namespace
 from memcalc.script.audit_guard import AuditGuard
 from memcalc.script.checkpoint_marks import MARKED, NOTED, noted_paths, remove_marks
 from memcalc.script.kept_files import restore
@@ -35,6 +35,14 @@ def protect(shared: Path) -> None:
 
     ``shared``: what this process shares with memcalc's own, a folder in that of the run.
     """
+    try:
+        _protect(shared)
+    except OSError as error:
+        failure.leave(shared, failure.NO_ROOM.format(shared, error.strerror))
+        sys.exit(1)
+
+
+def _protect(shared: Path) -> None:
     if why := namespace.enter(shared, shared.with_name(_LAYERS)).refused:
         # Before the script can change any.
         print(f"memcalc: {_GUARDED.format(why=why)}.", file=sys.stderr, flush=True)
