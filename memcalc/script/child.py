@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from memcalc.children import exit_reason
-from memcalc.children.child import flush
+from memcalc.children.child import flush, show
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.follow.mail import EndlessWaitError
@@ -127,7 +127,7 @@ def _explain(lines: Iterable[str]) -> None:
     """
     if torch.cuda.is_initialized():
         at = f" (at {', '.join(lines)})" if lines else ""
-        print(f"memcalc: {_NOT_COMPUTED.format(at=at)}", file=sys.stderr)
+        show(f"memcalc: {_NOT_COMPUTED.format(at=at)}\n")
 
 
 _by_number: list[str] = []
@@ -143,7 +143,7 @@ _NOT_COMPUTED = (
 def _ended(request: Request, session: Session) -> Ending:
     """Run the program until its last line, or until it or something else ends it."""
     if (refusal := simulated_gpu.without_kernels()) is not None:
-        print(f"memcalc: {refusal}", file=sys.stderr)
+        show(f"memcalc: {refusal}\n")
         return Ending(code=1)
     try:
         if request.work:
@@ -173,7 +173,7 @@ def _failed(error: BaseException) -> Ending:
         end_children()
         return Ending(code=1)
     if isinstance(error, EndlessWaitError):
-        print(f"memcalc: {error}", file=sys.stderr)
+        show(f"memcalc: {error}\n")
         return Ending(code=1)
     if isinstance(error, SystemExit):
         return Ending(code=_code_of(error))
@@ -190,7 +190,7 @@ def _failed(error: BaseException) -> Ending:
         way = stand_ins.how_to_install([error.name or ""])
         helps = f"{way}." if way else _OTHER_PYTHON.format(sys.executable)
     if helps:
-        print(f"memcalc: {helps}", file=sys.stderr)
+        show(f"memcalc: {helps}\n")
     return Ending(code=1, out_of_memory=_lacked(error))
 
 
@@ -234,7 +234,7 @@ def _code_of(error: SystemExit) -> int:
         return 0
     if isinstance(error.code, int):
         return error.code & 0xFF
-    print(error.code, file=sys.stderr)
+    show(f"{error.code}\n")
     return 1
 
 
@@ -252,4 +252,4 @@ def _show(error: BaseException) -> None:
     ]
     # Python reads a script under our frames alone.
     shown.stack[:] = kept or ([] if isinstance(error, SyntaxError) else shown.stack[:])
-    print("".join(shown.format()), end="", file=sys.stderr)
+    show("".join(shown.format()))

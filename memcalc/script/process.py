@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.children import command, variables
+from memcalc.children.child import show
 from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine import driver, environment, simulated_gpu
 from memcalc.engine.alloc_conf import VARIABLES, check_environment
@@ -207,9 +208,11 @@ class Run:
             raise EstimateError(took_too_long("command", self.timeout)) from None
         except OSError as error:
             raise EstimateError(f"{self._python} cannot be started: {error}.") from None
-        seen = sys.stdout if self._work else sys.stderr
-        print(done.stdout or "", end="", file=seen, flush=True)
-        print(done.stderr or "", end="", file=sys.stderr, flush=True)
+        if self._work:
+            print(done.stdout, end="", flush=True)
+        else:
+            show(done.stdout or "")
+        show(done.stderr or "")
         return done
 
     def _request(self, rank: int | str | None, serving: Path) -> Request:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from memcalc.children.child import show
 from memcalc.children.keeper import THEN
 from memcalc.script import failure, namespace
 from memcalc.script.audit_guard import AuditGuard
@@ -45,7 +46,7 @@ def protect(shared: Path) -> None:
 def _protect(shared: Path) -> None:
     if why := namespace.enter(shared, shared.with_name(_LAYERS)).refused:
         # Before the script can change any.
-        print(f"memcalc: {_GUARDED.format(why=why)}.", file=sys.stderr, flush=True)
+        show(f"memcalc: {_GUARDED.format(why=why)}.\n")
         guard = AuditGuard(shared.with_name(_ASIDE))
         home = str(Path(__file__).resolve().parents[2])
         then = _AT_THE_END.format(home=home, shared=str(shared))

@@ -93,17 +93,17 @@ def test_an_answer_for_a_closed_stream_is_not_given():
     assert done.stderr == "error: Cannot write the answer: standard output is closed.\n"
 
 
-BUDGET = """
-[runs.{name}]
-model = "distilgpt2"
+JUDGED = """
+[runs.a]
+model = "distilbert-base-cased"
 method = "analytic"
-[runs.{name}.limits]
-peak = "{limit}"
+[runs.a.limits]
+peak = "{}"
 """
 
 
 def test_a_check_that_cannot_show_its_verdict_is_not_green(tmp_path):
-    (tmp_path / "memcalc.toml").write_text(BUDGET.format(name="a", limit="100 GiB"))
+    (tmp_path / "memcalc.toml").write_text(JUDGED.format("100 GiB"))
     for to, why in (
         (">&-", "standard output is closed"),
         (">/dev/full", "No space left on device"),
@@ -115,7 +115,7 @@ def test_a_check_that_cannot_show_its_verdict_is_not_green(tmp_path):
 
 @pytest.mark.nightly
 def test_a_check_that_cannot_show_its_verdict_is_over_where_it_is(tmp_path):
-    (tmp_path / "memcalc.toml").write_text(BUDGET.format(name="a", limit="1 KiB"))
+    (tmp_path / "memcalc.toml").write_text(JUDGED.format("1 KiB"))
     assert typed(f"cd {tmp_path}; memcalc check >&-").returncode == 1
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from memcalc.children.child import show
 from memcalc.engine import source_lines
 from memcalc.engine.follow.mail import EndlessWaitError, Ties, from_environment
 from memcalc.engine.patches import Patches
@@ -233,7 +233,7 @@ class Messages:
 
 def end_waiting(error: EndlessWaitError) -> NoReturn:
     """End the program, which would wait without end, with one sentence."""
-    print(f"memcalc: {error}", file=sys.stderr, flush=True)
+    show(f"memcalc: {error}\n")
     os._exit(1)
 
 
