@@ -136,7 +136,7 @@ def _sweep(runs: Path) -> None:
             try:
                 if time.time() - os.fstat(lock).st_mtime > _SETTLES:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if keeper.run_then(str(folder)):
+                    if keeper.run_then(str(folder), keeper.LATE):
                         keeper.remove(str(folder))
             finally:
                 os.close(lock)

@@ -20,7 +20,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-THEN = "then.py"
+THEN, LATE = "then.py", "late"
+"""What is run when a command has ended, and what it is told where that was a while ago."""
 _PDEATHSIG, _SUBREAPER = 1, 36
 _GONE = signal.SIGUSR1
 """The kernel's signal that the owner is gone, where SIGTERM is the owner's own."""
@@ -119,14 +120,15 @@ def _children() -> list[int]:
     return found
 
 
-def run_then(folder: str) -> bool:
+def run_then(folder: str, *arguments: str) -> bool:
     """Run what is to be done in a folder when a command has ended, once; returns False if it fails.
 
     What is in the folder is needed then.
     """
     path = os.path.join(folder, THEN)
     if folder and os.path.exists(path):
-        if os.waitpid(os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, path]), 0)[1]:
+        runs = [sys.executable, path, *arguments]
+        if os.waitpid(os.spawnv(os.P_NOWAIT, sys.executable, runs), 0)[1]:
             return False
         os.unlink(path)
     return True

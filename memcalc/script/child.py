@@ -20,8 +20,8 @@ from typing import NoReturn
 import msgspec
 import torch
 
-from memcalc.children import exit_reason
 from memcalc.children.child import flush, show
+from memcalc.children.exit_reason import advice, text_of
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.follow.mail import EndlessWaitError
@@ -38,6 +38,7 @@ from memcalc.script.ranks import Ranks
 from memcalc.script.records import ANSWER, REQUEST, Answer, Ending, Request
 
 _ONE_OF_MANY = "this is rank {} of {}; messages of others are assumed to have arrived"
+_NO_ANSWER = "The run cannot be told, for the program changed what Python is: {}: {}."
 _LEFT = "The code called os._exit({}), which ends a process at once: leave that call out."
 _INTERRUPTED = 130
 """What a shell says of a program that Ctrl-C ended."""
@@ -72,17 +73,19 @@ def run_program(request: Request, answered: Path) -> NoReturn:
     others = surroundings.program(request, session)
 
     def end() -> NoReturn:
-        stack.close()
-        told = msgspec.structs.replace(
-            ending,
-            steps=session.steps.most,
-            started=tuple(others),
-            others=internals.most_of_others(),
-            trains=session.phases.backwards > 0,
-            decides=session.values.reads.decisions,
-        )
-        answer = _answer(session, request, told)
-        _write(answered, msgspec.json.encode(answer))
+        try:
+            stack.close()
+            told = msgspec.structs.replace(
+                ending,
+                steps=session.steps.most,
+                started=tuple(others),
+                others=internals.most_of_others(),
+                trains=session.phases.backwards > 0,
+                decides=session.values.reads.decisions,
+            )
+            _write(answered, msgspec.json.encode(_answer(session, request, told)))
+        except Exception as error:
+            failure.leave(answered.parent, _NO_ANSWER.format(type(error).__name__, error))
         flush()
         # Threads of PyTorch's would wait for a GPU that never answers.
         leave(ending.code)
@@ -106,6 +109,10 @@ def run_program(request: Request, answered: Path) -> NoReturn:
         atexit._run_exitfuncs()
     if ending.code == 1 and _by_number:
         _explain(session.values.reads.lines)
+    if os.getpid() != own:
+        # A fork that went on to the program's last line has none of its memory.
+        flush()
+        leave(ending.code)
     end()
 
 
@@ -182,10 +189,10 @@ def _failed(error: BaseException) -> Ending:
         # It is run again, and ends like this no more.
         return Ending(code=1, lacks=lacks)
     _show(error)
-    of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(str(error))
+    of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(text_of(error))
     if of_a_number or isinstance(error, ZeroDivisionError | OverflowError):
-        _by_number.append(str(error))
-    helps = exit_reason.advice(error)
+        _by_number.append(text_of(error))
+    helps = advice(error)
     if not helps and isinstance(error, ModuleNotFoundError):
         way = stand_ins.how_to_install([error.name or ""])
         helps = f"{way}." if way else _OTHER_PYTHON.format(sys.executable)
@@ -196,7 +203,7 @@ def _failed(error: BaseException) -> Ending:
 
 def _lacked(error: BaseException) -> str:
     """Return what PyTorch said of memory; empty: something else went wrong."""
-    return str(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
+    return text_of(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
 
 
 _OTHER_PYTHON = (
@@ -209,7 +216,7 @@ _raised: dict[str, str] = {}
 
 def _described(error: BaseException) -> dict[str, str]:
     trace = "".join(traceback.format_exception(error))
-    found = {"kind": type(error).__name__, "text": str(error), "trace": trace}
+    found = {"kind": type(error).__name__, "text": text_of(error), "trace": trace}
     with contextlib.suppress(Exception):
         found["error"] = base64.b64encode(pickle.dumps(error)).decode()
     return found
@@ -234,7 +241,7 @@ def _code_of(error: SystemExit) -> int:
         return 0
     if isinstance(error.code, int):
         return error.code & 0xFF
-    show(f"{error.code}\n")
+    show(f"{text_of(error.code)}\n")
     return 1
 
 

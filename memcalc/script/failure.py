@@ -1,5 +1,8 @@
 """Why a program's process has no answer: a sentence that it leaves for memcalc."""
 
+import contextlib
+import os
+import stat
 from pathlib import Path
 
 _NAME = "failure"
@@ -23,11 +26,21 @@ def make_room(shared: Path) -> None:
 
 
 def leave(shared: Path, sentence: str) -> None:
-    """Leave a sentence."""
-    with open(shared / _NAME, "r+b") as file:
+    """Leave a sentence, unless the program has removed the file."""
+    with contextlib.suppress(OSError), open(shared / _NAME, "r+b") as file:
         file.write(sentence.encode(errors="backslashreplace")[:_ROOM])
 
 
 def read(shared: Path) -> str:
     """Return the sentence; empty: there is none."""
-    return (shared / _NAME).read_text(errors="replace").strip()
+    return read_file(shared / _NAME)[:_ROOM].decode(errors="replace").strip()
+
+
+def read_file(path: Path) -> bytes:
+    """Return what is in a file that a program can write; empty: there is none, or a pipe."""
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(number, "rb") as file:
+            return file.read() if stat.S_ISREG(os.fstat(number).st_mode) else b""
+    except OSError:
+        return b""

@@ -18,6 +18,8 @@ import msgspec
 
 ABSENT, GONE = 0, 1
 """In place of a mode: nothing was there; and what is there now is of no use without the script."""
+_BEFORE = ".before"
+"""Ending of the name of a file with what was there before."""
 _CLONE = 0x40049409
 """FICLONE: copies share their blocks (linux/fs.h)."""
 
@@ -81,6 +83,36 @@ def restore(folder: Path) -> list[str]:
             except OSError:
                 failed.append(entry.path)
     return failed
+
+
+def restore_beside(folder: Path) -> tuple[list[str], list[str]]:
+    """Put back what is gone, and what was changed under a new name: it may be changed again since.
+
+    Returns:
+        The files that were made for changed ones, and those that could not be put back.
+    """
+    made, failed = [], []
+    for entry in _read(folder, "file"):
+        copy, path = folder / f"{entry.number}.copy", entry.path
+        try:
+            if os.path.lexists(path):
+                if not copy.exists() or os.lstat(path).st_mtime_ns == entry.times[1]:
+                    continue
+                path += _BEFORE
+                made.append(path)
+            with open(copy, "rb") as source, open(path, "xb") as target:
+                fill(target, source)
+            _set_status(path, entry)
+        except OSError:
+            failed.append(entry.path)
+    for entry in _read(folder, "name"):
+        try:
+            if not os.path.lexists(entry.path):
+                _restore_name(folder, entry, set())
+                _set_status(entry.path, entry)
+        except OSError:
+            failed.append(entry.path)
+    return made, failed
 
 
 def _read(folder: Path, kind: str) -> list[Entry]:

@@ -135,8 +135,7 @@ class Run:
             of_files = settle(shared, again=again)
             if not again:
                 self._of_files = of_files
-            answered = shared / ANSWER
-            answer = answered.read_bytes() if answered.exists() else b""
+            answer = failure.read_file(shared / ANSWER)
             if why := failure.read(shared):
                 raise EstimateError(why)
         if not answer:
