@@ -23,9 +23,11 @@ def main() -> None:
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             stream.flush()
-        except OSError:
+        except OSError as error:
             # Python would try again, and complain in words and an exit code of its own.
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            if number == 1 and not code:
+                code = _told(error, simulates=False)
     sys.exit(code)
 
 
@@ -45,7 +47,6 @@ def run(arguments: list[str]) -> int:
 
         with _warning_in_lines(), app.make_context("memcalc", list(arguments)) as context:
             app.invoke(context)
-        sys.stdout.flush()
     except BaseException as error:
         return _told(error, simulates=arguments[:1] == ["simulate"])
     return 0
@@ -82,13 +83,17 @@ def _told(error: BaseException, *, simulates: bool) -> int:
 
 @contextlib.contextmanager
 def _warning_in_lines() -> Iterator[None]:
-    """Turn warnings into lines on stderr."""
+    """Turn warnings into lines on stderr, each once."""
     import warnings
+
+    told: set[str] = set()
 
     def show(message: object, *_: object, **__: object) -> None:
         from memcalc.cli.command import say
 
-        say(f"warning: {message}")
+        if str(message) not in told:
+            told.add(str(message))
+            say(f"warning: {message}")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)

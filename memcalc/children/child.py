@@ -32,6 +32,12 @@ def flush() -> None:
             stream.flush()
 
 
+def show(text: str) -> None:
+    """Write a text to standard error; it may be closed, or a file on a full disk."""
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        print(text, end="", file=sys.stderr, flush=True)
+
+
 SIZE = 512
 
 

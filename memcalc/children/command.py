@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,10 @@ from memcalc.files import cache
 
 _SETTLES = 60.0
 """Seconds within which a new folder is locked."""
+_ROOM = 64 << 20
+"""Bytes that must be free in the cache: an answer, and what an overlay holds of changed files."""
+_POLLS = 0.01
+"""Seconds between looks at a process that is about to end."""
 
 
 def start(
@@ -61,6 +66,15 @@ def end(process: subprocess.Popen[Any]) -> None:
     process.terminate()
     # After Ctrl-C a process that is left as a context is not waited for.
     process.wait()
+    _await_keepers(process)
+
+
+def _await_keepers(process: subprocess.Popen[Any]) -> None:
+    """Wait for the keeper that is left where one was killed; both are in a group of their own."""
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.killpg(process.pid, 0)
+            time.sleep(_POLLS)
 
 
 def run(
@@ -77,6 +91,7 @@ def run(
         except BaseException:
             end(process)
             raise
+    _await_keepers(process)
     return subprocess.CompletedProcess(list(command), process.returncode, out, err)
 
 
@@ -99,12 +114,18 @@ def _locked_folder() -> tuple[Path, int]:
         runs = cache.folder().absolute() / "runs"
         runs.mkdir(parents=True, exist_ok=True)
         _sweep(runs)
+        if _free(runs) < min(_ROOM, _free(tempfile.gettempdir())):
+            raise OSError
         folder = Path(tempfile.mkdtemp(dir=runs))
     except OSError:
         folder = Path(tempfile.mkdtemp(prefix="memcalc-"))
     lock = os.open(folder, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     return folder, lock
+
+
+def _free(folder: Path | str) -> int:
+    return shutil.disk_usage(folder).free
 
 
 def _sweep(runs: Path) -> None:
@@ -115,7 +136,7 @@ def _sweep(runs: Path) -> None:
             try:
                 if time.time() - os.fstat(lock).st_mtime > _SETTLES:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if keeper.run_then(str(folder)):
+                    if keeper.run_then(str(folder), keeper.LATE):
                         keeper.remove(str(folder))
             finally:
                 os.close(lock)

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +53,16 @@ def serialize_error(error: BaseException, name: str, where: str) -> dict[str, An
         traceback.print_exception(error)
     if isinstance(error, MemcalcError):
         return {"error": str(error), "exit_code": error.exit_code}
-    reason = " ".join(str(error).split())
-    if str(error).count("\n") > _LINES:
+    text = text_of(error)
+    reason = " ".join(text.split())
+    if text.count("\n") > _LINES:
         reason = reason.partition(": [")[0]
     reason = reason[:_LONGEST_REASON] or "no reason given"
     said = f"{type(error).__name__}: {reason}"
     if isinstance(error, SystemExit):
         said = (
-            f"its code called sys.exit({error.code!r}), as scripts do that read arguments: type "
-            "memcalc simulate -- python SCRIPT to run all of it"
+            f"its code called sys.exit({text_of(error.code, repr)}), as scripts do that read "
+            "arguments: type memcalc simulate -- python SCRIPT to run all of it"
         )
     elif isinstance(error, RecursionError):
         said = "its code recursed too deeply"
@@ -146,11 +148,27 @@ _ADVICE = {
 
 def advice(error: BaseException | None) -> str:
     """What a user can do about an error, in one sentence; empty: unknown."""
-    while error is not None:
-        raised_in = (frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__))
-        said = f"{' '.join(raised_in)}: {error}"
+    for one in causes(error):
+        raised_in = (frame.f_code.co_name for frame, _ in traceback.walk_tb(one.__traceback__))
+        said = f"{' '.join(raised_in)}: {text_of(one)}"
         for pattern, sentence in _ADVICE.items():
             if re.search(pattern, said):
                 return sentence
-        error = error.__cause__ or error.__context__
     return ""
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and the errors that led to it, each once: they may lead to one another."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def text_of(error: object, show: Callable[[object], str] = str) -> str:
+    """Return an error as a text, also where its own code for that fails."""
+    try:
+        return show(error)
+    except Exception:
+        return "it cannot be shown"

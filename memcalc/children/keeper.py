@@ -7,6 +7,8 @@ FOLDER. Processes that the command leaves behind become its children (``PR_SET_C
 and end too. Where there is a Python file ``then.py`` in FOLDER when all have ended, it is run.
 STATUS is a descriptor for the error number of a command that cannot be started.
 
+A keeper keeps a second one, which keeps the command: when either is killed, the other does this.
+
 It imports only what starts in a few milliseconds.
 """
 
@@ -15,9 +17,11 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
-THEN = "then.py"
+THEN, LATE = "then.py", "late"
+"""What is run when a command has ended, and what it is told where that was a while ago."""
 _PDEATHSIG, _SUBREAPER = 1, 36
 _GONE = signal.SIGUSR1
 """The kernel's signal that the owner is gone, where SIGTERM is the owner's own."""
@@ -30,14 +34,26 @@ class _ToldToEndError(BaseException):
 
 def main(owner: int, folder: str, status: int, *command: str) -> NoReturn:
     """Run a command and end as it ends; end it with its owner."""
+    group = os.getpgid(owner)
+
+    def become_command(keeper: int) -> NoReturn:
+        _become(command, keeper, group, status)
+
+    def keep_command(keeper: int) -> NoReturn:
+        _keep(keeper, folder, status, become_command)
+
+    _keep(owner, folder, status, keep_command)
+
+
+def _keep(owner: int, folder: str, status: int, become: Callable[[int], NoReturn]) -> NoReturn:
+    """Fork a child, which is told who forked it, and end as it ends; end it with the owner."""
     _prctl(_SUBREAPER, 1)
     try:
         for number in (signal.SIGTERM, _GONE):
             signal.signal(number, _end)
-        keeper = os.getpid()
-        started = os.fork()
+        own, started = os.getpid(), os.fork()
         if not started:
-            _become(command, keeper, os.getpgid(owner), status)
+            become(own)
         os.close(status)
         _prctl(_PDEATHSIG, _GONE)
         if os.getppid() != owner:
@@ -104,14 +120,15 @@ def _children() -> list[int]:
     return found
 
 
-def run_then(folder: str) -> bool:
+def run_then(folder: str, *arguments: str) -> bool:
     """Run what is to be done in a folder when a command has ended, once; returns False if it fails.
 
     What is in the folder is needed then.
     """
     path = os.path.join(folder, THEN)
     if folder and os.path.exists(path):
-        if os.waitpid(os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, path]), 0)[1]:
+        runs = [sys.executable, path, *arguments]
+        if os.waitpid(os.spawnv(os.P_NOWAIT, sys.executable, runs), 0)[1]:
             return False
         os.unlink(path)
     return True

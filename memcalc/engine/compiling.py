@@ -8,7 +8,6 @@ import functools
 import gc
 import math
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import torch
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
+from memcalc.children.child import show
 from memcalc.engine import simulated_gpu
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.patches import Patches
@@ -90,7 +90,7 @@ class Compiling:
 
     def _starts(self, *_: Any) -> None:
         if not self._took and not self._began:
-            print("memcalc: torch.compile is compiling ...", file=sys.stderr, flush=True)
+            show("memcalc: torch.compile is compiling ...\n")
         self._began = time.monotonic()
 
     def _ends(self, *_: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from memcalc.errors import UsageError
-from memcalc.files.artifact import SCHEMA, encode, write_bytes
+from memcalc.files.artifact import SCHEMA, encode, put
 from memcalc.files.shipped import configs
 from memcalc.files.trace_file import pack, unpack
 from memcalc.files.untrusted_values import reason
@@ -103,15 +103,16 @@ def load(name: str, kind: type[T]) -> T | None:
 
 def store(name: str, record: msgspec.Struct) -> None:
     """Keep a record; a cache that cannot be written is a warning, not an error."""
-    limit = size_limit()
+    limit, where = size_limit(), ""
     try:
+        where = f"{folder()} cannot be written: "
         data = pack(record) if isinstance(record, Trace) else _sealed(msgspec.json.encode(record))
         if len(data) <= limit:
             folder().mkdir(parents=True, exist_ok=True)
-            write_bytes(_file(name, type(record)), data)
+            put(_file(name, type(record)), data)
             _evict(limit)
-    except (OSError, UsageError, ValueError) as error:
-        warnings.warn(f"the answer is not cached: {reason(error)}", stacklevel=2)
+    except (OSError, ValueError) as error:
+        warnings.warn(f"the answer is not cached: {where}{reason(error)}", stacklevel=2)
 
 
 def _file(name: str, kind: type) -> Path:

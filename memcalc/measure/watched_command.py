@@ -131,9 +131,17 @@ def _cards() -> Iterator[tuple[Nvml | None, list[Watched], str]]:
 
 @contextlib.contextmanager
 def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Ctrl-C reaches the command by itself; a request to end is passed on; we stay to report."""
+    """Pass requests to end on to the command, and stay to report.
+
+    A terminal itself sends Ctrl-C to all that runs in its foreground.
+    """
+
+    def interrupt(number: int, _: object) -> None:
+        if not _is_in_foreground():
+            process.send_signal(number)
+
     before = [
-        signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.signal(signal.SIGINT, interrupt),
         signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number)),
     ]
     try:
@@ -141,6 +149,15 @@ def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before[0])
         signal.signal(signal.SIGTERM, before[1])
+
+
+def _is_in_foreground() -> bool:
+    """Return whether Ctrl-C at the terminal of this process, if it has one, reaches its group."""
+    try:
+        with open("/dev/tty", "rb", buffering=0) as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
 
 
 def _sample(watched: list[Watched], pids: set[int]) -> str:

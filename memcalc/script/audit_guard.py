@@ -7,7 +7,6 @@ written, and linked before its name goes; ``kept_files`` puts it back when all h
 
 import contextlib
 import ctypes
-import hashlib
 import math
 import os
 import stat
@@ -18,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from memcalc.script.kept_files import ABSENT, GONE, Entry, fill, key, write
+from memcalc.script.kept_files import ABSENT, GONE, Entry, entry_of, fill, key, read, write
 
 _STOPPED = "memcalc: the script stops before it changes {path}, which cannot be kept: {why}."
 _NO_FOLLOW, _BORN = 0x100, 0x800
@@ -86,8 +85,7 @@ class AuditGuard:
 
     def changes_status(self, path: Any, *others: Any) -> None:
         """Keep mode, owner and times."""
-        path = _resolve(path, others[-1])
-        self._write(path, os.stat(path), f"{key(os.stat(path))}.file")
+        self._keep(_resolve(path, others[-1]))
 
     def removes(self, path: Any, folder: int = -1) -> None:
         """Keep what is at a name."""
@@ -104,7 +102,7 @@ class AuditGuard:
         if os.path.lexists(path):
             self._keep_name(path)
         else:
-            self._write_absent(path, ABSENT)
+            write(self._folder, Entry(path, ABSENT))
 
     def opens_database(self, path: Any, *_: Any) -> None:
         """Keep a database with its journals, and see that no later journal is applied to it."""
@@ -114,70 +112,65 @@ class AuditGuard:
         for beside in (f"{path}{ending}" for ending in _BESIDE_DATABASE):
             if os.path.lexists(beside):
                 self._keep_content(beside)
-                self._keep_name(beside)
             else:
-                self._write_absent(beside, GONE)
+                write(self._folder, Entry(beside, GONE))
 
     def _keep_content(self, path: str) -> None:
-        status = os.stat(path)
-        copy = self._folder / f"{key(status)}.copy"
-        if not (stat.S_ISREG(status.st_mode) and os.access(path, os.W_OK)) or copy.exists():
-            return
-        if self._write(path, status, f"{key(status)}.file"):
-            part = self._folder / f"{os.getpid()}-{threading.get_ident()}.part"
-            try:
-                with open(path, "rb") as source, open(part, "wb") as target:
-                    fill(target, source)
-                # The first of several processes wins: a later one may have seen changes.
-                with contextlib.suppress(FileExistsError):
-                    os.link(part, copy)
-            finally:
-                part.unlink(missing_ok=True)
+        if stat.S_ISREG(os.stat(path).st_mode) and os.access(path, os.W_OK):
+            self._keep_name(path, changes=True)
 
-    def _keep_name(self, path: str) -> None:
-        status, name = os.lstat(path), f"{_digest(path)}.name"
-        places = [path, *map(str, Path(path).parents)]
-        if any((self._folder / f"{_digest(place)}.absent").exists() for place in places):
+    def _keep_name(self, path: str, *, changes: bool = False) -> None:
+        """Keep what is at a path, and below it; ``changes``: also the content of a file."""
+        status = self._keep(path)
+        if status is None:
             return
-        if not os.access(os.path.dirname(path), os.W_OK) or (self._folder / name).exists():
-            return
-        if not self._write(path, status, name):
-            return
-        if stat.S_ISREG(status.st_mode):
+        if stat.S_ISDIR(status.st_mode):
+            for inside in os.listdir(path):
+                self._keep_name(os.path.join(path, inside))
+        elif stat.S_ISREG(status.st_mode):
             try:
                 os.link(path, self._folder / f"{key(status)}.link", follow_symlinks=False)
             except FileExistsError:
                 pass
             except OSError:
-                self._keep_content(path)  # On another file system.
-        elif stat.S_ISDIR(status.st_mode):
-            for inside in os.listdir(path):
-                self._keep_name(os.path.join(path, inside))
+                changes = True  # On another file system.
+            if changes:
+                self._copy(path, self._folder / f"{key(status)}.copy")
 
-    def _write(self, path: str, status: os.stat_result, name: str) -> bool:
-        """Write down what is at a path, once; returns False for what was not there at the start."""
+    def _copy(self, path: str, copy: Path) -> None:
+        if copy.exists():
+            return
+        part = self._folder / f"{os.getpid()}-{threading.get_ident()}.part"
+        try:
+            with open(path, "rb") as source, open(part, "wb") as target:
+                fill(target, source)
+            # The first of several processes wins: a later one may have seen changes.
+            with contextlib.suppress(FileExistsError):
+                os.link(part, copy)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _keep(self, path: str) -> os.stat_result | None:
+        """Write down what is at a path, once; returns its status, ``None``: it was made since."""
+        status = os.lstat(path)
         number = key(status)
         if path.startswith(self._run) or number in self._streams:
-            return False
-        known = any((self._folder / f"{number}.{end}").exists() for end in ("file", "link"))
+            return None
+        known = any((self._folder / f"{number}.{end}").exists() for end in ("copy", "link"))
         if not known and min(_born(path), status.st_ctime_ns) > self._began:
-            return False
-        if not (self._folder / name).exists():
+            return None
+        if not any(self._is_absent(place) for place in (path, *map(str, Path(path).parents))):
             link = os.readlink(path) if stat.S_ISLNK(status.st_mode) else ""
             times = status.st_atime_ns, status.st_mtime_ns
             owner = status.st_uid, status.st_gid
-            write(self._folder / name, Entry(path, status.st_mode, number, owner, times, link))
-        return True
+            write(self._folder, Entry(path, status.st_mode, number, owner, times, link))
+        return status
 
-    def _write_absent(self, path: str, mode: int) -> None:
-        """Write down that nothing was at a path, unless something was."""
-        digest = _digest(path)
-        if not (self._folder / f"{digest}.name").exists():
-            write(self._folder / f"{digest}.absent", Entry(path, mode))
-
-
-def _digest(path: str) -> str:
-    return hashlib.sha256(os.fsencode(path)).hexdigest()
+    def _is_absent(self, path: str) -> bool:
+        """Return whether nothing was at a path."""
+        with contextlib.suppress(FileNotFoundError):
+            return read(entry_of(self._folder, path)).mode in (ABSENT, GONE)
+        return False
 
 
 def _resolve(path: Any, folder: int = -1, *, last: bool = True) -> str:
@@ -210,7 +203,7 @@ _EVENTS: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("os.chmod", "os.chown", "os.utime"), AuditGuard.changes_status),
     **dict.fromkeys(("os.remove", "os.rmdir"), AuditGuard.removes),
     "os.rename": AuditGuard.renames,
-    "os.link": AuditGuard.makes_name,
+    "os.link": AuditGuard.renames,
     "sqlite3.connect": AuditGuard.opens_database,
 }
 """What is done before each of Python's audit events (library/audit_events)."""

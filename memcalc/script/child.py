@@ -20,8 +20,8 @@ from typing import NoReturn
 import msgspec
 import torch
 
-from memcalc.children import exit_reason
-from memcalc.children.child import flush
+from memcalc.children.child import flush, show
+from memcalc.children.exit_reason import advice, text_of
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.follow.mail import EndlessWaitError
@@ -31,13 +31,14 @@ from memcalc.engine.packages import compiled, stand_ins
 from memcalc.engine.serving import start
 from memcalc.errors import EstimateError
 from memcalc.files.trace_file import pack
-from memcalc.script import surroundings
+from memcalc.script import failure, surroundings
 from memcalc.script.child_deaths import ChildDeathError, end_children
 from memcalc.script.command import as_main, run
 from memcalc.script.ranks import Ranks
 from memcalc.script.records import ANSWER, REQUEST, Answer, Ending, Request
 
 _ONE_OF_MANY = "this is rank {} of {}; messages of others are assumed to have arrived"
+_NO_ANSWER = "The run cannot be told, for the program changed what Python is: {}: {}."
 _LEFT = "The code called os._exit({}), which ends a process at once: leave that call out."
 _INTERRUPTED = 130
 """A shell's exit code of a program that Ctrl-C ended."""
@@ -50,7 +51,7 @@ def main(shared: Path) -> None:
     if not request.one_of_many:
         run_program(request, shared / ANSWER)
     answers = Ranks(request, shared / ANSWER, run_program).run()
-    (shared / ANSWER).write_bytes(msgspec.json.encode(answers))
+    _write(shared / ANSWER, msgspec.json.encode(answers))
     flush()
     os._exit(0)
 
@@ -92,9 +93,22 @@ class _Run:
             atexit._run_exitfuncs()
         if self._ending.code == 1 and _by_number:
             _explain(session.values.reads.lines)
+        if os.getpid() != self._own:
+            # A fork that went on to the program's last line has none of its memory.
+            flush()
+            self._exit(self._ending.code)
         self._end()
 
     def _end(self) -> NoReturn:
+        try:
+            self._write_answer()
+        except Exception as error:
+            failure.leave(self._answered.parent, _NO_ANSWER.format(type(error).__name__, error))
+        flush()
+        # Threads of PyTorch's would wait for a GPU that never answers.
+        self._exit(self._ending.code)
+
+    def _write_answer(self) -> None:
         self._stack.close()
         session = self._session
         ending = msgspec.structs.replace(
@@ -107,9 +121,6 @@ class _Run:
         )
         answer = _make_answer(session, self._request, ending)
         _write(self._answered, msgspec.json.encode(answer))
-        flush()
-        # Threads of PyTorch's would wait for a GPU that never answers.
-        self._exit(ending.code)
 
     def _leave(self, status: int) -> NoReturn:
         """Take the place of ``os._exit``, which would take the answer with it."""
@@ -123,20 +134,20 @@ class _Run:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write an answer whole or not at all; where that cannot be, say why."""
+    """Write an answer whole or not at all; where that cannot be, leave a sentence on why."""
+    made = path.with_suffix(".new")
     try:
-        made = path.with_suffix(".new")
         made.write_bytes(data)
         made.replace(path)
     except OSError as error:
-        print(f"memcalc: the answer cannot be written: {error.strerror}.", file=sys.stderr)
+        failure.leave(path.parent, failure.NO_ROOM.format(path.parent, error.strerror))
 
 
 def _explain(lines: Iterable[str]) -> None:
     """Say which lines read numbers that are not computed: one may cause the error."""
     if torch.cuda.is_initialized():
         at = f" (at {', '.join(lines)})" if lines else ""
-        print(f"memcalc: {_NOT_COMPUTED.format(at=at)}", file=sys.stderr)
+        show(f"memcalc: {_NOT_COMPUTED.format(at=at)}\n")
 
 
 _by_number: list[str] = []
@@ -152,7 +163,7 @@ _NOT_COMPUTED = (
 def _run_to_end(request: Request, session: Session) -> Ending:
     """Run the program until its last line, or until it or something else ends it."""
     if (refusal := simulated_gpu.without_kernels()) is not None:
-        print(f"memcalc: {refusal}", file=sys.stderr)
+        show(f"memcalc: {refusal}\n")
         return Ending(code=1)
     try:
         if request.work:
@@ -182,7 +193,7 @@ def _report(error: BaseException) -> Ending:
         end_children()
         return Ending(code=1)
     if isinstance(error, EndlessWaitError):
-        print(f"memcalc: {error}", file=sys.stderr)
+        show(f"memcalc: {error}\n")
         return Ending(code=1)
     if isinstance(error, SystemExit):
         return Ending(code=_code_of(error))
@@ -191,21 +202,21 @@ def _report(error: BaseException) -> Ending:
         # It is run again, and ends like this no more.
         return Ending(code=1, lacks=lacks)
     _show(error)
-    of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(str(error))
+    of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(text_of(error))
     if of_a_number or isinstance(error, ZeroDivisionError | OverflowError):
-        _by_number.append(str(error))
-    helps = exit_reason.advice(error)
+        _by_number.append(text_of(error))
+    helps = advice(error)
     if not helps and isinstance(error, ModuleNotFoundError):
         way = stand_ins.how_to_install([error.name or ""])
         helps = f"{way}." if way else _OTHER_PYTHON.format(sys.executable)
     if helps:
-        print(f"memcalc: {helps}", file=sys.stderr)
+        show(f"memcalc: {helps}\n")
     return Ending(code=1, out_of_memory=_memory_error(error))
 
 
 def _memory_error(error: BaseException) -> str:
     """Return PyTorch's words on memory; empty: another error."""
-    return str(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
+    return text_of(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
 
 
 _OTHER_PYTHON = (
@@ -218,7 +229,7 @@ _raised: dict[str, str] = {}
 
 def _serialize(error: BaseException) -> dict[str, str]:
     trace = "".join(traceback.format_exception(error))
-    found = {"kind": type(error).__name__, "text": str(error), "trace": trace}
+    found = {"kind": type(error).__name__, "text": text_of(error), "trace": trace}
     with contextlib.suppress(Exception):
         found["error"] = base64.b64encode(pickle.dumps(error)).decode()
     return found
@@ -243,7 +254,7 @@ def _code_of(error: SystemExit) -> int:
         return 0
     if isinstance(error.code, int):
         return error.code & 0xFF
-    print(error.code, file=sys.stderr)
+    show(f"{text_of(error.code)}\n")
     return 1
 
 
@@ -261,4 +272,4 @@ def _show(error: BaseException) -> None:
     ]
     # Python reads a script under our frames alone.
     shown.stack[:] = kept or ([] if isinstance(error, SyntaxError) else shown.stack[:])
-    print("".join(shown.format()), end="", file=sys.stderr)
+    show("".join(shown.format()))

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from memcalc.children.child import show
 from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine import source_lines
 from memcalc.engine import torch_internals as internals
@@ -92,7 +93,7 @@ class ChildDeaths:
         if seen is None or seen.si_code not in (os.CLD_KILLED, os.CLD_DUMPED):
             return
         if self._tell(child.pid, seen.si_status) and _waits():
-            print("memcalc: the script waits for it and is ended.", file=sys.stderr, flush=True)
+            show("memcalc: the script waits for it and is ended.\n")
             signal.pthread_kill(threading.main_thread().ident or 0, _END)
 
     def _tell(self, pid: int, number: int) -> bool:
@@ -102,7 +103,7 @@ class ChildDeaths:
         self._told.add(pid)
         line = self._started.get(pid)
         name = f"process {pid} that the script started{f' at {line}' if line else ''}"
-        print(f"memcalc: {ending(name, -number, kills=self._kills)}", file=sys.stderr, flush=True)
+        show(f"memcalc: {ending(name, -number, kills=self._kills)}\n")
         return True
 
 

@@ -1,13 +1,13 @@
 """Files that were put aside before a script changed them, and how they are put back.
 
-Of each file there is an entry by its inode (``.file``) with its content where that may change
-(``.copy``), and of each name that may go an entry (``.name``, ``.absent``) with a link to the file
-(``.link``).
+Of each path there is an ``Entry``; of each file, by its inode, a link where its name may go and a
+copy where its content may change.
 """
 
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 import stat
@@ -18,6 +18,8 @@ import msgspec
 
 ABSENT, GONE = 0, 1
 """In place of a mode: nothing was there; and what is there now is of no use without the script."""
+_BEFORE = ".before"
+"""Ending of the name of a file with what was there before."""
 _CLONE = 0x40049409
 """FICLONE: copies share their blocks (linux/fs.h)."""
 
@@ -41,12 +43,26 @@ def key(status: os.stat_result) -> str:
     return f"{status.st_dev}-{status.st_ino}"
 
 
-def write(path: Path, entry: Entry) -> None:
-    """Write an entry whole or not at all."""
-    part = path.with_suffix(f".{os.getpid()}")
-    named = os.fsencode(entry.path).hex(), os.fsencode(entry.link).hex()
-    part.write_bytes(msgspec.msgpack.encode(entry._replace(path=named[0], link=named[1])))
-    part.replace(path)
+def entry_of(folder: Path, path: str) -> Path:
+    """Return where the entry of a path is, or would be."""
+    return folder / f"{hashlib.sha256(os.fsencode(path)).hexdigest()}.entry"
+
+
+def write(folder: Path, entry: Entry) -> None:
+    """Write an entry whole or not at all, unless there is one of its path."""
+    to = entry_of(folder, entry.path)
+    if not to.exists():
+        part = to.with_suffix(f".{os.getpid()}")
+        named = os.fsencode(entry.path).hex(), os.fsencode(entry.link).hex()
+        part.write_bytes(msgspec.msgpack.encode(entry._replace(path=named[0], link=named[1])))
+        part.replace(to)
+
+
+def read(path: Path) -> Entry:
+    """Return a written entry."""
+    entry = msgspec.msgpack.decode(path.read_bytes(), type=Entry)
+    named, link = (os.fsdecode(bytes.fromhex(one)) for one in (entry.path, entry.link))
+    return entry._replace(path=named, link=link)
 
 
 def fill(target: IO[bytes], source: IO[bytes]) -> None:
@@ -66,16 +82,15 @@ def fill(target: IO[bytes], source: IO[bytes]) -> None:
 
 def restore(folder: Path) -> list[str]:
     """Put back what is in a folder; returns the files that could not be."""
-    failed = []
-    files, names, absent = (_read(folder, kind) for kind in ("file", "name", "absent"))
-    kept = {entry.number for entry in (*names, *files)}
-    for act, entries in (
-        (_restore_content, files),
+    absent, entries = _read_all(folder)
+    kept, failed = {entry.number for entry in entries}, []
+    for act, those in (
+        (_restore_content, entries),
         (_remove_new_names, absent),
-        (_restore_name, names),
-        (_restore_status, [*names[::-1], *files[::-1]]),
+        (_restore_name, entries),
+        (_restore_status, entries[::-1]),
     ):
-        for entry in entries:
+        for entry in those:
             try:
                 act(folder, entry, kept)
             except OSError:
@@ -83,35 +98,55 @@ def restore(folder: Path) -> list[str]:
     return failed
 
 
-def _read(folder: Path, kind: str) -> list[Entry]:
-    """Return entries: folders before what is inside."""
-    found = []
-    for path in folder.glob(f"*.{kind}"):
-        entry = msgspec.msgpack.decode(path.read_bytes(), type=Entry)
-        named, link = (os.fsdecode(bytes.fromhex(one)) for one in (entry.path, entry.link))
-        found.append(entry._replace(path=named, link=link))
-    return sorted(found)
+def restore_beside(folder: Path) -> tuple[list[str], list[str]]:
+    """Put back what is gone, and what was changed under a new name: it may be changed again since.
+
+    Returns:
+        The files that were made for changed ones, and those that could not be put back.
+    """
+    made, failed = [], []
+    for entry in _read_all(folder)[1]:
+        copy, path = folder / f"{entry.number}.copy", entry.path
+        try:
+            if not copy.exists():
+                if not os.path.lexists(path):
+                    _restore_name(folder, entry, set())
+                    _set_status(path, entry)
+                continue
+            if os.path.lexists(path):
+                if os.lstat(path).st_mtime_ns == entry.times[1]:
+                    continue
+                path += _BEFORE
+                made.append(path)
+            _copy(copy, path)
+            _set_status(path, entry)
+        except OSError:
+            failed.append(entry.path)
+    return made, failed
 
 
-def _find(folder: Path, entry: Entry) -> str | None:
-    """Return a path that a file has now."""
-    for path in (str(folder / f"{entry.number}.link"), entry.path):
-        with contextlib.suppress(OSError):
-            if key(os.lstat(path)) == entry.number:
-                return path
-    return None
+def _read_all(folder: Path) -> tuple[list[Entry], list[Entry]]:
+    """Return entries of paths at which nothing was, and others: folders before what is inside."""
+    entries = sorted(map(read, folder.glob("*.entry")))
+    absent = [entry for entry in entries if entry.mode in (ABSENT, GONE)]
+    return absent, [entry for entry in entries if entry not in absent]
+
+
+def _copy(source: Path, target: str) -> None:
+    with open(source, "rb") as reads, open(target, "xb") as writes:
+        fill(writes, reads)
 
 
 def _restore_content(folder: Path, entry: Entry, _: set[str]) -> None:
-    copy, path = folder / f"{entry.number}.copy", _find(folder, entry)
-    if path is None:
-        return
-    os.chmod(path, stat.S_IMODE(entry.mode) | stat.S_IRWXU)
-    if copy.exists():
-        with open(copy, "rb") as source, open(path, "r+b") as target:
-            target.truncate(0)
-            fill(target, source)
-    _set_status(path, entry)
+    copy = folder / f"{entry.number}.copy"
+    for path in (str(folder / f"{entry.number}.link"), entry.path) if copy.exists() else ():
+        if os.path.lexists(path) and key(os.lstat(path)) == entry.number:
+            os.chmod(path, stat.S_IMODE(entry.mode) | stat.S_IRWXU)
+            with open(copy, "rb") as source, open(path, "r+b") as target:
+                target.truncate(0)
+                fill(target, source)
+            _set_status(path, entry)
+            return
 
 
 def _remove_new_names(__: Path, entry: Entry, kept: set[str]) -> None:
@@ -143,8 +178,7 @@ def _restore_name(folder: Path, entry: Entry, _: set[str]) -> None:
     elif link.exists():
         os.link(link, path)
     elif stat.S_ISREG(entry.mode):
-        with open(folder / f"{entry.number}.copy", "rb") as source, open(path, "xb") as target:
-            fill(target, source)
+        _copy(folder / f"{entry.number}.copy", path)
 
 
 def _restore_status(_: Path, entry: Entry, __: set[str]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from memcalc.script.failure import read_file
 from memcalc.script.places import Place, find_places
 
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
@@ -21,7 +22,7 @@ _MOUNT_SETATTR, _READ_ONLY = 442, 1
 """A system call, with its number on all machines, and its flag (linux/mount.h)."""
 _CAPABILITIES = 0x20080522
 """The version of the kernel's structure of capabilities (linux/capability.h)."""
-_RECORD = "namespace.json"
+_RECORD, _LAYERS, _UPPER = "namespace.json", "layers", "upper"
 _INSIDE = "MEMCALC_NAMESPACE"
 """Variable that names the namespace that a process is in, which no other process can enter."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -32,32 +33,35 @@ class Namespace(msgspec.Struct, frozen=True):
 
     refused: str = ""
     """Why there is none; empty: there is one."""
-    layers: tuple[tuple[str, str], ...] = ()
-    """Covered folders, each with the folder of what was written there."""
+    covered: tuple[str, ...] = ()
+    """Covered folders; what was written there is told by ``layer``."""
     in_memory: bool = False
     """What was written there is gone with the script."""
     read_only: tuple[str, ...] = ()
     """Places that no overlay could cover, and that nobody can write to."""
 
 
-def enter(shared: Path, layers: Path) -> Namespace:
+def enter(shared: Path) -> Namespace:
     """Move this process into a namespace, before it has threads, and write down how that went.
 
     A script that a simulated script simulates is in one already.
 
-    Args:
-        shared: a folder that stays as it is outside; the record is written there.
-        layers: a folder for the layers.
+    ``shared``: a folder that stays as it is outside, for the record; the layers lie beside it.
     """
     found = Namespace()
     if not is_inside():
         try:
-            found = _cover_all(shared, layers)
+            found = _cover_all(shared)
             os.environ[_INSIDE] = _own_name()
         except OSError as error:
             found = Namespace(refused=error.strerror or str(error))
     (shared / _RECORD).write_bytes(msgspec.json.encode(found))
     return found
+
+
+def layer(shared: Path, number: int) -> Path:
+    """Return the folder of what was written to a covered folder, by its number."""
+    return shared.with_name(_LAYERS) / str(number) / _UPPER
 
 
 def is_inside() -> bool:
@@ -72,12 +76,13 @@ def _own_name() -> str:
 def read(shared: Path) -> Namespace | None:
     """Return what ``enter`` wrote down; ``None``: the process ended before it did."""
     try:
-        return msgspec.json.decode((shared / _RECORD).read_bytes(), type=Namespace)
-    except OSError:
+        return msgspec.json.decode(read_file(shared / _RECORD), type=Namespace)
+    except msgspec.DecodeError:
         return None
 
 
-def _cover_all(shared: Path, layers: Path) -> Namespace:
+def _cover_all(shared: Path) -> Namespace:
+    layers = shared.with_name(_LAYERS)
     is_alone = _libc.unshare(_NEW_MOUNTS) == 0
     places = find_places(has_users=not is_alone)
     if not is_alone:
@@ -99,7 +104,7 @@ def _cover_all(shared: Path, layers: Path) -> Namespace:
     finally:
         if os.geteuid():
             _drop_capabilities()
-    return Namespace(layers=tuple(covered), in_memory=in_memory, read_only=tuple(read_only))
+    return Namespace(covered=tuple(covered), in_memory=in_memory, read_only=tuple(read_only))
 
 
 def _prepare(layers: Path) -> bool:
@@ -118,28 +123,25 @@ def _prepare(layers: Path) -> bool:
     return True
 
 
-def _cover(
-    places: list[Place], layers: Path, mounted: list[str]
-) -> tuple[list[tuple[str, str]], list[str]]:
+def _cover(places: list[Place], layers: Path, mounted: list[str]) -> tuple[list[str], list[str]]:
     """Cover places by overlays, or else make them read-only; returns both.
 
     ``mounted``: is told where something was mounted, also where this fails.
     """
-    covered: list[tuple[str, str]] = []
-    read_only = []
+    covered, read_only = list[str](), list[str]()
     # Not by their paths, which the first overlays hide.
     inside = os.open(layers, os.O_PATH)
     hidden = {place.path: os.open(place.path, os.O_PATH) for place in places if place.is_inside}
     for place in places:
-        path, layer = place.path, layers / str(len(covered))
+        path = place.path
         source = f"/proc/self/fd/{hidden[path]}" if path in hidden else path
         if not place.holds_files:
             _mount(source, path, "", _BIND)
             mounted.append(path)
             continue
         try:
-            _overlay(source, path, f"/proc/self/fd/{inside}/{layer.name}")
-            covered.append((path, str(layer / "upper")))
+            _overlay(source, path, f"/proc/self/fd/{inside}/{len(covered)}")
+            covered.append(path)
             mounted.append(path)
         except OSError:
             _mount(source, path, "", _BIND)
@@ -175,7 +177,7 @@ def _try_overlay(layers: Path) -> None:
 
 def _overlay(folder: str, at: str, layer: str) -> None:
     """Cover a folder; what is written to it from then on lies in a layer."""
-    upper, work = f"{layer}/upper", f"{layer}/work"
+    upper, work = f"{layer}/{_UPPER}", f"{layer}/work"
     status = os.stat(folder)
     lower = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:

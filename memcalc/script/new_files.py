@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from memcalc.script.checkpoint_marks import number_of
-from memcalc.script.namespace import Namespace
+from memcalc.script.namespace import Namespace, layer
 
 _OPAQUE = "user.overlay.opaque"
 """An attribute of a folder that was deleted and made again (Linux, overlayfs.rst)."""
@@ -26,21 +26,22 @@ class Carried(msgspec.Struct):
     """New files that could not be carried out."""
 
 
-def carry_out(namespace: Namespace, checkpoints: set[str]) -> Carried:
+def carry_out(namespace: Namespace, shared: Path, checkpoints: set[str]) -> Carried:
     """Put new files where the script put them, and leave checkpoints and what lies beside them.
 
-    ``checkpoints``: folders in which nothing new is kept.
+    Args:
+        namespace: that of the script.
+        shared: the folder that it was entered with.
+        checkpoints: folders in which nothing new is kept.
 
     Returns:
         What else was in the layers.
     """
-    carried = Carried()
-    layers = () if namespace.in_memory else namespace.layers
-    links = [
-        link
-        for folder, upper in layers
-        for link in _carry(Path(upper), Path(folder), carried, checkpoints)
-    ]
+    carried, links = Carried(), list[tuple[Path, Path]]()
+    for number, folder in enumerate(() if namespace.in_memory else namespace.covered):
+        upper = layer(shared, number)
+        if upper.is_dir():
+            links += _carry(upper, Path(folder), carried, checkpoints)
     # A link to what was left out leads nowhere.
     for link, target in links:
         if (target.parent / os.readlink(link)).exists():

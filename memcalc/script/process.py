@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.children import command, variables
+from memcalc.children.child import show
 from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine import driver, environment, simulated_gpu
 from memcalc.engine.alloc_conf import VARIABLES, check_environment
@@ -26,8 +27,9 @@ from memcalc.estimation.card import card_of
 from memcalc.estimation.kept import Traced
 from memcalc.estimation.question import Asked
 from memcalc.files.trace_file import DamagedTraceError, unpack
+from memcalc.files.untrusted_values import reason
 from memcalc.records.replay import UNLIMITED
-from memcalc.script import checkpoint_marks
+from memcalc.script import checkpoint_marks, failure
 from memcalc.script.answer import Simulated, predict_gpus
 from memcalc.script.command import Program
 from memcalc.script.launchers import Launch
@@ -47,13 +49,14 @@ import os, sys
 sys.path[:] = [*filter(None, sys.path), {home!r}]
 try:
     from pathlib import Path
+    from memcalc.script import failure
     from memcalc.script.protect import protect
     shared = Path(sys.argv[1])
     protect(shared)
     try:
         from memcalc.script.child import main
     except ImportError as error:
-        (shared / {failure!r}).write_text(f"PyTorch cannot be loaded: {{error}}.")
+        failure.leave(shared, f"PyTorch cannot be loaded: {{error}}.")
         sys.exit(1)
     main(shared)
 except KeyboardInterrupt:
@@ -64,8 +67,6 @@ except FileNotFoundError as error:
     raise
 """
 """Without the current folder: a program elsewhere imports nothing from it, and nor does PyTorch."""
-_FAILURE = "failure"
-"""A file in the shared folder with a sentence: why the process did not get to the program."""
 _HOME = str(Path(__file__).resolve().parents[2])
 
 
@@ -124,25 +125,19 @@ class Run:
         environment = self._environment(limited=limited)
         with command.own_folder() as folder:
             shared = folder / "shared"
-            shared.mkdir()
-            request, work = (
-                replace(self._request(rank, shared / "serving"), opposite=opposite),
-                shared / "work",
-            )
-            if self._work:
-                work.write_bytes(self._work)
-                request = replace(request, work=str(work), path=tuple(sys.path))
-            (shared / REQUEST).write_bytes(msgspec.json.encode(request))
+            request = replace(self._request(rank, shared / "serving"), opposite=opposite)
+            try:
+                self._write(request, shared)
+            except OSError as error:
+                raise EstimateError(failure.NO_ROOM.format(folder, reason(error))) from None
             kills = oom_kills()
             done = self._run(shared, environment, quiet=quiet or again)
             of_files = settle(shared, again=again)
             if not again:
                 self._of_files = of_files
-            answered = shared / ANSWER
-            answer = answered.read_bytes() if answered.exists() else b""
-            failure = shared / _FAILURE
-            if failure.exists():
-                raise EstimateError(failure.read_text())
+            answer = failure.read_file(shared / ANSWER)
+            if why := failure.read(shared):
+                raise EstimateError(why)
         if not answer:
             name = "process of the program"
             raise EstimateError(ending(name, done.returncode, kills=kills))
@@ -167,6 +162,16 @@ class Run:
         }
         return Ran(found, answers)
 
+    def _write(self, request: Request, shared: Path) -> None:
+        """Write what a process is to run."""
+        shared.mkdir()
+        failure.make_room(shared)
+        if self._work:
+            work = shared / "work"
+            work.write_bytes(self._work)
+            request = replace(request, work=str(work), path=tuple(sys.path))
+        (shared / REQUEST).write_bytes(msgspec.json.encode(request))
+
     def with_stand_ins(self, *, limited: bool, quiet: bool = False) -> Ran:
         """Run it, and again with something in place of each package that it ended for lack of."""
         ran = self.ranks(limited=limited, quiet=quiet)
@@ -186,7 +191,7 @@ class Run:
             out, err = subprocess.PIPE, subprocess.STDOUT
         try:
             done = command.run(
-                [self._python, "-c", _BEGINS.format(home=_HOME, failure=_FAILURE), str(shared)],
+                [self._python, "-c", _BEGINS.format(home=_HOME), str(shared)],
                 shared.parent,
                 timeout=None if self.timeout == math.inf else self.timeout,
                 cwd=self._folder,
@@ -204,9 +209,11 @@ class Run:
             raise EstimateError(took_too_long("command", self.timeout)) from None
         except OSError as error:
             raise EstimateError(f"{self._python} cannot be started: {error}.") from None
-        seen = sys.stdout if self._work else sys.stderr
-        print(done.stdout or "", end="", file=seen, flush=True)
-        print(done.stderr or "", end="", file=sys.stderr, flush=True)
+        if self._work:
+            print(done.stdout, end="", flush=True)
+        else:
+            show(done.stdout or "")
+        show(done.stderr or "")
         return done
 
     def _request(self, rank: int | str | None, serving: Path) -> Request:

@@ -4,14 +4,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from memcalc.children.child import show
 from memcalc.children.keeper import THEN
-from memcalc.script import namespace
+from memcalc.script import failure, namespace
 from memcalc.script.audit_guard import AuditGuard
 from memcalc.script.checkpoint_marks import MARKED, NOTED, noted_paths, remove_marks
-from memcalc.script.kept_files import restore
+from memcalc.script.kept_files import restore, restore_beside
 from memcalc.script.new_files import Carried, carry_out
 
-_LAYERS = "layers"
 _NAMED = 3
 """Files that a sentence names at most."""
 _ASIDE = "aside"
@@ -21,12 +21,13 @@ _GUARDED = (
     "it forks is put back at its end, but not what other programs (subprocesses) and compiled "
     "libraries change; checkpoints by torch.save and safetensors are not written"
 )
+_LATE = "a simulated script that was cut off had changed files: what was there before is in {}"
 _AT_THE_END = """
 import sys
 from pathlib import Path
 sys.path.append({home!r})
 from memcalc.script.protect import put_back
-sys.exit(put_back(Path({shared!r})))
+sys.exit(put_back(Path({shared!r}), *sys.argv[1:]))
 """
 
 
@@ -35,9 +36,17 @@ def protect(shared: Path) -> None:
 
     ``shared``: what this process shares with memcalc's own, a folder in that of the run.
     """
-    if why := namespace.enter(shared, shared.with_name(_LAYERS)).refused:
+    try:
+        _protect(shared)
+    except OSError as error:
+        failure.leave(shared, failure.NO_ROOM.format(shared, error.strerror))
+        sys.exit(1)
+
+
+def _protect(shared: Path) -> None:
+    if why := namespace.enter(shared).refused:
         # Before the script can change any.
-        print(f"memcalc: {_GUARDED.format(why=why)}.", file=sys.stderr, flush=True)
+        show(f"memcalc: {_GUARDED.format(why=why)}.\n")
         guard = AuditGuard(shared.with_name(_ASIDE))
         home = str(Path(__file__).resolve().parents[2])
         then = _AT_THE_END.format(home=home, shared=str(shared))
@@ -45,11 +54,20 @@ def protect(shared: Path) -> None:
         guard.install()
 
 
-def put_back(shared: Path) -> str | None:
-    """Remove marks, and put files back that were put aside; returns what to say of others."""
+def put_back(shared: Path, late: str = "") -> str | None:
+    """Remove marks, and put files back that were put aside; returns what to say of others.
+
+    ``late``: not empty: the script ended a while ago, and what is there now may be the user's.
+    """
     remove_marks(shared / MARKED)
     aside = shared.with_name(_ASIDE)
-    if failed := restore(aside):
+    if late:
+        made, failed = restore_beside(aside)
+        if made:
+            print(f"memcalc: {_LATE.format(_named(made))}.", file=sys.stderr)
+    else:
+        failed = restore(aside)
+    if failed:
         return f"memcalc: {_named(failed)} could not be put back: what was there is in {aside}."
     return None
 
@@ -66,7 +84,7 @@ def settle(shared: Path, *, again: bool) -> tuple[str, ...]:
     if found.refused:
         return (_GUARDED.format(why=found.refused),)
     checkpoints = noted_paths(shared / NOTED)
-    return tuple(_told(found, Carried() if again else carry_out(found, checkpoints)))
+    return tuple(_told(found, Carried() if again else carry_out(found, shared, checkpoints)))
 
 
 def _told(found: namespace.Namespace, carried: Carried) -> Iterator[str]:

@@ -8,7 +8,6 @@ import contextlib
 import importlib
 import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +17,7 @@ from typing import NoReturn
 
 import msgspec
 
-from memcalc.children.child import die_with, flush
+from memcalc.children.child import die_with, flush, show
 from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine.follow import mail
 from memcalc.engine.follow.mail import Ties
@@ -246,7 +245,7 @@ class Ranks:
     def _show(self, rank: int) -> None:
         with contextlib.suppress(OSError):
             text = self._file(rank, "printed").read_bytes()[-_SHOWN:].decode(errors="replace")
-            print(f"rank {rank}: {text}", file=sys.stderr, flush=True)
+            show(f"rank {rank}: {text}\n")
 
     def _file(self, rank: int, kind: str) -> Path:
         return self._answered.parent / f"rank{rank}.{kind}"

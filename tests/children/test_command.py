@@ -110,6 +110,17 @@ def test_a_command_ends_with_whoever_started_it_and_leaves_nothing(name, at_once
     assert Path(then).exists()
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_killed_keeper_leaves_no_process_of_its_command(which, mark):
+    started = command.start(["sh", "-c", LEAVES.format(mark=mark) + f"sleep {mark}"])
+    while len(running(mark)) < 4:
+        assert started.poll() is None
+    outer = psutil.Process(started.pid)
+    (outer, *outer.children())[which].kill()
+    assert started.wait() == -signal.SIGKILL
+    assert gone(mark)
+
+
 INSTALLS = """
 import sys
 from pathlib import Path
@@ -138,6 +149,18 @@ def test_an_installer_ends_with_whoever_started_it(mark, tmp_path):
     while folder.exists() and time.monotonic() < until:
         time.sleep(0.02)
     assert not folder.exists()
+
+
+def test_a_run_does_not_lie_in_a_cache_without_room_for_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path))
+    monkeypatch.setattr(
+        command, "_free", lambda folder: 5000 if folder == tmp_path / "runs" else 6000
+    )
+    with command.own_folder() as folder:
+        assert tmp_path not in folder.parents
+    monkeypatch.setattr(command, "_free", lambda folder: 0)
+    with command.own_folder() as folder:
+        assert tmp_path in folder.parents
 
 
 def test_a_folder_of_a_run_that_was_lost_is_swept(tmp_path, monkeypatch):

@@ -93,6 +93,32 @@ def test_an_answer_for_a_closed_stream_is_not_given():
     assert done.stderr == "error: Cannot write the answer: standard output is closed.\n"
 
 
+JUDGED = """
+[runs.a]
+model = "distilbert-base-cased"
+method = "analytic"
+[runs.a.limits]
+peak = "{}"
+"""
+
+
+def test_a_check_that_cannot_show_its_verdict_is_not_green(tmp_path):
+    (tmp_path / "memcalc.toml").write_text(JUDGED.format("100 GiB"))
+    for to, why in (
+        (">&-", "standard output is closed"),
+        (">/dev/full", "No space left on device"),
+    ):
+        done = typed(f"cd {tmp_path}; memcalc check {to}")
+        assert done.returncode == 3
+        assert done.stderr == f"error: Cannot write the answer: {why}.\n"
+
+
+@pytest.mark.nightly
+def test_a_check_that_cannot_show_its_verdict_is_over_where_it_is(tmp_path):
+    (tmp_path / "memcalc.toml").write_text(JUDGED.format("1 KiB"))
+    assert typed(f"cd {tmp_path}; memcalc check >&-").returncode == 1
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("words", ["check", "estimate distilgpt2 --no-cache"])
 def test_a_command_whose_folder_is_gone_says_so(words, monkeypatch):

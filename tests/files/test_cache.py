@@ -1,5 +1,6 @@
 """The cache: one entry for one question, a bounded size, and damage that costs only time."""
 
+import errno
 import multiprocessing
 import os
 import time
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memcalc.__main__ import _warning_in_lines
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
@@ -122,6 +124,18 @@ def test_an_answer_larger_than_the_whole_cache_is_not_kept(folder, monkeypatch):
     cache.store(entry(2), record(2000))
     assert cache.load(entry(1), RuleOfThumb) == record()
     assert cache.load(entry(2), RuleOfThumb) is None
+
+
+def test_a_full_cache_is_one_sentence_with_its_folder(folder, monkeypatch, capsys):
+    def put(path, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache, "put", put)
+    with _warning_in_lines():
+        cache.store(entry(1), record())
+        cache.store(entry(2), record())
+    why = f"{folder} cannot be written: No space left on device"
+    assert capsys.readouterr().err == f"warning: the answer is not cached: {why}\n"
 
 
 def test_a_size_that_is_none_says_which_variable_to_mend(folder, monkeypatch):

@@ -170,9 +170,9 @@ def test_an_answer_that_finds_no_room_is_told(run, capfd):
     text = "import torch\ntorch.zeros(9, device='cuda')\nfrom memcalc.script import child\n"
     text += "import errno, os\nfrom pathlib import Path\n"
     text += "def full(*_): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n"
-    with pytest.raises(EstimateError, match="without an answer"):
+    with pytest.raises(EstimateError, match=r"Cannot write in /.*: No space left .* more room\."):
         run(text + "Path.write_bytes = full")
-    assert "answer cannot be written: No space left" in capfd.readouterr().err
+    assert capfd.readouterr().err == ""
 
 
 def test_a_script_whose_name_is_not_in_utf8_is_told_so(memcalc, tmp_path):

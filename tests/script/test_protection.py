@@ -116,11 +116,14 @@ base = sqlite3.connect("old.db", isolation_level=None)
 base.execute("pragma journal_mode=wal")
 base.execute("delete from t")
 assert Path("old.db-wal").exists()
-os.kill(os.getppid() if sys.argv[1:] else os.getpid(), signal.SIGKILL)
+whose = sys.argv.pop()
+if whose == "both keepers":
+    os.killpg(os.getpgid(os.getppid()), signal.SIGKILL)
+os.kill(os.getppid() if whose == "keeper" else os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("whose", ["script", "keeper"])
+@pytest.mark.parametrize("whose", ["script", "keeper", "both keepers"])
 def test_without_a_namespace_files_are_put_back_after_a_kill(guarded, tmp_path, whose):
     work = tmp_path / "work"
     for name in ("folder", "empty"):
@@ -133,25 +136,62 @@ def test_without_a_namespace_files_are_put_back_after_a_kill(guarded, tmp_path, 
     base.close()
     before = ways_to_spoil.state(work)
     if whose == "script":
-        assert guarded(KILLED).returncode == -signal.SIGKILL
+        assert guarded(KILLED, whose).returncode == -signal.SIGKILL
     else:
         with command.own_folder() as folder:
             shared = folder / "shared"
             shared.mkdir()
             command.run(
-                [sys.executable, "-c", _ENTERS + KILLED, str(shared), "keeper"],
+                [sys.executable, "-c", _ENTERS + KILLED, str(shared), whose],
                 folder,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "REFUSED": "yes"},
                 cwd=work,
                 stderr=subprocess.DEVNULL,
             )
-            assert (work / "old.txt").read_text() == "changed"
+            if whose == "both keepers":
+                assert (work / "old.txt").read_text() == "changed"
         assert not folder.exists()
     assert {path: ways_to_spoil.state(work).get(path) for path in before} == before
     assert sorted(path.name for path in work.iterdir()) == [
         "empty", "folder", "moved", "old.db", "old.txt",
     ]  # fmt: skip
     assert [path.name for path in (work / "moved").iterdir()] == ["new.txt"]
+
+
+def test_what_was_edited_since_a_loss_of_power_is_not_put_back(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path / "cache"))
+    run, work = tmp_path / "cache" / "runs" / "lost", tmp_path / "work"
+    for folder in (run / "shared", work, work / "folder"):
+        folder.mkdir(parents=True)
+    names = ["changed.txt", "deleted.txt", "emptied.txt", "folder/inner.txt", "same.txt"]
+    for name in names:
+        (work / name).write_text("old")
+    loses = """
+    Path("changed.txt").write_text("by the script")
+    Path("emptied.txt").write_text("")
+    os.remove("emptied.txt")
+    os.remove("deleted.txt")
+    os.rename("folder", "moved")
+    open("same.txt", "a").close()
+    """
+    subprocess.run(
+        [sys.executable, "-c", _ENTERS + textwrap.dedent(loses), str(run / "shared")],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "REFUSED": "yes"},
+        cwd=work,
+        check=True,
+    )
+    (work / "changed.txt").write_text("by the user")
+    os.utime(run, (0, 0))
+    with command.own_folder():
+        assert not run.exists()
+    found = {str(path.relative_to(work)): path for path in work.rglob("*") if path.is_file()}
+    assert found.pop("changed.txt").read_text() == "by the user"
+    # The file that was moved has two names now.
+    assert found.keys() == {*names[1:], "changed.txt.before", "moved/inner.txt"}
+    assert {path.read_text() for path in found.values()} == {"old"}
+    assert f"cut off had changed files: what was there before is in {work}/changed.txt.before" in (
+        capfd.readouterr().err
+    )
 
 
 def test_a_script_stops_before_it_changes_what_cannot_be_kept(guarded, tmp_path):
@@ -193,7 +233,7 @@ def refuse(*_):
 namespace._overlay, namespace._make_read_only = fail, refuse
 shared = Path({str(tmp_path)!r}, "shared")
 shared.mkdir()
-print(namespace.enter(shared, shared.with_name("layers")).refused, len(count))
+print(namespace.enter(shared).refused, len(count))
 Path("old.txt").write_text("changed")
 """
     done = subprocess.run(
@@ -321,7 +361,7 @@ def test_a_user_without_rights_has_a_namespace_too():
         found = namespace.read(folder / "run" / "shared")
         if found.refused:
             pytest.skip(f"no namespace here: {found.refused}")
-        carried = carry_out(found, set())
+        carried = carry_out(found, folder / "run" / "shared", set())
         assert carried.changed == [str(folder / "work" / "old.txt")]
         assert (folder / "work" / "old.txt").read_text() == "old"
         assert (folder / "work" / "new.txt").read_text() == "new"
@@ -338,7 +378,7 @@ os.setresgid(12345, 12345, 12345)
 os.setresuid(12345, 12345, 12345)
 ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE, which a change of user takes away
 os.chdir(folder / "work")
-namespace.enter(folder / "run" / "shared", folder / "run" / "layers")
+namespace.enter(folder / "run" / "shared")
 Path("old.txt").write_text("changed")
 Path("new.txt").write_text("new")
 assert Path("old.txt").read_text() == "changed"
@@ -384,7 +424,7 @@ def test_file_systems_that_are_mounted_inside_a_folder_are_covered_too(tmp_path)
         "if (pid := os.fork()) == 0:\n"
         "    shared = Path('../run/shared')\n"
         "    shared.mkdir(parents=True)\n"
-        "    found = namespace.enter(shared.resolve(), shared.resolve().with_name('layers'))\n"
+        "    found = namespace.enter(shared.resolve())\n"
         "    assert not found.refused, found.refused\n"
         + textwrap.indent(WRITES, "    ")
         + "    os._exit(0)\n"
@@ -411,7 +451,7 @@ def test_where_the_folder_takes_no_layers_they_lie_in_memory(tmp_path):
         from memcalc.script import namespace
         del os.environ["MEMCALC_NAMESPACE"]
         Path("again").mkdir()
-        found = namespace.enter(Path("again").absolute(), Path("layers").absolute())
+        found = namespace.enter(Path("again").absolute())
         print(found.in_memory, found.refused)
         Path("old.txt").write_text("changed")
         """,

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import msgspec
 
+from memcalc.children.child import show
 from memcalc.engine.environment import folders, uv
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.files.offline import MISSING
@@ -265,7 +266,7 @@ def _name(requirement: str) -> str:
 
 def _say(progress: Progress) -> None:
     if progress.text:
-        print(f"memcalc: {progress.text}", file=sys.stderr, flush=True)
+        show(f"memcalc: {progress.text}\n")
 
 
 if __name__ == "__main__":

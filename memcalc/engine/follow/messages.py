@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import inspect
 import os
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from memcalc.children.child import show
 from memcalc.engine import source_lines
 from memcalc.engine.follow.mail import EndlessWaitError, Ties, from_environment
 from memcalc.engine.patches import Patches
@@ -196,7 +196,7 @@ class Messages:
 
 def end_waiting(error: EndlessWaitError) -> NoReturn:
     """End the program, which would wait without end, with one sentence."""
-    print(f"memcalc: {error}", file=sys.stderr, flush=True)
+    show(f"memcalc: {error}\n")
     os._exit(1)
 
 

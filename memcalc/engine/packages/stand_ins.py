@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from memcalc.children.exit_reason import causes, text_of
+
 
 class StandIn(msgspec.Struct, frozen=True, kw_only=True):
     """What stands in for a package."""
@@ -57,13 +59,12 @@ def said() -> tuple[str, ...]:
 
 def lacking(error: BaseException | None) -> str:
     """Return the package with a stand-in for lack of which an error was raised, or nothing."""
-    while error is not None:
-        named = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    for cause in causes(error):
+        named = str(cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
         for package, one in STAND_INS.items():
-            told = isinstance(error, ImportError) and re.search(one.asked, str(error))
+            told = isinstance(cause, ImportError) and re.search(one.asked, text_of(cause))
             if (named.partition(".")[0] == package or told) and is_missing(package):
                 return package
-        error = error.__cause__ or error.__context__
     return ""
 
 

@@ -5,6 +5,7 @@ loaded under a soname for that soname. So the stub driver's library and one shel
 that PyTorch is linked to come first, whether or not NVIDIA's wheels are installed.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -233,7 +234,10 @@ def _check_owner(folder: Path) -> None:
     """
     for path in (folder, folder.parent, folder.parent.parent):
         status = path.stat()
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
+        # In a sticky folder others make files, and neither move nor remove those of this user.
+        is_safe = path != folder and status.st_mode & stat.S_ISVTX
+        is_open = status.st_mode & stat.S_IWOTH and not is_safe
+        if status.st_uid not in (0, os.geteuid()) or is_open:
             raise EstimateError(
                 f"Another user can write to {path}, from which libraries are loaded: set "
                 "MEMCALC_CACHE to a folder of your own."
@@ -241,10 +245,12 @@ def _check_owner(folder: Path) -> None:
 
 
 def _not_kept(error: OSError) -> EstimateError:
-    return EstimateError(
-        f"The stub driver cannot be kept in the cache ({error.strerror or error}): set "
-        "MEMCALC_CACHE to a folder that can be written."
-    )
+    with contextlib.suppress(OSError):
+        return EstimateError(
+            f"The stub driver cannot be kept in {cache.folder()} ({error.strerror or error}): set "
+            "MEMCALC_CACHE to a folder that can be written."
+        )
+    return EstimateError(f"The stub driver cannot be kept: {error.strerror}.")
 
 
 # ---- shells
