@@ -18,6 +18,7 @@ from memcalc.engine.patches import Patches
 from memcalc.engine.torch_internals import storage_key
 from memcalc.script import checkpoint_marks as marks
 from memcalc.script.namespace import is_inside
+from memcalc.script.opened_tensors import OpenedTensors
 
 NOT_WRITTEN = "checkpoints are not written"
 """What an answer says of all that is saved."""
@@ -269,7 +270,7 @@ class _Checkpoints:
         self, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         found = self._files.get(f, _NOTHING)
-        if isinstance(found, _Tensors):
+        if isinstance(found, OpenedTensors):
             found = found.tensors
         if found is not _NOTHING:
             return _loaded(found, map_location, {})
@@ -278,7 +279,7 @@ class _Checkpoints:
     def safetensors(self, module: Any) -> None:
 
         def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None) -> None:
-            self._put(filename, _Tensors(_kept(dict(tensors)), metadata))
+            self._put(filename, OpenedTensors(_kept(dict(tensors)), metadata))
 
         self._patches.set_everywhere(module, "save_file", save_file)
 
@@ -294,40 +295,6 @@ class _Checkpoints:
             return real(filename, framework, device, **more)
 
         self._patches.set_everywhere(module, "safe_open", safe_open)
-
-
-class _Tensors(contextlib.AbstractContextManager["_Tensors"]):
-    """As an opened file of safetensors."""
-
-    def __init__(self, tensors: dict[str, _Kept], metadata: Any, device: Any = "cpu") -> None:
-        self.tensors, self._metadata, self._device = tensors, metadata, device
-
-    def on(self, device: Any) -> _Tensors:
-        """The same, opened for a device."""
-        return _Tensors(self.tensors, self._metadata, device)
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def keys(self) -> list[str]:
-        return sorted(self.tensors)
-
-    def offset_keys(self) -> list[str]:
-        """The same as they lie in the file: those of larger elements first."""
-        return sorted(
-            self.tensors, key=lambda name: (-self.tensors[name].host.element_size(), name)
-        )
-
-    def metadata(self) -> Any:
-        return self._metadata
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        return self.tensors[name].loaded(self._device, {})
-
-    def get_tensors(self) -> dict[str, torch.Tensor]:
-        return {name: self.get_tensor(name) for name in self.offset_keys()}
-
-    get_slice = get_tensor
 
 
 def _arrived(host: torch.Tensor, elements: int, wanted: torch.device) -> torch.Tensor:
@@ -375,7 +342,7 @@ _ABOUT = 1024
 
 def _size(content: Any, storages: dict[Any, int]) -> int:
     """Bytes that a checkpoint would take: storages are saved whole, and once."""
-    if isinstance(content, _Tensors):
+    if isinstance(content, OpenedTensors):
         content = content.tensors
     if isinstance(content, _Object):
         storages |= {id(one): one.nbytes for one in content.tensors}

@@ -63,8 +63,8 @@ class Names(Observer):
     def enters_model(self, args: Any) -> None:
         """What nothing has computed was handed to the model from outside."""
         given = tensors_in((*args, internals.keywords_of_call()))
-        given = (t for t in given if t.grad_fn is None and not t.requires_grad)
-        self._counters.name_at(None, [at for t in given for at in self._counters.addresses(t)])
+        outside = (t for t in given if t.grad_fn is None and not t.requires_grad)
+        self._counters.name_at(None, [at for t in outside for at in self._counters.addresses(t)])
 
     def enters_module(self, module: torch.nn.Module, args: Any, phase: Phase) -> None:
         """Note which module is at work."""
