@@ -51,7 +51,7 @@ from memcalc.engine.patches import Patches
 from memcalc.engine.reads import Reads
 from memcalc.engine.stub import load as stub
 from memcalc.engine.transfers import Transfers
-from memcalc.engine.unknown import ENDS_OF_RANGE, distribution
+from memcalc.engine.unknown import distribution
 from memcalc.engine.updates import Updates
 
 _aten: Any = torch.ops.aten
@@ -85,6 +85,7 @@ class Values:
         self._noting = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self._note)
         self.state, self.know = self._numbers.state, self._numbers.know
         self.knows, self.host = self._numbers.knows, self._numbers.host
+        self.scale = self._numbers.unknown.scale
         self._keys = following.keys()
 
     def install(self, patches: Patches) -> None:
@@ -197,7 +198,7 @@ class Values:
                 elif spreads:
                     self._distribute(base, out, args[1])
                 elif end is not None and isinstance(out, torch.Tensor):
-                    self._numbers.fill(out, ENDS_OF_RANGE[end])
+                    self._numbers.fill(out, self._numbers.unknown.ends[end])
                 return out
 
         return called
@@ -238,7 +239,7 @@ class Values:
 
     def _clamps_nothing(self, tensor: torch.Tensor, least: Any) -> bool:
         """Return whether unknown numbers stay as they are, as in most calls of ReLU."""
-        small = isinstance(least, int | float) and least <= ENDS_OF_RANGE[0]
+        small = isinstance(least, int | float) and least <= self._numbers.unknown.ends[0]
         return small and tensor.is_cuda and self._is_unknown(tensor)
 
     def _is_unknown(self, tensor: torch.Tensor) -> bool:
@@ -337,7 +338,7 @@ class Values:
         if one.given_result or not isinstance(out, torch.Tensor):
             self._work_out(one, args, kwargs, out)
             return out
-        answer = everywhere(one, args, self._is_unknown)
+        answer = everywhere(one, args, self._is_unknown, self._numbers.unknown.ends)
         if answer is None:
             self._work_out(one, args, kwargs, out)
         elif is_plain((out,)) and self._numbers.may_take(out.numel()):

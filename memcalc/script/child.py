@@ -66,7 +66,8 @@ def run_program(request: Request, answered: Path) -> NoReturn:
         session.say(_ONE_OF_MANY.format(request.rank, world))
     ending, leave, own = Ending(code=0), os._exit, os.getpid()
     stack = contextlib.ExitStack()
-    session.values.reads.opposite = request.opposite
+    session.values.reads.opposite = request.way.opposite
+    session.values.scale(request.way.scale)
     stack.enter_context(as_main(request.program))
     stack.enter_context(session)
     others = surroundings.program(request, session)
@@ -80,6 +81,7 @@ def run_program(request: Request, answered: Path) -> NoReturn:
             others=internals.most_of_others(),
             trains=session.phases.backwards > 0,
             decides=session.values.reads.decisions,
+            escapes=tuple(session.values.reads.escapes),
         )
         answer = _answer(session, request, told)
         _write(answered, msgspec.json.encode(answer))

@@ -204,6 +204,33 @@ def test_a_guard_that_skips_every_step_gives_way_to_training(run):
     assert "which trains more" in prediction.assumptions[0]
 
 
+GOES_TO_THE_HOST = """
+    import math, torch
+    net = torch.nn.Linear(512, 512).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for step in range(3):
+        loss = net(torch.randn(64, 512, device="cuda")).square().mean()
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+        if {condition}:
+            torch.zeros(64 << 20, device="cuda")
+"""
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "math.exp(float(loss)) > 3",
+        pytest.param("loss.detach().cpu().numpy() > 2", marks=pytest.mark.nightly),
+    ],
+)
+def test_what_larger_numbers_take_is_told_where_nobody_sees_what_they_decide(run, condition):
+    prediction = run(GOES_TO_THE_HOST.replace("{condition}", condition), gpu="t4").traced.prediction
+    assert prediction.peak.allocated < 256 << 20
+    said = prediction.assumptions[0]
+    assert "go to the host at train.py:8" in said
+    assert "larger ones (256.0 MiB more), smaller ones (the same peak)" in said
+
+
 def test_a_branch_that_fails_is_told_and_not_counted(run):
     found = run(
         """
