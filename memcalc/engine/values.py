@@ -60,6 +60,7 @@ _UPDATED = 1 << 8
 """Elements of the largest tensors that are updated on the host: running sums, no weights."""
 _PUT = 1 << 20
 """Elements of the largest tensors of unknown floats into which known numbers are put."""
+_PLAIN = (float, int, bool)
 BALANCED = (
     "`topk`, `argmax` and the like choose each place equally often where scores are not computed "
     "here, as a balanced router does"
@@ -255,7 +256,7 @@ class Values:
         if one.base in ZEROS:
             if out.numel() <= MADE or not out.is_floating_point():
                 self._numbers.mark(out, made_up=False)  # Memory is zero as it is handed out.
-        elif one.writes and out.numel() <= SMALL and type(args[1]) in (float, int, bool):
+        elif one.base == "fill_" and out.numel() <= SMALL and type(args[1]) in _PLAIN:
             self._numbers.know(out, args[1])
         elif out.numel() <= MADE or not out.is_floating_point():
             self._work_out(one, args, kwargs, out)
