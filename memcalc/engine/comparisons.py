@@ -7,15 +7,26 @@ from typing import Any
 import torch
 
 from memcalc.engine.followed_operators import AGAINST_A_NUMBER, COMPARES, Followed
-from memcalc.engine.unknown import ENDS_OF_RANGE
 
 SMALL = 1 << 12
 """Elements of the largest tensors whose numbers are computed even from unknown ones: a microsecond
 each, where a call of PyTorch's takes five."""
 
 
-def everywhere(one: Followed, args: Any, is_unknown: Callable[[torch.Tensor], bool]) -> bool | None:
-    """Return what a comparison answers for each unknown number; None: it depends."""
+def everywhere(
+    one: Followed,
+    args: Any,
+    is_unknown: Callable[[torch.Tensor], bool],
+    ends: tuple[float, float],
+) -> bool | None:
+    """Return what a comparison answers for each unknown number, or None if it depends.
+
+    Args:
+        one: the comparison.
+        args: what it is called with.
+        is_unknown: tells of which tensors no number is known.
+        ends: the lowest and the highest number that stand in.
+    """
     first, others = args[0], args[1:]
     if not isinstance(first, torch.Tensor) or first.numel() <= SMALL:
         return None
@@ -30,8 +41,8 @@ def everywhere(one: Followed, args: Any, is_unknown: Callable[[torch.Tensor], bo
         if other.is_cuda and one.base in ("eq", "ne") and other.data_ptr() == first.data_ptr():
             return one.base == "eq"
         return None
-    ends = one.op(torch.tensor(ENDS_OF_RANGE, device="cpu"), other).tolist()
-    return bool(ends[0]) if ends[0] == ends[1] else None
+    found = one.op(torch.tensor(ends, device="cpu"), other).tolist()
+    return bool(found[0]) if found[0] == found[1] else None
 
 
 def asks_whether_finite(one: Followed, args: Any) -> bool:

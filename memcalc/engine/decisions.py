@@ -1,9 +1,11 @@
 """Checks in libraries that zeros would fail: they are answered as in a good run."""
 
+import dis
 import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any
 
 import torch
@@ -113,7 +115,20 @@ def _endless(values: Values, say: Callable[[str], None]) -> Around:
         # Behind this function and the one that stands in the method's place.
         caller = sys._getframe(2)
         down = -0.5 if caller.f_code.co_name == "_strong_wolfe" else -1.0
-        values.know(out, down if caller.f_locals.get("d") is other else 1.0)
+        name = _assigned_name(caller.f_code, caller.f_lasti)
+        values.know(out, down if name.startswith("gtd") else 1.0)
         return out
 
     return searched
+
+
+@functools.cache
+def _assigned_name(code: CodeType, at: int) -> str:
+    """Return the variable that the result of a running call is assigned to.
+
+    A look at a frame's variables would keep them alive until its function returns.
+    """
+    for one in dis.get_instructions(code):
+        if one.offset > at and one.opname.startswith("STORE_FAST"):
+            return one.argval[0] if isinstance(one.argval, tuple) else str(one.argval)
+    return ""

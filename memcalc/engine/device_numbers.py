@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ UNKNOWN, KNOWN, MADE_UP = range(3)
 """What the numbers of a tensor are, as the stub driver counts them."""
 _MOST_SECONDS = 20.0
 """Seconds for all operators over tensors of more than 65,536 elements; then they are unknown."""
+_UNIT = 512
+"""Bytes for which the stub driver keeps one mark."""
 TIMED = 1 << 16
 """Elements of the largest tensors whose time is not taken."""
 _ALONE = 1 << 15
@@ -41,7 +43,6 @@ class Numbers:
         """
         self.unknown = Unknown()
         self._stop_computing = stop_computing
-        self._generators: dict[int, torch.Generator] = {}
         self._left = _MOST_SECONDS
         driver = ctypes.CDLL(None)
         self._mark, self._holds = driver.memcalc_stub_mark, driver.memcalc_stub_holds
@@ -54,7 +55,8 @@ class Numbers:
         """Return UNKNOWN, KNOWN or MADE_UP for the bytes behind a tensor."""
         if not tensor.is_cuda or tensor.layout is not torch.strided or not tensor.numel():
             return UNKNOWN
-        return int(self._holds(tensor.data_ptr(), _extent(tensor)))
+        found: int = self._holds(tensor.data_ptr(), _extent(tensor))
+        return found
 
     def state(self, tensor: torch.Tensor) -> int:
         """Return whether the numbers of a tensor are UNKNOWN, KNOWN or MADE_UP."""
@@ -65,7 +67,7 @@ class Numbers:
         if found := self.held(tensor):
             return found
         if not tensor.is_floating_point() or tensor.layout is not torch.strided:
-            return KNOWN
+            return MADE_UP
         postponed = self.unknown.postponed(tensor)
         return UNKNOWN if postponed is None else MADE_UP if postponed else KNOWN
 
@@ -161,43 +163,35 @@ class Numbers:
         for one in tensors:
             if one.is_cuda and one.numel() and one.is_floating_point():
                 self.unknown.drop(one)
-                self._zero(one.data_ptr(), _extent(one))
+                alone = one.untyped_storage().nbytes() == one.nbytes
+                # Nothing else lies in the last unit of a block.
+                self._zero(one.data_ptr(), _extent(one) + (-one.nbytes % _UNIT if alone else 0))
 
-    def may_take(self, sizes: Iterable[int]) -> bool:
+    def may_take(self, most: int) -> bool:
         """Return whether there is time left for tensors of so many elements."""
-        if self._left > 0 or max(sizes, default=0) <= TIMED:
+        if self._left > 0 or most <= TIMED:
             return True
         self._stop_computing()
         return False
 
-    @contextlib.contextmanager
-    def timed(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-        """Compute in one thread, since others wait for each other; take the time of large ones."""
-        most = max((one.numel() for one in tensors), default=0)
+    def timed(self, most: int, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Compute in one thread, where no other waits, and take the time of large tensors."""
         if most <= _ALONE:
-            yield
-            return
+            return compute(*args, **kwargs)
         begin = time.perf_counter()
         with one_thread():
             try:
-                yield
+                return compute(*args, **kwargs)
             finally:
                 if most > TIMED:
                     self._left -= time.perf_counter() - begin
 
-    def generator(self, device: int | None) -> torch.Generator:
-        """Draws of the GPU leave the host's own generator where it is."""
-        index = device or 0
-        if index not in self._generators:
-            seed = torch.cuda.default_generators[index].initial_seed()
-            self._generators[index] = torch.Generator().manual_seed(seed)
-        return self._generators[index]
-
 
 def _extent(tensor: torch.Tensor) -> int:
     """Bytes from a tensor's first element to its last."""
-    count = tensor.numel() if tensor.is_contiguous() else Place.of(tensor).span
-    return count * tensor.element_size()
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    return Place.of(tensor).span * tensor.element_size()
 
 
 def _has_some(numbers: torch.Tensor) -> bool:

@@ -48,9 +48,12 @@ index_fill index_copy masked_fill masked_scatter histc searchsorted bucketize ar
 randperm random_ multinomial bernoulli uniform_ normal_ exponential_ _to_copy copy_ clone add sub
 rsub mul div floor_divide remainder fmod neg abs sign clamp clamp_min clamp_max cat stack flip roll
 tril triu eye linspace floor ceil round trunc sqrt rsqrt exp expm1 log log2 log10 log1p pow minimum
-maximum reciprocal sin cos tan atan2 sigmoid tanh _foreach_add _cdist_forward _euclidean_dist
-linalg_vector_norm zeros zeros_like new_zeros full _softmax _log_softmax affine_grid_generator
-grid_sampler_2d upsample_nearest2d upsample_bilinear2d constant_pad_nd
+maximum reciprocal sin cos tan atan2 sigmoid tanh lerp addcmul addcdiv _cdist_forward
+_euclidean_dist linalg_vector_norm zeros zeros_like new_zeros full _softmax _log_softmax
+affine_grid_generator grid_sampler_2d upsample_nearest2d upsample_bilinear2d constant_pad_nd
+kthvalue cummax cummin mode tril_indices triu_indices take put aminmax gcd lcm frexp
+bitwise_left_shift bitwise_right_shift nan_to_num erf baddbmm _linalg_det linalg_inv_ex
+linalg_cholesky_ex linalg_matrix_exp
 """.split()
 """Operators whose results are computed on the host where that is cheap enough."""
 WITH_COUNTS = """
@@ -98,10 +101,10 @@ class Followed:
 
     def written(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
         """Return the tensors among its arguments that it writes to."""
-        found = (
+        found = [
             args[place] if place < len(args) else kwargs.get(name) for place, name in self.writes
-        )
-        return list(tensors_in(tuple(found)))
+        ]
+        return tensors_in(found)
 
 
 def is_composed(op: Any) -> bool:
@@ -186,13 +189,3 @@ def masks_of(base: str, args: Any) -> list[torch.Tensor]:
     if base not in ("nonzero", "masked_select", "index"):
         return []
     return [one for one, _ in counted_in(base, args)]
-
-
-def draw(
-    one: Followed, settings: Any, seed: int, shape: torch.Size, dtype: torch.dtype
-) -> torch.Tensor:
-    """Return the random numbers of an operator that fills a tensor in place."""
-    made = torch.empty(shape, dtype=dtype, device="cpu")
-    generator = torch.Generator().manual_seed(seed)
-    one.op(made, *settings, generator=generator)
-    return made

@@ -33,6 +33,9 @@ def install(patches: Patches) -> None:
     around = functools.partial(_followed, True)
     patches.wrap(torch.autograd.function.BackwardCFunction, "apply", around)
     patches.when_imported("torch.utils.checkpoint", lambda module: _recomputed(patches, module))
+    for owner, names in _HOOKS.items():
+        for name in names:
+            patches.wrap(owner, name, _hooked)
 
 
 @functools.cache
@@ -78,6 +81,17 @@ def _followed(wanted: bool, original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
     finally:
         follow(before)
+
+
+_HOOKS: dict[type, tuple[str, ...]] = {
+    torch.Tensor: ("register_hook", "register_post_accumulate_grad_hook"),
+    torch.nn.Module: ("register_full_backward_hook", "register_full_backward_pre_hook"),
+}
+"""Methods that take a function for autograd to call in backward."""
+
+
+def _hooked(original: Any, owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(owner, functools.partial(_followed, True, hook), *args, **kwargs)
 
 
 def _recomputed(patches: Patches, checkpoint: Any) -> None:

@@ -52,32 +52,43 @@ def bytes_at(address: int, dtype: torch.dtype, count: int) -> torch.Tensor:
     return _everything(dtype).as_strided((count,), (1,), (address - _BEGIN) // dtype.itemsize)
 
 
-def on_host(value: Any, view: Callable[[torch.Tensor], torch.Tensor] = over) -> Any:
+def on_host(value: Any, view: Callable[[torch.Tensor], Any]) -> Any:
     """Return the same arguments for an operator that runs on the host.
 
     Args:
         value: arguments, or one of them.
-        view: returns the CPU tensor for one on the GPU.
+        view: returns what stands for a tensor.
     """
+    kind = type(value)
+    if kind in _NUMBERS:
+        return value
+    if kind is list or kind is tuple:
+        return kind([on_host(one, view) for one in value])
     if isinstance(value, torch.Tensor):
-        return view(value) if value.is_cuda else value
-    if isinstance(value, torch.device):
+        return view(value)
+    if kind is dict:
+        return {name: on_host(one, view) for name, one in value.items() if name != "pin_memory"}
+    if kind is torch.device:
         return torch.device("cpu")
-    if isinstance(value, tuple | list):
-        made = [on_host(one, view) for one in value]
-        return made if isinstance(value, list) else tuple(made)
-    if isinstance(value, dict):
-        return {name: on_host(one, view) for name, one in value.items()}
-    return None if isinstance(value, torch.Generator) else value
+    return None if kind is torch.Generator else value
 
 
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors among arguments, and in lists and dicts of them."""
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    """Return the tensors among arguments, and in lists and dicts of them."""
+    found: list[torch.Tensor] = []
     for one in values.values() if isinstance(values, dict) else values:
-        if isinstance(one, torch.Tensor):
-            yield one
+        kind = type(one)
+        if kind in _NUMBERS:
+            continue
+        if kind is torch.Tensor or isinstance(one, torch.Tensor):
+            found.append(one)
         elif isinstance(one, list | tuple | dict):
-            yield from tensors_in(one)
+            found += tensors_in(one)
+    return found
+
+
+_NUMBERS = frozenset((int, float, bool, str, type(None), torch.dtype))
+"""Types of most arguments that are no tensors."""
 
 
 def is_plain(tensors: Sequence[torch.Tensor]) -> bool:
@@ -88,6 +99,18 @@ def is_plain(tensors: Sequence[torch.Tensor]) -> bool:
         if not (one.is_cuda or one.is_cpu) or one.layout is not torch.strided:
             return False
     return True
+
+
+def largest_plain(*groups: Sequence[torch.Tensor]) -> int:
+    """Return the elements of the largest tensor; 0 if none is on the GPU, or one is not plain."""
+    most, on_gpu = 0, False
+    for group in groups:
+        if not is_plain(group):
+            return 0
+        for one in group:
+            most = max(most, one.numel())
+            on_gpu |= one.is_cuda
+    return most if on_gpu else 0
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import torch
 
 from memcalc.engine.comparisons import SMALL
 from memcalc.engine.followed_operators import MOVES, PUTS, Followed
-from memcalc.engine.host_view import Place
+from memcalc.engine.host_view import Place, on_host
 from memcalc.engine.unknown import Later
 
 if TYPE_CHECKING:
@@ -44,56 +44,47 @@ def put_off(numbers: Numbers, one: Followed, args: Any, kwargs: Any, out: Any) -
         return False
     if torch.cuda.is_current_stream_capturing():
         return False
-    given: list[Later] = []
+    depth, made_up = 0, False
+
+    def wait(tensor: torch.Tensor) -> Later:
+        nonlocal depth, made_up
+        kind = type(tensor)
+        if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+            raise _CannotWaitError
+        if tensor.numel() > SMALL or tensor.layout is not torch.strided:
+            raise _CannotWaitError
+        found = numbers.later(tensor)
+        depth, made_up = max(depth, found.depth), made_up or found.made_up
+        return found
+
     try:
-        late_args = _late(numbers, args, given)
-        late_kwargs = _late(numbers, kwargs, given) if kwargs else {}
+        late_args = on_host(args, wait)
+        late_kwargs = on_host(kwargs, wait) if kwargs else kwargs
     except _CannotWaitError:
         return False
-    if not any(each.made_up for each in given):
+    if not made_up:
         return False
-    place = Place.of(out)
+    address = out.data_ptr()
 
     def make() -> torch.Tensor:
         made: torch.Tensor = one.op(*_made(late_args), **_made(late_kwargs))
         if one.base not in PUTS and one.base not in MOVES:
-            numbers.make_finite(made, place)
+            numbers.make_finite(made, Place(address, made.shape, made.stride(), made.dtype))
         return made.contiguous()
 
-    depth = 1 + max(each.depth for each in given)
-    numbers.unknown.postpone(out, Later(make, depth=depth), made_up=True)
+    numbers.unknown.postpone(out, Later(make, depth=depth + 1), made_up=True)
     if depth >= _DEEPEST:
         numbers.settle(out)
     return True
 
 
-def _late(numbers: Numbers, value: Any, given: list[Later]) -> Any:
-    """Return an argument whose tensors are made later."""
-    kind = type(value)
-    if kind is torch.Tensor or kind is torch.nn.Parameter:
-        if value.numel() > SMALL or value.layout is not torch.strided:
-            raise _CannotWaitError
-        given.append(numbers.later(value))
-        return given[-1]
-    if kind is list or kind is tuple:
-        return [_late(numbers, each, given) for each in value]
-    if kind is dict:
-        return {
-            name: _late(numbers, each, given)
-            for name, each in value.items()
-            if name != "pin_memory"
-        }
-    if isinstance(value, torch.Tensor | torch.Generator):
-        raise _CannotWaitError
-    return torch.device("cpu") if kind is torch.device else value
-
-
 def _made(value: Any) -> Any:
     """Return an argument with the numbers of its tensors."""
-    if type(value) is Later:
+    kind = type(value)
+    if kind is Later:
         return value()
-    if type(value) is list:
-        return [_made(each) for each in value]
-    if type(value) is dict:
+    if kind is list or kind is tuple:
+        return kind(map(_made, value))
+    if kind is dict:
         return {name: _made(each) for name, each in value.items()}
     return value

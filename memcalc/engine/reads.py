@@ -26,8 +26,8 @@ RULE = (
     "follows from it"
 )
 UNKNOWN = (
-    "computed numbers read as made-up ones between 0.1 and 0.9 (at {}); no branch that was seen "
-    "depends on them"
+    "computed numbers read as made-up ones between 0.1 and 0.9 (at {}); PyTorch and Python decide "
+    "nothing by them, and what `math`, NumPy and pandas make of them is not followed"
 )
 LIMITED = "numbers of large tensors were computed for 20 s, then no more: unknown from {} on"
 NOTHING = "every number read from the GPU is 0 here: this system refuses to map its addresses"
@@ -41,6 +41,8 @@ class Reads:
         self.opposite = ""
         """The line whose decisions go the other way, and whose masks keep everything."""
         self.lines: dict[str, None] = {}
+        self.escapes: dict[str, None] = {}
+        """Lines of these where the numbers know no longer that they are made up."""
         self._decisions: dict[str, None] = {}
         self._limits: dict[str, None] = {}
         self._thread = threading.local()
@@ -51,7 +53,9 @@ class Reads:
         patches.also(lambda: setattr(_Made, "reads", None))
         for name in ("item", "__bool__", "tolist"):
             patches.set(torch.Tensor, name, self._marking(getattr(torch.Tensor, name)))
-        patches.wrap(torch.Tensor, "__repr__", self._shown)
+        for owner, name in ((torch.Tensor, "__repr__"), (torch, "save")):
+            patches.wrap(owner, name, self._shown)
+        patches.wrap_later("safetensors.torch", "save_file", self._shown)
         if hasattr(torch.serialization, "add_safe_globals"):
             # A marked number is saved as a call of its plain type.
             torch.serialization.add_safe_globals([float, int])
@@ -60,7 +64,10 @@ class Reads:
     def note(self) -> None:
         """A number that is not known is read in this thread."""
         self._thread.count = self._count() + 1
-        self.lines[source_lines.line() or "PyTorch's own code"] = None
+        line = source_lines.line()
+        self.lines[line or "PyTorch's own code"] = None
+        if line and not getattr(self._thread, "marks", False) and self._deciding():
+            self.escapes[line] = None
 
     def decide(self, found: bool, frame: FrameType | None) -> bool:
         """Note a decision by an unknown number.
@@ -139,8 +146,11 @@ class Reads:
                     return original(tensor)
             if not tensor.is_cuda:
                 return original(tensor)
-            before = self._count()
-            found = original(tensor)
+            before, self._thread.marks = self._count(), True
+            try:
+                found = original(tensor)
+            finally:
+                self._thread.marks = False
             if self._count() == before:
                 return found
             return self.decide(found, sys._getframe(1)) if decides else _marked(found)

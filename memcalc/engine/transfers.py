@@ -59,9 +59,8 @@ class Transfers:
         if self._numbers.held(out) and out.dtype is source.dtype:
             return
         weight = out.is_floating_point() and (_is_weight(source) or _is_weight(out))
-        if out.numel() <= (_WEIGHT if weight else LARGE) and self._numbers.may_take([out.numel()]):
-            with self._numbers.timed((out,)):
-                over(out).copy_(source)
+        if out.numel() <= (_WEIGHT if weight else LARGE) and self._numbers.may_take(out.numel()):
+            self._numbers.timed(out.numel(), over(out).copy_, source)
             self._numbers.mark(out, False)
 
     def _leave(self, out: torch.Tensor, source: torch.Tensor) -> None:

@@ -62,9 +62,16 @@ class Unknown:
         generator = torch.Generator().manual_seed(_SEED)
         numbers = torch.rand(_PERIOD, generator=generator, dtype=torch.float64, device="cpu")
         self._numbers = LOWEST + (HIGHEST - LOWEST) * numbers
+        self.ends = ENDS_OF_RANGE
+        """Ends of the numbers that stand in."""
         self._patterns: dict[torch.dtype, torch.Tensor] = {}
         self._postponed: dict[int, _Postponed] = {}
         self._most = _MOST_POSTPONED
+
+    def scale(self, factor: float) -> None:
+        """Let numbers that nobody computed be so many times as large; none was read so far."""
+        self._numbers = self._numbers * factor
+        self.ends = LOWEST * factor, HIGHEST * factor
 
     def like(self, place: Place) -> torch.Tensor:
         """Return a CPU tensor with the numbers that an unknown float tensor on the GPU reads as."""

@@ -13,8 +13,8 @@ but for Python code that runs there: a function's own backward, and a forward th
 
 import contextlib
 import ctypes
-import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 from memcalc.engine import following
 from memcalc.engine.comparisons import SMALL, asks_whether_finite, everywhere
 from memcalc.engine.device_numbers import KNOWN, MADE_UP, UNKNOWN, Numbers
+from memcalc.engine.draws import Draws
 from memcalc.engine.followed_operators import (
     COMPARES,
     DISTRIBUTIONS,
@@ -38,20 +39,20 @@ from memcalc.engine.followed_operators import (
     WITH_COUNTS,
     ZEROS,
     Followed,
-    draw,
     is_composed,
     masks_of,
     read_by,
     spread,
 )
 from memcalc.engine.following import COUNTS, VALUES
-from memcalc.engine.host_view import Place, is_plain, on_host, over, tensors_in
+from memcalc.engine.host_view import Place, is_plain, largest_plain, on_host, over, tensors_in
 from memcalc.engine.later import can_wait, put_off
 from memcalc.engine.patches import Patches
 from memcalc.engine.reads import Reads
 from memcalc.engine.stub import load as stub
 from memcalc.engine.transfers import Transfers
-from memcalc.engine.unknown import ENDS_OF_RANGE, distribution
+from memcalc.engine.unknown import distribution
+from memcalc.engine.updates import Updates
 
 _aten: Any = torch.ops.aten
 _C: Any = torch._C
@@ -59,6 +60,7 @@ _UPDATED = 1 << 8
 """Elements of the largest tensors that are updated on the host: running sums, no weights."""
 _PUT = 1 << 20
 """Elements of the largest tensors of unknown floats into which known numbers are put."""
+_PLAIN = (float, int, bool)
 BALANCED = (
     "`topk`, `argmax` and the like choose each place equally often where scores are not computed "
     "here, as a balanced router does"
@@ -75,14 +77,16 @@ class Values:
         self._numbers = Numbers(self.reads.limit)
         self._transfers = Transfers(self._numbers, self._work_out)
         self._nothing_equal = False
-        self._draws = 0
+        self._draws = Draws(self._numbers, self._work_out)
+        self._updates = Updates(self._numbers)
         driver = ctypes.CDLL(None)
         self._answer = driver.memcalc_stub_answer
         self._when_unknown = driver.memcalc_stub_when_unknown
         self._answer.argtypes, self._answer.restype = [ctypes.c_size_t, ctypes.c_longlong], None
         self._noting = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self._note)
         self.state, self.know = self._numbers.state, self._numbers.know
-        self.knows = self._numbers.knows
+        self.knows, self.host = self._numbers.knows, self._numbers.host
+        self.scale = self._numbers.unknown.scale
         self._keys = following.keys()
 
     def install(self, patches: Patches) -> None:
@@ -96,6 +100,7 @@ class Values:
         # Operators such as flex_attention have Python kernels, and ask for one of the first key.
         patches.wrap(torch._ops, "_compute_keyset", self._without_ours)
         self._when_unknown(self._noting)
+        self._updates.install(patches)
         patches.also(self._end)
         self.reads.install(patches)
         following.install(patches)
@@ -135,6 +140,7 @@ class Values:
             library.impl("equal", self._equal, at)
         else:
             library.impl("_local_scalar_dense", self._read, at)
+            self._updates.implement(library, at)
 
     # ---- operators
 
@@ -146,13 +152,12 @@ class Values:
         if base in TRANSFERS:
             special = self._transfers.copy
         elif one.draws is not None and chooses is None:
-            special = self._draw
+            special = self._draws.draw
         elif base in MAKES:
             special = self._made
         elif base in COMPARES:
             special = self._compared
-        foreach = base.startswith("_foreach")
-        small = _UPDATED if one.updates else 1 if foreach else SMALL
+        small = _UPDATED if one.updates else SMALL
         waits = can_wait(one) and base not in MOVES
         held, postponed = self._numbers.held, self._numbers.unknown.postponed
         puts, spreads = base in PUTS, base in DISTRIBUTIONS
@@ -165,8 +170,6 @@ class Values:
                 first = args[0] if args else None
                 if isinstance(first, list) and first:
                     first = next((each for each in first if each.numel()), first[0])
-                    if foreach and not first.is_cuda:
-                        return op(*args, **kwargs)
                 if not isinstance(first, torch.Tensor) or not first.is_floating_point():
                     return self._computed(one, args, kwargs)
                 if one.given_result:
@@ -176,6 +179,8 @@ class Values:
                 count = first.numel()
                 if waits and count <= SMALL:
                     out = op(*args, **kwargs)
+                    if base == "clamp_min" and self._clamps_nothing(first, args[1]):
+                        return out
                     if not put_off(self._numbers, one, args, kwargs, out):
                         self._work_out(one, args, kwargs, out)
                     return out
@@ -194,7 +199,7 @@ class Values:
                 elif spreads:
                     self._distribute(base, out, args[1])
                 elif end is not None and isinstance(out, torch.Tensor):
-                    self._numbers.fill(out, ENDS_OF_RANGE[end])
+                    self._numbers.fill(out, self._numbers.unknown.ends[end])
                 return out
 
         return called
@@ -206,15 +211,17 @@ class Values:
         def called(*args: Any, **kwargs: Any) -> Any:
             with guard(keys):
                 sparse = base == "_coalesce"
-                tensors = [args[0]._indices()] if sparse else list(tensors_in((args, kwargs)))
+                tensors = [args[0]._indices()] if sparse else tensors_in((args, kwargs))
                 if not any(each.is_cuda for each in tensors) or not is_plain(tensors):
                     return op(*args, **kwargs)
                 chosen_by = [each for each in masks_of(base, args) if self._is_made_up(each)]
                 if chosen_by and not one.writes and self.reads.choose():
                     for each in chosen_by:
                         self._numbers.fill(each, True)
-                with self._numbers.timed(tensors):
-                    made, numbers = read_by(op, base, args, kwargs, self._numbers.host, self.knows)
+                most = max(each.numel() for each in tensors)
+                made, numbers = self._numbers.timed(
+                    most, read_by, op, base, args, kwargs, self._numbers.host, self.knows
+                )
                 for size, number in numbers:
                     self._answer(size, number)
                 try:
@@ -231,6 +238,11 @@ class Values:
 
         return called
 
+    def _clamps_nothing(self, tensor: torch.Tensor, least: Any) -> bool:
+        """Return whether unknown numbers stay as they are, as in most calls of ReLU."""
+        small = isinstance(least, int | float) and least <= self._numbers.unknown.ends[0]
+        return small and tensor.is_cuda and self._is_unknown(tensor)
+
     def _is_unknown(self, tensor: torch.Tensor) -> bool:
         return self.state(tensor) == UNKNOWN
 
@@ -239,10 +251,14 @@ class Values:
 
     def _made(self, one: Followed, args: Any, kwargs: Any) -> Any:
         out = one.op(*args, **kwargs)
-        floats = out.is_cuda and out.is_floating_point() and not one.writes
-        if floats and one.base in ZEROS and out.numel() <= MADE and is_plain((out,)):
-            self._numbers.mark(out, made_up=False)  # Memory is zero as it is handed out.
-        elif one.base not in ZEROS and (out.numel() <= MADE or not out.is_floating_point()):
+        if not out.is_cuda or not is_plain((out,)) or torch.cuda.is_current_stream_capturing():
+            return out
+        if one.base in ZEROS:
+            if out.numel() <= MADE or not out.is_floating_point():
+                self._numbers.mark(out, made_up=False)  # Memory is zero as it is handed out.
+        elif one.base == "fill_" and out.numel() <= SMALL and type(args[1]) in _PLAIN:
+            self._numbers.know(out, args[1])
+        elif out.numel() <= MADE or not out.is_floating_point():
             self._work_out(one, args, kwargs, out)
         return out
 
@@ -254,22 +270,24 @@ class Values:
 
     def _work_out(self, one: Followed, args: Any, kwargs: Any, out: Any) -> None:
         """Compute the numbers of an operator's result on the host, unless that costs too much."""
-        given = list(tensors_in((args, kwargs)))
-        outs = given if out is None else list(tensors_in((out,)))
-        if not any(each.is_cuda for each in outs) or not is_plain(given) or not is_plain(outs):
+        given = tensors_in(args)
+        if kwargs:
+            given += tensors_in(kwargs)
+        outs = [] if one.writes else tensors_in((out,))
+        most = largest_plain(given, outs)
+        if not most:
             return
         written = one.written(args, kwargs)
-        targets = {id(each) for each in written}
-        sources = [each for each in given if not (one.overwrites and id(each) in targets)]
         state, known = KNOWN, True
-        for each in sources:
+        for each in given:
+            if one.overwrites and any(each is target for target in written):
+                continue
             of_each = self.state(each)
             if of_each == UNKNOWN and each.is_floating_point():
                 known &= each.numel() <= SMALL or one.base in PUTS or one.base in COMPARES
                 of_each = MADE_UP
             state = max(state, of_each)
-        sizes = [each.numel() for each in (*given, *outs)]
-        if not known or max(sizes, default=0) > LARGE or not self._numbers.may_take(sizes):
+        if not known or most > LARGE or not self._numbers.may_take(most):
             self._numbers.forget(written)
             return
         if torch.cuda.is_current_stream_capturing():
@@ -277,14 +295,14 @@ class Values:
         if asks_whether_finite(one, args):
             state = KNOWN
         for each in written:
-            (self._numbers.overwrite if one.overwrites else self._numbers.settle)(each)
-            if each.is_cuda and each.is_floating_point() and not self.state(each):
-                self._numbers.unknown.write(each)
-        view = functools.partial(self._seen, targets)
-        with contextlib.suppress(Exception), self._numbers.timed(given):
-            host_args, host_kwargs = on_host(args, view), on_host(kwargs, view)
-            host_kwargs.pop("pin_memory", None)
-            made = one.op(*host_args, **host_kwargs)
+            if each.is_cuda and each.is_floating_point():
+                (self._numbers.overwrite if one.overwrites else self._numbers.settle)(each)
+                if not self.state(each):
+                    self._numbers.unknown.write(each)
+        with contextlib.suppress(Exception):
+            view = functools.partial(self._seen, written) if written else self.host
+            host_kwargs = on_host(kwargs, view) if kwargs else kwargs
+            made = self._numbers.timed(most, one.op, *on_host(args, view), **host_kwargs)
             keeps = state == KNOWN or one.base in PUTS or one.base in MOVES
             if not one.writes:
                 self._numbers.put(out, made, state == MADE_UP, finite=not keeps)
@@ -293,8 +311,11 @@ class Values:
                     self._numbers.make_finite(over(each), Place.of(each))
                 self._numbers.mark(each, state == MADE_UP)
 
-    def _seen(self, targets: set[int], tensor: torch.Tensor) -> torch.Tensor:
-        return over(tensor) if id(tensor) in targets else self._numbers.host(tensor)
+    def _seen(self, written: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+        """Return a CPU tensor with the numbers of a tensor that an operator reads or writes."""
+        if tensor.is_cuda and any(tensor is one for one in written):
+            return over(tensor)
+        return self._numbers.host(tensor)
 
     def _distribute(self, base: str, out: torch.Tensor, dim: int) -> None:
         """Rows of a softmax over unknown numbers sum to one when they are read."""
@@ -318,41 +339,12 @@ class Values:
         if one.given_result or not isinstance(out, torch.Tensor):
             self._work_out(one, args, kwargs, out)
             return out
-        answer = everywhere(one, args, self._is_unknown)
+        answer = everywhere(one, args, self._is_unknown, self._numbers.unknown.ends)
         if answer is None:
             self._work_out(one, args, kwargs, out)
-        elif is_plain((out,)) and self._numbers.may_take([out.numel()]):
+        elif is_plain((out,)) and self._numbers.may_take(out.numel()):
             self._numbers.fill(out, answer, made_up=not asks_whether_finite(one, args))
         return out
-
-    def _draw(self, one: Followed, args: Any, kwargs: Any) -> Any:
-        """Draw random numbers on the host: large ones of floats when they are read."""
-        out = one.op(*args, **kwargs)
-        if not out.is_cuda or not is_plain((out,)) or torch.cuda.is_current_stream_capturing():
-            return out
-        if not out.is_floating_point() or out.numel() <= SMALL:
-            drawn = functools.partial(self._drawn_now, one, out.device.index)
-            self._work_out(dataclasses.replace(one, op=drawn), args, kwargs, out)
-            return out
-        self._numbers.forget((out,))
-        alone = out.is_contiguous() and out.untyped_storage().nbytes() == out.nbytes
-        if out.numel() <= LARGE and alone and not any(tensors_in((args[1:], kwargs))):
-            self._draws += 1
-            seed = torch.cuda.default_generators[out.device.index or 0].initial_seed()
-            make = functools.partial(draw, one, args[1:], seed + self._draws, out.shape, out.dtype)
-            self._numbers.unknown.postpone(out, make, made_up=False)
-        return out
-
-    def _drawn_now(self, one: Followed, device: int | None, /, *args: Any, **kwargs: Any) -> Any:
-        """Draw on the host, whose own generator stays where it is."""
-        generator = self._numbers.generator(device)
-        if one.draws:
-            return one.op(*args, **{**kwargs, "generator": generator})
-        with torch.random.fork_rng(devices=()):
-            torch.set_rng_state(generator.get_state())
-            made = one.op(*args, **kwargs)
-            generator.set_state(torch.get_rng_state())
-        return made
 
     def _read(self, tensor: torch.Tensor) -> Any:
         """``tensor.item()``."""
@@ -376,9 +368,11 @@ class Values:
                 return found
             if not is_plain((one, other)) or one is other:
                 return one is other or found
-            if UNKNOWN in (self.state(one), self.state(other)) or one.numel() > LARGE:
-                return True
-            return bool(torch.equal(self._numbers.host(one), self._numbers.host(other)))
+            states = self.state(one), self.state(other)
+            if UNKNOWN in states or one.numel() > LARGE:
+                return self.reads.decide(True, sys._getframe(1))
+            equal = bool(torch.equal(self._numbers.host(one), self._numbers.host(other)))
+            return self.reads.decide(equal, sys._getframe(1)) if MADE_UP in states else equal
 
     def _note(self, address: int) -> None:
         """Note a read of an unknown number, but not of a known one in an intermediate buffer."""

@@ -6,7 +6,7 @@ from memcalc.catalog.models import TAKEN
 from memcalc.records.fields import options
 from memcalc.records.model import Place
 from memcalc.records.prediction import LONGER, RUNGS, OnGpu, Prediction
-from memcalc.records.trace import DECIDES, EMULATED, NO_GRADIENT, Component
+from memcalc.records.trace import EMULATED, NO_GRADIENT, UNCOMPUTED, Component
 from memcalc.report import lengths, rows, serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
 from memcalc.report.rows import STYLES
@@ -118,13 +118,13 @@ def weightiest(assumed: list[str]) -> tuple[list[str], int]:
 
     def weight(text: str) -> int:
         """Return 0 for another model than the one typed, 1 for options that change it, else 2."""
-        if TAKEN in text or NO_GRADIENT in text or text.startswith(DECIDES):
+        if TAKEN in text or NO_GRADIENT in text or text.startswith(UNCOMPUTED):
             return 0
         return 1 if "--" in text or ENDED in text else 2
 
     kept: list[str] = []
     for text in sorted(assumed, key=weight):
-        if text.startswith(DECIDES) or sum(len(one) + 2 for one in (*kept, text)) <= room:
+        if text.startswith(UNCOMPUTED) or sum(len(one) + 2 for one in (*kept, text)) <= room:
             kept.append(text)
     return kept, len(assumed) - len(kept)
 

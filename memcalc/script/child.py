@@ -81,7 +81,8 @@ class _Run:
         sys.meta_path.append(compiled.Compiled(session.say))
         if self._world > 1:
             session.say(_ONE_OF_MANY.format(request.rank, self._world))
-        session.values.reads.opposite = request.opposite
+        session.values.reads.opposite = request.way.opposite
+        session.values.scale(request.way.scale)
         self._stack.enter_context(as_main(request.program))
         self._stack.enter_context(session)
         self._others = surroundings.program(request, session)
@@ -118,6 +119,7 @@ class _Run:
             others=internals.most_of_others(),
             trains=session.phases.backwards > 0,
             decides=session.values.reads.decisions,
+            escapes=tuple(session.values.reads.escapes),
         )
         answer = _make_answer(session, self._request, ending)
         _write(self._answered, msgspec.json.encode(answer))

@@ -57,12 +57,16 @@ def find_growth(trace: Trace, room: int | None, reserved: int) -> Growth | None:
 
 
 def _find_points(trace: Trace) -> list[int]:
-    """Return the events at which the backward of each step begins: its batch is the only one."""
+    """Return the events at which the backward of each step begins: its batch is the only one.
+
+    Where nothing is trained, they are those at which each pass of a model begins.
+    """
     begins: dict[int, int] = {}
     for mark in trace.marks:
         if mark.phase is Phase.BACKWARD:
             begins.setdefault(mark.step, mark.index)
-    return [begins[step] for step in sorted(begins)]
+    passes = [mark.index for mark in trace.marks if mark.phase in (Phase.FORWARD, Phase.EVAL)]
+    return [begins[step] for step in sorted(begins)] or passes
 
 
 def _find_leftovers(trace: Trace, points: list[int]) -> tuple[list[list[Storage]], int]:

@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from memcalc.engine.source_lines import listed
 from memcalc.errors import EstimateError
 from memcalc.records.prediction import FitVerdict
-from memcalc.records.trace import DECIDES
+from memcalc.records.trace import UNCOMPUTED
 from memcalc.script.answer import Simulated
+from memcalc.script.records import Way
 from memcalc.units import format_bytes
 
-Again = Callable[[str], Simulated]
+Again = Callable[[Way], Simulated]
 _FULL = "runs out of memory"
 _MOST_WAYS = 3
 """Lines whose decisions are tried the other way: each takes one more run."""
 _MOST_SECONDS = 120.0
 """Seconds for all these runs."""
+_LONGER = 4
+"""How many times as many steps they make: a branch may change what later steps take."""
+_SCALES = {"larger": 100.0, "smaller": 0.01}
+"""Numbers of runs that show what is decided where nobody sees it."""
+_SAME = "the same peak"
+
+
+class _Tried(NamedTuple):
+    """One more run."""
+
+    found: Simulated | None
+    outcome: str
+    """Why there is no answer; empty: there is one."""
 
 
 def both_ways(found: Simulated, again: Again, seconds: float) -> Simulated:
     """Run again with the decisions of one line after another taken the other way.
 
+    Where numbers go to the host, nobody sees what they decide: run with larger and smaller ones.
+
     Args:
         found: the run that was shown.
-        again: runs it with the decisions of a line taken the other way.
+        again: runs it another way.
         seconds: that a run takes.
 
     Returns:
@@ -34,26 +51,59 @@ def both_ways(found: Simulated, again: Again, seconds: float) -> Simulated:
         from training. An assumption tells what the others need. It is tight at most if one of them
         does not fit.
     """
-    if found.traced is None or found.ending.code or not found.ending.decides:
+    lines, escapes = found.ending.decides, found.ending.escapes
+    if found.traced is None or found.ending.code or not (lines or escapes):
         return found
-    lines = found.ending.decides
-    tried = lines[: min(_MOST_WAYS, int(_MOST_SECONDS / max(seconds, 0.1)))]
-    ways = [(line, *_other_way(again, line)) for line in tried]
-    chosen = max((found, *(way for _, way, _ in ways if way)), key=lambda one: one.ending.steps)
-    others = [
-        f"{line} ({outcome or _difference(way, chosen)})"
-        for line, way, outcome in ways
-        if way is not chosen
-    ]
-    said = f"{DECIDES} {listed(lines)}"
+    affordable = int(_MOST_SECONDS / max(seconds, 0.1))
+    asked = lines[: min(_MOST_WAYS, affordable)]
+    ways = {line: _try(again, Way(opposite=line, longer=_LONGER)) for line in asked}
+    scales = _SCALES if escapes and affordable > len(ways) + len(_SCALES) else {}
+    scaled = {name: _try(again, Way(scale=scale)) for name, scale in scales.items()}
+    tried = (*ways.values(), *scaled.values())
+    chosen = found
+    if not found.ending.stopped:
+        runs = (found, *(one.found for one in tried if one.found is not None))
+        chosen = max(runs, key=lambda one: one.ending.steps)
+    said = []
+    if lines:
+        said.append(_say_decisions(lines, ways, chosen))
     if chosen is not found:
-        said += "; the figures are those of another branch, which trains more, than the one shown"
-    if others:
-        said += f"; the other way at {', '.join(others)}"
-    if len(tried) < len(lines):
-        said += f"; not tried the other way: {listed(lines[len(tried) :])}"
-    fails = any(outcome == _FULL or _fails(way) for _, way, outcome in ways)
+        said[-1:] = [f"{said[-1]}; {_ANOTHER}"] if said else [_ANOTHER]
+    if escapes:
+        said.append(_say_escapes(escapes, scaled, chosen))
+    fails = any(one.outcome == _FULL or _fails(one.found) for one in tried)
     return _assuming(replace(chosen, ending=found.ending), said, tight=fails)
+
+
+_ANOTHER = "the figures are those of another branch, which trains more, than the one shown"
+
+
+def _say_decisions(lines: Sequence[str], ways: Mapping[str, _Tried], chosen: Simulated) -> str:
+    """Return which lines decide, and what the other way at each takes."""
+    others = [
+        f"{line} ({_difference(one, chosen)})"
+        for line, one in ways.items()
+        if one.found is not chosen
+    ]
+    said = f"{UNCOMPUTED} decide at {listed(lines)}"
+    if others:
+        steps = max((one.found.ending.steps for one in ways.values() if one.found), default=0)
+        within = f" within {steps} steps" if steps else ""
+        said += f"; the other way{within} at {', '.join(others)}"
+    if len(ways) < len(lines):
+        said += f"; not tried the other way: {listed(lines[len(ways) :])}"
+    return said
+
+
+def _say_escapes(lines: Sequence[str], scaled: Mapping[str, _Tried], chosen: Simulated) -> str:
+    """Return where numbers go to the host, and whether larger or smaller ones take more."""
+    found = {name: _difference(one, chosen) for name, one in scaled.items()}
+    if scaled and {*found.values()} == {_SAME}:
+        return f"larger and smaller made-up numbers at {listed(lines)} take as much"
+    said = f"{UNCOMPUTED} go to the host at {listed(lines)}, where what they decide is not seen"
+    return ": ".join(
+        filter(None, (said, ", ".join(f"{name} ones ({how})" for name, how in found.items())))
+    )
 
 
 def _fails(way: Simulated | None) -> bool:
@@ -61,25 +111,27 @@ def _fails(way: Simulated | None) -> bool:
     return fit is not None and fit.verdict is FitVerdict.DOES_NOT_FIT
 
 
-def _other_way(again: Again, line: str) -> tuple[Simulated | None, str]:
-    """Return the answer of the other way, or None and the reason."""
+def _try(again: Again, way: Way) -> _Tried:
+    """Return the run of another way, or the reason why it has no answer."""
     try:
-        found = again(line)
+        found = again(way)
     except EstimateError as error:
-        return None, str(error)
+        return _Tried(None, str(error))
     if found.ending.out_of_memory:
-        return None, _FULL
+        return _Tried(None, _FULL)
     if found.ending.code or found.traced is None:
-        return None, f"ends with exit code {found.ending.code}"
-    return found, ""
+        return _Tried(None, f"ends with exit code {found.ending.code}")
+    return _Tried(found, "")
 
 
-def _difference(way: Simulated | None, chosen: Simulated) -> str:
-    assert way is not None
-    more = _reserved(way) - _reserved(chosen)
-    return (
-        f"{format_bytes(abs(more))} {'more' if more > 0 else 'less'}" if more else "the same peak"
-    )
+def _difference(way: _Tried, chosen: Simulated) -> str:
+    """Return what another way takes more than the one whose figures are shown."""
+    if way.found is None:
+        return way.outcome
+    if way.found is chosen:
+        return "those shown"
+    more = _reserved(way.found) - _reserved(chosen)
+    return f"{format_bytes(abs(more))} {'more' if more > 0 else 'less'}" if more else _SAME
 
 
 def _reserved(found: Simulated) -> int:
@@ -88,11 +140,11 @@ def _reserved(found: Simulated) -> int:
     return found.traced.prediction.peak.reserved or 0
 
 
-def _assuming(found: Simulated, said: str, *, tight: bool) -> Simulated:
-    """Return an answer with an assumption before all others."""
+def _assuming(found: Simulated, said: Sequence[str], *, tight: bool) -> Simulated:
+    """Return an answer with assumptions before all others."""
     assert found.traced is not None
     prediction = found.traced.prediction
-    told = replace(prediction, assumptions=(said, *prediction.assumptions))
+    told = replace(prediction, assumptions=(*said, *prediction.assumptions))
     if tight and told.fit is not None and told.fit.verdict is FitVerdict.FITS:
         told = replace(told, fit=replace(told.fit, verdict=FitVerdict.TIGHT))
     return replace(found, traced=replace(found.traced, prediction=told))

@@ -34,7 +34,7 @@ from memcalc.script.answer import Simulated, predict_gpus
 from memcalc.script.command import Program
 from memcalc.script.launchers import Launch
 from memcalc.script.protect import settle
-from memcalc.script.records import ANSWER, REQUEST, Answer, RankAnswers, Request
+from memcalc.script.records import ANSWER, REQUEST, USUAL, Answer, RankAnswers, Request, Way
 from memcalc.script.serving import predict_served
 from memcalc.script.streams import stderr_or_nothing
 
@@ -107,7 +107,7 @@ class Run:
         limited: bool,
         quiet: bool = False,
         again: bool = False,
-        opposite: str = "",
+        way: Way = USUAL,
         rank: int | str | None = None,
     ) -> Ran:
         """Run it in a process, limited to the GPU's memory or not.
@@ -116,7 +116,7 @@ class Run:
             limited: memory is no larger than the GPU's.
             quiet: what it prints is not shown.
             again: what it does was seen before: it shows nothing, and keeps no files.
-            opposite: a line whose decisions by numbers that are not computed go the other way.
+            way: what numbers that are not computed decide.
             rank: which process, in place of those that the plan asks for.
 
         Raises:
@@ -125,7 +125,7 @@ class Run:
         environment = self._environment(limited=limited)
         with command.own_folder() as folder:
             shared = folder / "shared"
-            request = replace(self._request(rank, shared / "serving"), opposite=opposite)
+            request = self._request(rank, shared / "serving", way)
             try:
                 self._write(request, shared)
             except OSError as error:
@@ -216,7 +216,7 @@ class Run:
         show(done.stderr or "")
         return done
 
-    def _request(self, rank: int | str | None, serving: Path) -> Request:
+    def _request(self, rank: int | str | None, serving: Path, way: Way) -> Request:
         program = self._program
         said = list(self._question.notes)
         if self._launch is not None and self._launch.assumed:
@@ -225,7 +225,8 @@ class Run:
             said.append(f"Python's own options are left out: {', '.join(program.left_out)}")
         return Request(
             program=program,
-            steps=self._question.plan.steps or 0,
+            steps=(self._question.plan.steps or 0) * way.longer,
+            way=way,
             gpus=self._question.plan.devices,
             launch=self._launch,
             rank=self._question.plan.rank if rank is None else rank,

@@ -36,8 +36,24 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """It computed gradients."""
     decides: tuple[str, ...] = ()
     """Lines whose branch or size depends on numbers that were not computed."""
+    escapes: tuple[str, ...] = ()
+    """Lines from which such numbers go to the host, where nobody sees what they decide."""
     lacks: str = ""
     """A package that is not installed and has a stand-in, for lack of which it ended."""
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """What numbers that are not computed decide in a run."""
+
+    opposite: str = ""
+    """A line whose decisions go the other way."""
+    scale: float = 1.0
+    """How many times as large as usual the numbers are."""
+    longer: int = 1
+    """How many times as many optimizer steps are made."""
+
+
+USUAL = Way()
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,8 +73,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """It runs until it starts such processes, to find out how many."""
     weights: bool = False
     """Weights are fetched and read."""
-    opposite: str = ""
-    """A line whose decisions by numbers that are not computed go the other way."""
+    way: Way = USUAL
+    """Which of its ways it goes."""
     said: tuple[str, ...] = ()
     """Assumptions so far."""
     serving: str = ""

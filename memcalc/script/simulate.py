@@ -55,10 +55,10 @@ def simulate(
         ((rank, one),) = each.items()
         each[rank] = both_ways(
             one,
-            lambda line: run.ranks(
+            lambda way: run.ranks(
                 limited=gpu is not None,
                 again=True,
-                opposite=line,
+                way=way,
                 rank=None if ran.answers is None else rank,
             ).found[rank],
             time.monotonic() - began,

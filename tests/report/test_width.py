@@ -20,7 +20,7 @@ from memcalc.files import artifact
 from memcalc.files.results import predictions
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Growth, Refusal
-from memcalc.records.trace import DECIDES, Component, Phase
+from memcalc.records.trace import UNCOMPUTED, Component, Phase
 from memcalc.report import answer, fitted, saved
 from memcalc.report.answer import weightiest
 from memcalc.report.blocks import Size, Table, command, markdown, terminal
@@ -172,7 +172,7 @@ def test_a_size_in_markdown_is_in_the_unit_of_its_column(unit):
 
 
 def test_a_decision_by_numbers_that_are_not_computed_is_shown_however_long_it_is():
-    long = f"{DECIDES} {', '.join(f'train.py:{line}' for line in range(100))}"
+    long = f"{UNCOMPUTED} {', '.join(f'train.py:{line}' for line in range(100))}"
     kept, left = weightiest(["an NVIDIA A100 (name yours with --gpu)", long, "short"])
     assert long in kept
     assert len(kept) + left == 3

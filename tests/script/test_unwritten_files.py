@@ -149,6 +149,8 @@ def test_functions_that_were_imported_by_name_before_write_nothing_either(tmp_pa
         early.save({"weight": torch.ones(3)}, "a.safetensors")
         with early.safe_open("a.safetensors", framework="pt") as file:
             assert file.get_tensor("weight").tolist() == [1, 1, 1]
+            part = file.get_slice("weight")
+            assert (part.get_shape(), part.get_dtype(), part[1:].shape) == ([3], "F32", (2,))
     finally:
         patches.undo()
     assert early.save is before

@@ -36,6 +36,37 @@ KNOWN = """
         assert turned.zero_().sum().item() == 0
     assert torch.zeros(5000, device="cuda").sum().item() == 0
     assert torch.ones(5000, device="cuda").sum().item() == 5000
+    running = torch.zeros((), device="cuda")
+    for _ in range(3):
+        running.lerp_(torch.ones((), device="cuda"), 0.5)
+    assert running.item() == 0.875
+    counts = torch.tensor([3, 1, 2], device="cuda")
+    assert counts.float().kthvalue(2).values.item() == counts.take(torch.tensor(2).cuda()) == 2
+    assert [one.item() for one in counts.aminmax()] == [1, 3]
+    assert counts.cummax(0).values.tolist() == [3, 3, 3]
+    assert torch.triu_indices(2, 2, device="cuda").tolist() == [[0, 0, 1], [0, 1, 1]]
+    for fused in (True, False):
+        weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
+        optimizer = torch.optim.Adam([weight], fused=fused)
+        before = weight.detach().clone()
+        weight.square().sum().backward()
+        optimizer.step()
+        assert not torch.equal(before, weight) and weight.sum().item() != 4
+        assert float(optimizer.state[weight]["step"]) == 1
+"""
+IN_BACKWARD = """
+    import torch, torch.nn as nn
+    net = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)).cuda()
+    def looks(gradient):
+        assert torch.isfinite(gradient).all() and not torch.isnan(gradient).any()
+        assert gradient.norm().item() > 0
+        assert gradient[torch.isfinite(gradient)].numel() == gradient.numel()
+    for one in net.parameters():
+        one.register_hook(looks)
+        one.register_post_accumulate_grad_hook(lambda one: looks(one.grad))
+    net[0].register_full_backward_hook(lambda module, inputs, outputs: looks(outputs[0]))
+    for _ in range(2):
+        net(torch.randn(128, 512, device="cuda")).square().mean().backward()
 """
 UNKNOWN = """
     import json, math, pickle, random
@@ -123,6 +154,7 @@ DECIDES = """
         pytest.param(KNOWN, id="put on the GPU"),
         pytest.param(UNKNOWN, id="computed"),
         pytest.param(CHECKED, id="checked"),
+        pytest.param(IN_BACKWARD, id="read by hooks"),
     ],
 )
 def test_numbers_that_a_script_reads_let_it_go_on(run, script):
@@ -170,6 +202,33 @@ def test_a_guard_that_skips_every_step_gives_way_to_training(run):
     prediction = found.traced.prediction
     assert prediction.components["optimizer_state"] >= 2 * 4 * 2048 * 2048
     assert "which trains more" in prediction.assumptions[0]
+
+
+GOES_TO_THE_HOST = """
+    import math, torch
+    net = torch.nn.Linear(512, 512).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for step in range(3):
+        loss = net(torch.randn(64, 512, device="cuda")).square().mean()
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+        if {condition}:
+            torch.zeros(64 << 20, device="cuda")
+"""
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "math.exp(float(loss)) > 3",
+        pytest.param("loss.detach().cpu().numpy() > 2", marks=pytest.mark.nightly),
+    ],
+)
+def test_what_larger_numbers_take_is_told_where_nobody_sees_what_they_decide(run, condition):
+    prediction = run(GOES_TO_THE_HOST.replace("{condition}", condition), gpu="t4").traced.prediction
+    assert prediction.peak.allocated < 256 << 20
+    said = prediction.assumptions[0]
+    assert "go to the host at train.py:8" in said
+    assert "larger ones (256.0 MiB more), smaller ones (the same peak)" in said
 
 
 def test_a_branch_that_fails_is_told_and_not_counted(run):

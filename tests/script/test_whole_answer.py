@@ -118,6 +118,24 @@ def test_a_script_that_keeps_more_every_step_says_how_much_and_where(run):
     assert not any("longer run" in one for one in prediction.uncounted)
 
 
+INFERS = """
+    import torch
+    kept = []
+    model = torch.nn.Linear(512, 512).cuda().eval()
+    with torch.no_grad():
+        for batch in range(20):
+            kept.append(model(torch.randn(256 + 8 * batch, 512, device="cuda")){then})
+"""
+
+
+def test_a_loop_without_training_that_keeps_its_outputs_leaks(run):
+    prediction = run(INFERS.replace("{then}", ""), gpu="t4").traced.prediction
+    assert prediction.growth.line == "train.py:7"
+    assert prediction.growth.holder == "kept"
+    assert prediction.fit.verdict is FitVerdict.LEAKS
+    assert run(INFERS.replace("{then}", ".cpu()"), gpu="t4").traced.prediction.growth is None
+
+
 KEEPS = """
     import torch
 

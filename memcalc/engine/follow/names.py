@@ -124,8 +124,8 @@ class Names(Observer):
         # A beam search orders its cache anew between two passes.
         self._name_cache(keywords)
         given = tensors_in((*args, keywords))
-        given = (t for t in given if t.grad_fn is None and not t.requires_grad)
-        self._counters.name_at(None, [at for t in given for at in self._counters.addresses(t)])
+        outside = (t for t in given if t.grad_fn is None and not t.requires_grad)
+        self._counters.name_at(None, [at for t in outside for at in self._counters.addresses(t)])
 
     def enters_module(self, module: torch.nn.Module, args: Any, phase: Phase) -> None:
         """Note which module is at work."""

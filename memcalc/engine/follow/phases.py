@@ -22,6 +22,7 @@ import torch
 from torch.nn.modules import module as modules
 from torch.nn.utils import clip_grad
 
+from memcalc.engine import source_lines
 from memcalc.engine.counters import Counters
 from memcalc.engine.follow.steps import BY_HAND, Steps
 from memcalc.engine.packages import deepspeed
@@ -32,6 +33,9 @@ from memcalc.workload.job import scaler_class
 _CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 _LEADS_TO = {Phase.BACKWARD: Phase.FORWARD, Phase.ZERO_GRAD: Phase.STEP}
 """Phase of a gap by the phase that ends it, where it is another one."""
+_FEW = 3
+"""Calls of models that a step makes before its backward; more are passes of an inference, and each
+begins an interval of its own."""
 _FREE = (Phase.LOAD, Phase.FORWARD, Phase.EVAL)
 """Phases that a call of a model may end."""
 
@@ -92,6 +96,8 @@ class Phases:
         steps.updated_by_hand = lambda: self._stepped.add(BY_HAND)
         self._main = threading.get_ident()
         self._depth = 0
+        self._calls = 0
+        """Calls of models before the first backward."""
         self._loaded: list[int] | None = None
         """When a model was called while the program still loads."""
         self._stepped: set[int] = set()
@@ -300,7 +306,11 @@ class Phases:
             quiet = not module.training and not torch.is_grad_enabled()
             evaluates = quiet and self._observer.is_trained(module)
             interrupts = self.phase is Phase.FORWARD and self._after is None
-            self._enter(Phase.EVAL if evaluates else Phase.FORWARD)
+            phase = Phase.EVAL if evaluates else Phase.FORWARD
+            self._enter(phase)
+            self._calls += not self.backwards
+            if self._calls > _FEW and not self.backwards:
+                self._mark(phase, source_lines.line())
             self._back_to = Phase.FORWARD if interrupts else None
         self._observer.enters_model(args)
 

@@ -126,6 +126,7 @@ def is_open() -> bool:
     return hasattr(ctypes.CDLL(None), "memcalc_stub_maps")
 
 
+@functools.cache
 def maps() -> bool:
     """Whether what is copied to a simulated GPU can be read back; else all reads are zeros.
 

@@ -26,7 +26,7 @@ def install(patches: Patches, values: Values) -> None:
         if not boxes.is_cuda:
             return out
         if values.knows(boxes):
-            out = original(*on_host((boxes, *args)), **on_host(kwargs))
+            out = original(*on_host((boxes, *args), values.host), **on_host(kwargs, values.host))
             return out.to(boxes.device)
         patches.say(MOST)
         return torch.arange(len(boxes), device=boxes.device)
