@@ -72,12 +72,13 @@ def write(plan: Plan) -> str:
         keep_trailing_newline=True,
     )
     template = templates.get_template("train.py.j2")
-    values = _values(plan, source.config or {}, head)
-    # What the script uses of torch, it imports.
-    uses_torch = "torch." in template.render(values, imports=[], versions="")
-    imports = ["import torch"] if uses_torch else []
-    known = sorted(_imports(plan, head, values), key=lambda line: (line.split()[1], line))
-    return template.render(values, imports=[*imports, *known])
+    imports: set[str] = set()
+    values = {**_values(plan, source.config or {}, head), "use": imports.add}
+    # The first time to find its imports.
+    if "torch." in template.render(values, imports=[], versions=""):
+        imports.add("import torch")
+    known = sorted(imports, key=lambda line: (line != "import torch", line.split()[1], line))
+    return template.render(values, imports=known)
 
 
 def _check(plan: Plan, source: ModelSource, head: Head) -> None:
@@ -124,7 +125,7 @@ def _values(plan: Plan, config: Mapping[str, Any], head: Head) -> dict[str, Any]
         f"{key}=torch.{value}" if key.endswith("_dtype") else f"{key}={_literal(value)}"
         for key, value in settings.items()
     ]
-    called = f"torch.optim.{name}" if module == "torch.optim" else name
+    is_own = module == "torch.optim"
     versions = [f"{one} {found}" for one in ("torch", "transformers") if (found := _version(one))]
     reentrant = f'gradient_checkpointing_kwargs={{"use_reentrant": {plan.use_reentrant}}}'
     return {
@@ -147,7 +148,8 @@ def _values(plan: Plan, config: Mapping[str, Any], head: Head) -> dict[str, Any]
         "wrapper": [f"{name}={value!r}" for name, value in plan.parallel_args],
         "tensors": _tensors(plan, config, head),
         "place_of_padding": "-1" if plan.generate is None else "0" if plan.padding else "",
-        "optimizer": f"{called}(trained, {', '.join(given)})",
+        "optimizer": f"{'torch.optim.' if is_own else ''}{name}(trained, {', '.join(given)})",
+        "optimizer_import": "" if is_own else f"from {module} import {name}",
         "trainer_arguments": [
             f"{key}={_literal(value)}" for key, value in trainer.write(plan).items()
         ]
@@ -157,39 +159,6 @@ def _values(plan: Plan, config: Mapping[str, Any], head: Head) -> dict[str, Any]
         "keep_outputs": loop.keep_outputs(plan),
         "versions": " and ".join(versions),
     }
-
-
-def _imports(plan: Plan, head: Head, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the imports of the script beside torch."""
-    layout, trains = values["layout"], plan.generate is None
-    module, _, name = registry.of(plan).row.implementation.rpartition(".")
-    config = "AutoConfig, " if layout == "fsdp2" else ""
-    yield f"from transformers import {config}{head.class_name}"
-    for wanted, line in (
-        (values["joins"], "import os"),
-        (plan.loop == "accelerate", "from accelerate import Accelerator"),
-        (plan.scheme is not None, "from transformers import BitsAndBytesConfig"),
-        (values["prepares"], "from peft import prepare_model_for_kbit_training"),
-        (plan.adapters is not None, "from peft import LoraConfig, get_peft_model"),
-        (
-            values["joins"] and layout == "ddp",
-            "from torch.nn.parallel import DistributedDataParallel",
-        ),
-        (
-            values["joins"] and layout == "fsdp2",
-            "from torch.distributed.fsdp import fully_shard",
-        ),
-        (
-            plan.loop == "trainer" and trains,
-            "from transformers import Trainer, TrainingArguments",
-        ),
-        (
-            plan.loop != "trainer" and trains and module != "torch.optim",
-            f"from {module} import {name}",
-        ),
-    ):
-        if wanted:
-            yield line
 
 
 def _loading(plan: Plan, config: Mapping[str, Any], head: Head) -> Iterator[str]:
