@@ -96,13 +96,10 @@ def _torchrun(words: list[str], gpus: int | None, *, older: bool = False) -> Lau
     """Read torchrun's words, or those of the older launcher, which adds ``--local-rank``."""
     from torch.distributed.run import get_args_parser
 
-    def parser() -> Any:
-        made = get_args_parser()
-        if older:
-            # Source: torch/distributed/launch.py, ``parse_args`` (2.13).
-            made.add_argument("--use-env", "--use_env", action="store_true")
-        return made
-
+    parser = get_args_parser()
+    if older:
+        # Source: torch/distributed/launch.py, ``parse_args`` (2.13).
+        parser.add_argument("--use-env", "--use_env", action="store_true")
     given = _parse_words("torch.distributed.launch" if older else "torchrun", parser, words)
     if given.no_python:
         raise UsageError("torchrun --no-python starts a program that is not Python.")
@@ -124,10 +121,9 @@ def _count_processes(text: str, gpus: int | None) -> int:
             f"torchrun --nproc-per-node {text} counts the GPUs of the machine it runs on: say how "
             "many there will be, as in --nproc-per-node 8 or memcalc simulate --gpu 8xh100."
         )
-    with contextlib.suppress(ValueError):
-        if int(text) > 0:
-            return int(text)
-    raise UsageError(f"torchrun --nproc-per-node {text} is no number of processes.")
+    if not (text.isdecimal() and len(text) < 8 and int(text)):
+        raise UsageError(f"torchrun --nproc-per-node {text} is no number of processes.")
+    return int(text)
 
 
 def _count_nodes(text: str) -> int:
@@ -142,7 +138,7 @@ def _accelerate(words: list[str], gpus: int | None) -> Launch:
     if words[:1] == ["launch"]:
         words = words[1:]
     launch = _import("accelerate.commands.launch", "accelerate")
-    given = _parse_words("accelerate launch", launch.launch_command_parser, words)
+    given = _parse_words("accelerate launch", launch.launch_command_parser(), words)
     unsaid = given.num_processes is None
     # Its own reading of defaults and of --config_file.
     with contextlib.redirect_stdout(io.StringIO()), _with_gpus(gpus or 1):
@@ -199,7 +195,7 @@ def _deepspeed(words: list[str], gpus: int | None) -> Launch:
         # It asks what GPU there is as it is imported, and the simulated one comes later.
         patches.environment("DS_ACCELERATOR", os.environ.get("DS_ACCELERATOR", "cuda"))
         runner = _import("deepspeed.launcher.runner", "deepspeed")
-    given = _parse_words("deepspeed", lambda: runner, words)
+    given = _parse_words("deepspeed", runner, words)
     local = given.num_gpus if given.num_gpus > 0 else gpus
     if local is None:
         raise UsageError(
@@ -229,12 +225,12 @@ def _missing(package: str, why: str) -> UsageError:
     )
 
 
-def _parse_words(name: str, parser: Callable[[], Any], words: list[str]) -> Any:
+def _parse_words(name: str, parser: Any, words: list[str]) -> Any:
     """Parse words by the launcher's parser; its output becomes one sentence."""
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
-            return parser().parse_args(words)
+            return parser.parse_args(words)
     except SystemExit:
         lines = [line for line in output.getvalue().splitlines() if line.strip()]
         why = lines[-1].split("error: ")[-1] if lines else "no script is named"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +14,14 @@ from msgspec.structs import replace
 
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import STEPS, make
+from memcalc.engine.packages.stand_ins import STAND_INS
 from memcalc.estimation.card import card_of
 from memcalc.estimation.kept import Traced, keep
 from memcalc.estimation.question import Asked, asked
 from memcalc.records.plan import Plan
 from memcalc.script.answer import Simulated, add_ending, combine_ranks
 from memcalc.script.command import Program, find_launched
+from memcalc.script.imports import check_imports
 from memcalc.script.other_ways import both_ways
 from memcalc.script.process import Run
 
@@ -39,12 +42,14 @@ def simulate(
 
     Raises:
         UsageError: the command cannot be understood.
-        EstimateError: the process died, or its time was up, or there is no PyTorch with CUDA.
+        EstimateError: the process died, or its time was up, or there is no PyTorch with CUDA, or
+            a package that the script imports.
     """
     folder = Path.cwd() if folder is None else folder
     program, launch = find_launched(plan, folder)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     run = Run(asked(plan), program, launch, folder)
+    check_imports(program, plan.command or "", folder, plan.python or sys.executable, STAND_INS)
     run.timeout = timeout
     began = time.monotonic()
     ran, room = run.with_stand_ins(limited=gpu is not None, quiet=quiet), None

@@ -95,19 +95,6 @@ def test_a_closure_runs_with_gradients_and_its_loss_is_returned(make):
     assert losses[0] > losses[1] > losses[2]
 
 
-def test_a_parameter_without_gradient_is_left_alone_and_keeps_its_own_step_count(make):
-    busy, idle = parameter(), parameter((6000,))
-    optimizer = make([busy, idle])
-    before = idle.detach().clone()
-    with_gradient(busy)
-    optimizer.step()
-    assert torch.equal(idle, before)
-    assert idle not in optimizer.state
-    with_gradient(idle)
-    optimizer.step()
-    assert [optimizer.state[p]["step"] for p in (busy, idle)] == [2, 1]
-
-
 def test_tensors_at_different_steps_update_as_they_would_alone(make):
     grads = gradients((512,), torch.bfloat16, seed=1, steps=4)
     value = start((512,), torch.bfloat16, seed=1)

@@ -135,18 +135,6 @@ def test_a_state_dict_holds_tensors_and_an_int_step_only(make):
         assert all(type(value) is torch.Tensor for value in values.values())
 
 
-def test_the_maps_stay_shared_after_loading():
-    params = parameters([(5000,), (6000,)])
-    optimizer = AdamW8bit(params)
-    give_gradients(params, 0)
-    optimizer.step()
-    twin = AdamW8bit(params)
-    twin.load_state_dict(loaded(saved(optimizer)))
-    first, second = twin.state.values()
-    assert first["qmap1"] is second["qmap1"]
-    assert storage_bytes(twin) == closed_form_8bit([5000, 6000])
-
-
 def test_loading_calls_the_users_hooks_with_plain_tensors_and_keeps_dtypes():
     params = parameters([(5000,)])
     optimizer = AdamW8bit(params)
