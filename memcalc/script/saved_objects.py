@@ -6,7 +6,9 @@ Storages are kept on the host: those of the GPU without most of their values, in
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
+import json
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -139,4 +141,27 @@ class SavedTensors(contextlib.AbstractContextManager["SavedTensors"]):
         """Return all tensors on the device."""
         return {name: self.get_tensor(name) for name in self.offset_keys()}
 
-    get_slice = get_tensor
+    def get_slice(self, name: str) -> _Slice:
+        """Return a tensor that may be read in parts."""
+        return _Slice(self.get_tensor(name))
+
+
+class _Slice:
+    """A tensor of the file that may be read in parts."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self._tensor[index]
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        """Return the name that safetensors writes for the tensor's dtype."""
+        written: bytes = importlib.import_module("safetensors.torch").save(
+            {"one": torch.empty(0, dtype=self._tensor.dtype, device="cpu")}
+        )
+        name: str = json.loads(written[8:])["one"]["dtype"]
+        return name

@@ -22,10 +22,10 @@ from memcalc.budgets.records import (
     Where,
 )
 from memcalc.measure import process as measured_state
-from memcalc.measure.runs import run as measured
+from memcalc.records.measurement import Measurement, OutOfMemory
 from memcalc.records.model import Place
 from memcalc.records.prediction import Fit, FitVerdict, Growth, Span
-from memcalc.records.trace import Phase
+from memcalc.records.trace import Phase, PhaseReading
 
 STATE = measured_state.StateReading(
     device=33, host=1, managed=0, tutorial_elements=0, tutorial_bytes=0
@@ -191,11 +191,11 @@ def test_what_the_allocator_may_not_take_does_not_fit_however_much_the_gpu_has(p
 
 
 def measurement(prediction, device, *, failure=None, process=None):
-    reading = measured.PhaseReading(
+    reading = PhaseReading(
         step=3, phase=Phase.STEP, requested=70, allocated=80, active=80, reserved=90,
     )  # fmt: skip
     end = replace(reading, phase=Phase.ZERO_GRAD, requested=50, allocated=60, active=60)
-    return measured.Measurement(
+    return Measurement(
         plan=prediction.plan, device=device, head="", seq=32, parameters=5, weights=20,
         gradients=20, phases=(reading, end), seconds_per_step=None, samples_per_second=None,
         state=STATE,
@@ -226,7 +226,7 @@ def test_a_rung_that_was_not_measured_is_not_taken_from_the_estimate(prediction)
 
 
 def test_a_run_out_of_memory_does_not_fit_and_tells_no_peak(prediction):
-    failure = measured.OutOfMemory(
+    failure = OutOfMemory(
         step=0, phase=Phase.FORWARD, asked=None, free=0, message="no room"
     )
     evidence = Evidence(measurement=measurement(prediction, "Tesla T4", failure=failure))
