@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from memcalc.children.channel import Channel, is_of_this_user
-from memcalc.children.exit_reason import GARBLED, ending, noise_of
+from memcalc.children.exit_reason import GARBLED, ending, noise_of, oom_kills
 from memcalc.errors import MemcalcError, UsageError, sentence
 
 _PATIENCE = 5.0
@@ -58,6 +58,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         self._starts = control is None
         self._noise = -1
         self._number = 0
+        self._kills: int | None = None
         self._closed = False
         self._lock = threading.Lock()
 
@@ -158,7 +159,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(_PATIENCE)
             noise = noise_of(self._noise)
-        return ending("process that starts the runs", code, noise=noise)
+        return ending("process that starts the runs", code, kills=self._kills, noise=noise)
 
     def _answer_in(self, message: dict[str, Any], name: str) -> dict[str, Any]:
         answer = message.get("answer")
@@ -199,6 +200,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             # A file, because a pipe that nobody reads would block a process that prints a lot.
             self._noise = os.memfd_create("noise")
+            self._kills = oom_kills()
             with theirs:
                 self._process = launch(theirs, self.environment, self._noise, self._first)
         except OSError as error:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from memcalc.script.kept_files import ABSENT, GONE, Entry, entry_of, fill, key, read, write
+from memcalc.script.kept_files import ABSENT, GONE, Entry, entry_path, fill, key, read, write
 
 _STOPPED = "memcalc: the script stops before it changes {path}, which cannot be kept: {why}."
 _NO_FOLLOW, _BORN = 0x100, 0x800
@@ -44,7 +44,7 @@ class AuditGuard:
                 self._streams.add(key(os.fstat(number)))
 
     def install(self) -> None:
-        """See what this process and its forks are about to do, from now on and to their end."""
+        """Watch this process and its forks until they end."""
         os.register_at_fork(after_in_child=self._renew)
         sys.addaudithook(self._hear)
 
@@ -169,7 +169,7 @@ class AuditGuard:
     def _is_absent(self, path: str) -> bool:
         """Return whether nothing was at a path."""
         with contextlib.suppress(FileNotFoundError):
-            return read(entry_of(self._folder, path)).mode in (ABSENT, GONE)
+            return read(entry_path(self._folder, path)).mode in (ABSENT, GONE)
         return False
 
 

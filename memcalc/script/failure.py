@@ -32,12 +32,12 @@ def leave(shared: Path, sentence: str) -> None:
 
 
 def read(shared: Path) -> str:
-    """Return the sentence; empty: there is none."""
+    """Return the sentence, or an empty text."""
     return read_file(shared / _NAME)[:_ROOM].decode(errors="replace").strip()
 
 
 def read_file(path: Path) -> bytes:
-    """Return what is in a file that a program can write; empty: there is none, or a pipe."""
+    """Return the content of a file that a program can write; of a pipe or a link nothing."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(number, "rb") as file:

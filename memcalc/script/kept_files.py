@@ -1,7 +1,7 @@
 """Files that were put aside before a script changed them, and how they are put back.
 
-Of each path there is an ``Entry``; of each file, by its inode, a link where its name may go and a
-copy where its content may change.
+Each path has an ``Entry``. Each file has, by its inode, a link where its name may go and a copy
+where its content may change.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _CLONE = 0x40049409
 
 
 class Entry(NamedTuple):
-    """What was at a path."""
+    """A file, link or folder as it was before, or its absence."""
 
     path: str
     mode: int
@@ -43,14 +43,14 @@ def key(status: os.stat_result) -> str:
     return f"{status.st_dev}-{status.st_ino}"
 
 
-def entry_of(folder: Path, path: str) -> Path:
+def entry_path(folder: Path, path: str) -> Path:
     """Return where the entry of a path is, or would be."""
     return folder / f"{hashlib.sha256(os.fsencode(path)).hexdigest()}.entry"
 
 
 def write(folder: Path, entry: Entry) -> None:
     """Write an entry whole or not at all, unless there is one of its path."""
-    to = entry_of(folder, entry.path)
+    to = entry_path(folder, entry.path)
     if not to.exists():
         part = to.with_suffix(f".{os.getpid()}")
         named = os.fsencode(entry.path).hex(), os.fsencode(entry.link).hex()
@@ -98,7 +98,7 @@ def restore(folder: Path) -> list[str]:
     return failed
 
 
-def restore_beside(folder: Path) -> tuple[list[str], list[str]]:
+def restore_late(folder: Path) -> tuple[list[str], list[str]]:
     """Put back what is gone, and what was changed under a new name: it may be changed again since.
 
     Returns:

@@ -1,7 +1,7 @@
 """A mount namespace in which nothing that a script does changes the files that were there before.
 
 Overlays of the kernel cover all folders: what the script and the processes that it starts write,
-change or delete lies in a folder of layers, through whatever function they do it. The process that
+change or delete lies in a folder of layers, by any function. The process that
 asked carries new files out of the layers when the script has ended (``new_files``).
 """
 
@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Namespace(msgspec.Struct, frozen=True):
-    """What became of a script's namespace."""
+    """The namespace of a script, or why it has none."""
 
     refused: str = ""
     """Why there is none; empty: there is one."""
@@ -74,7 +74,7 @@ def _own_name() -> str:
 
 
 def read(shared: Path) -> Namespace | None:
-    """Return what ``enter`` wrote down; ``None``: the process ended before it did."""
+    """Return the record of ``enter``, or None if the process ended before it."""
     try:
         return msgspec.json.decode(read_file(shared / _RECORD), type=Namespace)
     except msgspec.DecodeError:
@@ -111,7 +111,7 @@ def _prepare(layers: Path) -> bool:
     """Make the folder of layers; returns whether it lies in main memory.
 
     Raises:
-        OSError: this kernel lets nobody here mount overlays.
+        OSError: this kernel refuses overlays.
     """
     layers.mkdir(exist_ok=True)
     with contextlib.suppress(OSError):
@@ -124,9 +124,9 @@ def _prepare(layers: Path) -> bool:
 
 
 def _cover(places: list[Place], layers: Path, mounted: list[str]) -> tuple[list[str], list[str]]:
-    """Cover places by overlays, or else make them read-only; returns both.
+    """Mount overlays over places, or else make them read-only; returns both.
 
-    ``mounted``: is told where something was mounted, also where this fails.
+    ``mounted``: gets each path with a mount, also where this fails.
     """
     covered, read_only = list[str](), list[str]()
     # Not by their paths, which the first overlays hide.
@@ -169,14 +169,14 @@ def _unshare_users() -> None:
 
 
 def _try_overlay(layers: Path) -> None:
-    """Cover an empty folder by an overlay, to see that this works here."""
+    """Mount and unmount an overlay over an empty folder."""
     (layers / "empty").mkdir(exist_ok=True)
     _overlay(str(layers / "empty"), str(layers / "empty"), str(layers / "tried"))
     _call(_libc.umount2(os.fsencode(layers / "empty"), 0))
 
 
 def _overlay(folder: str, at: str, layer: str) -> None:
-    """Cover a folder; what is written to it from then on lies in a layer."""
+    """Mount an overlay over a folder: new and changed files lie in a layer."""
     upper, work = f"{layer}/{_UPPER}", f"{layer}/work"
     status = os.stat(folder)
     lower = os.open(folder, os.O_PATH | os.O_DIRECTORY)
@@ -203,7 +203,7 @@ def _mount(source: str, at: str, kind: str, flags: int = 0, options: str = "") -
 
 
 def _drop_capabilities() -> None:
-    """Give up what a namespace of one's own grants: a script has the rights that its user has."""
+    """Give up the rights that a namespace of users grants: a script has those of its user."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITIES, 0)
     _libc.capset(header, (ctypes.c_uint32 * 6)())
 

@@ -9,7 +9,7 @@ from memcalc.children.keeper import THEN
 from memcalc.script import failure, namespace
 from memcalc.script.audit_guard import AuditGuard
 from memcalc.script.checkpoint_marks import MARKED, NOTED, noted_paths, remove_marks
-from memcalc.script.kept_files import restore, restore_beside
+from memcalc.script.kept_files import restore, restore_late
 from memcalc.script.new_files import Carried, carry_out
 
 _NAMED = 3
@@ -62,7 +62,7 @@ def put_back(shared: Path, late: str = "") -> str | None:
     remove_marks(shared / MARKED)
     aside = shared.with_name(_ASIDE)
     if late:
-        made, failed = restore_beside(aside)
+        made, failed = restore_late(aside)
         if made:
             print(f"memcalc: {_LATE.format(_named(made))}.", file=sys.stderr)
     else:
@@ -84,10 +84,10 @@ def settle(shared: Path, *, again: bool) -> tuple[str, ...]:
     if found.refused:
         return (_GUARDED.format(why=found.refused),)
     checkpoints = noted_paths(shared / NOTED)
-    return tuple(_told(found, Carried() if again else carry_out(found, shared, checkpoints)))
+    return tuple(_describe(found, Carried() if again else carry_out(found, shared, checkpoints)))
 
 
-def _told(found: namespace.Namespace, carried: Carried) -> Iterator[str]:
+def _describe(found: namespace.Namespace, carried: Carried) -> Iterator[str]:
     if carried.changed:
         yield (
             "files that were there before stay as they were: the script changed or deleted "

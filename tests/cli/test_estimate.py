@@ -172,6 +172,21 @@ def test_an_import_that_asks_for_the_gpu_finds_that_of_the_plan(memcalc, tmp_pat
         assert json.loads(done.stdout)["parameters"] == 8 * processors
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "shell",
+    [
+        {"ACCELERATE_MIXED_PRECISION": "bf16"},
+        {"RANK": "1", "WORLD_SIZE": "2"},
+        *({"CUDA_VISIBLE_DEVICES": value} for value in ("", "-1", "3,4", "GPU-8932f937")),
+    ],
+)
+def test_variables_of_the_shell_change_no_figure(memcalc, shell):
+    plan = (*MAIN, "--loop", "trainer", "--no-cache", "-f", "json")
+    peaks = [json.loads(memcalc(*plan, **given).stdout)["peak"] for given in ({}, shell)]
+    assert peaks[0] == peaks[1]
+
+
 def test_a_cache_that_cannot_be_written_is_a_warning(memcalc, tmp_path):
     (tmp_path / "file").write_text("")
     done = memcalc(*MAIN, "-f", "json", MEMCALC_CACHE=str(tmp_path / "file" / "cache"))

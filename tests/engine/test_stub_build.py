@@ -1,6 +1,7 @@
 """The libraries are compiled by whatever compiler there is, and by themselves."""
 
 import importlib.util
+import os
 import platform
 import subprocess
 import sys
@@ -57,6 +58,8 @@ build.build(Path({str(tmp_path)!r}), compiler, {platform.machine()!r})
             "memcalc_stub_visible",
         ),
     }
+    os.truncate(tmp_path / build.NAME, 0)
+    assert not build.is_current(tmp_path, platform.machine())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="ziglang is not here")

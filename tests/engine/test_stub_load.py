@@ -236,4 +236,12 @@ def test_libraries_are_not_loaded_from_a_folder_that_others_can_write_to(tmp_pat
         with pytest.raises(EstimateError, match=f"Another user can write to {path}"):
             load.prepare(root, cuda)
         path.chmod(mode)
+    tmp_path.chmod(0o1777)
     assert load.prepare(root, cuda) == made
+
+
+def test_a_cache_that_takes_no_libraries_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path / "file"))
+    with pytest.raises(EstimateError, match=f"cannot be kept in {tmp_path}/file "):
+        load.prepare(fake_torch(tmp_path, "libcudart.so.13"), "13.0")

@@ -166,6 +166,63 @@ def test_an_answer_that_cannot_be_read_is_one_sentence(run):
             run(text + writes)
 
 
+@pytest.mark.parametrize("name", ["answer.json", "failure", "namespace.json"])
+def test_a_pipe_in_place_of_an_answer_is_not_waited_for(run, name):
+    text = "import os, torch\ntorch.zeros(9, device='cuda')\nfrom memcalc.script import child\n"
+    makes = (
+        f"path.with_name({name!r}).unlink(missing_ok=True) or os.mkfifo(path.with_name({name!r}))"
+    )
+    with pytest.raises(EstimateError, match="without an answer"):
+        run(f"{text}child._write = lambda path, _: {makes}")
+
+
+SILENT = """
+class Silent(Exception):
+    def __str__(self):
+        raise ValueError
+"""
+CIRCLE = "one, two = OSError(), OSError()\none.__cause__, two.__cause__ = two, one\nraise one"
+
+
+@pytest.mark.parametrize(
+    "text", [f"{SILENT}raise Silent", f"import sys\n{SILENT}sys.exit(Silent())", CIRCLE]
+)
+def test_an_error_without_a_text_or_an_end_is_that_of_the_script(run, capfd, text):
+    assert run(f"import torch\ntorch.zeros(9, device='cuda')\n{text}").ending.code == 1
+    assert "child.py" not in capfd.readouterr().err
+
+
+FORKS = """
+import os, sys
+{}
+pid = os.fork()
+if pid:
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    model(torch.ones(2, 8, device="cuda"))
+else:
+    sys.exit(5)
+"""
+
+
+def test_a_fork_that_goes_on_to_the_end_gives_no_answer(run, capfd):
+    found = run(FORKS.format(BEGIN))
+    assert found.ending.code == 0
+    assert found.traced is not None
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.nightly
+def test_a_full_standard_error_changes_nothing(memcalc, tmp_path):
+    (tmp_path / "train.py").write_text("import torch\ntorch.zeros(9, device='cuda')\n1 / 0")
+    typed = f"{sys.executable} -m memcalc simulate -- python train.py 2>/dev/full"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-c", typed], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "reserved by PyTorch" in done.stdout
+
+
 def test_an_answer_that_finds_no_room_is_told(run, capfd):
     text = "import torch\ntorch.zeros(9, device='cuda')\nfrom memcalc.script import child\n"
     text += "import errno, os\nfrom pathlib import Path\n"

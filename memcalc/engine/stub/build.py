@@ -20,7 +20,7 @@ SHIM = "libmemcalc_cudnn.so"
 BUILT = Path(__file__).parent / "built"
 """Where the build of the wheel puts the libraries."""
 MARK = "sources"
-"""A file beside the libraries that names their sources and the machine they are for."""
+"""A file beside the libraries: the digest of their sources with the machine, and their sizes."""
 SOURCES = Path(__file__).parent / "sources"
 _OF_CUDNN = Path(__file__).parents[1] / "cudnn" / "sources"
 NOOPS = SOURCES / "noops.txt"
@@ -71,11 +71,14 @@ def mark(machine: str) -> str:
 
 
 def is_current(folder: Path, machine: str) -> bool:
-    """Whether a folder has all libraries, compiled from these sources for this machine."""
+    """Whether a folder has all libraries, whole, compiled from these sources for this machine."""
     try:
-        return (folder / MARK).read_text() == mark(machine)
-    except OSError:
+        first, *others = (folder / MARK).read_text().splitlines()
+        sizes = dict(line.split() for line in others)
+        whole = all((folder / name).stat().st_size == int(size) for name, size in sizes.items())
+    except (OSError, ValueError):
         return False
+    return first == mark(machine) and whole
 
 
 def build(folder: Path, compiler: Sequence[str], machine: str) -> None:
@@ -89,6 +92,7 @@ def build(folder: Path, compiler: Sequence[str], machine: str) -> None:
         noops = Path(scratch, "noops.c")
         noops.write_text(_nothings(NOOPS.read_text().split()))
         stub = [str(path) for path in sorted(SOURCES.glob("*.c"))]
+        lines = [mark(machine)]
         for name, options in (
             (NAME, ["-O1", f"-Wl,-soname,{NAME}", *stub, str(noops), "-ldl", "-lpthread"]),
             *_libraries_of_cudnn(),
@@ -96,7 +100,8 @@ def build(folder: Path, compiler: Sequence[str], machine: str) -> None:
             command = [*compiler, *_FLAGS, "-o", str(Path(scratch, name)), *options]
             compilers.run(command, "the stub driver" if name == NAME else "the cuDNN shim")
             Path(scratch, name).replace(folder / name)
-        Path(scratch, MARK).write_text(mark(machine))
+            lines.append(f"{name} {(folder / name).stat().st_size}")
+        Path(scratch, MARK).write_text("\n".join(lines))
         Path(scratch, MARK).replace(folder / MARK)
 
 

@@ -277,7 +277,8 @@ def _recorded(record: Path) -> Stub | None:
         )
     except (OSError, msgspec.DecodeError):
         return None
-    return found if all(file.exists() for file in _files(found)) else None
+    whole = all(file.exists() and file.stat().st_size for file in _files(found))
+    return found if whole else None
 
 
 def _write(folder: Path, library: Path, own: list[Path], beside: list[Path], cuda: int) -> Stub:
