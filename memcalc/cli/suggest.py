@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +15,10 @@ from memcalc.cli.output import NoCache, Output, Verbose, chosen, deliver_answer,
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_of, recipe_output, write_recipe
 from memcalc.errors import UsageError
+from memcalc.records.plan import Plan
+
+if TYPE_CHECKING:
+    from memcalc.advice.suggest.records import Suggestions
 
 _PROGRAM = of(Literal["trainer", "accelerate", "axolotl", "llamafactory", "trl", "swift"])
 
@@ -63,9 +69,6 @@ def command(
     number.
     """
     from memcalc.advice.suggest import speed_and_price
-    from memcalc.advice.suggest.gpus import cards
-    from memcalc.advice.suggest.strategies import ways
-    from memcalc.advice.suggest.suggest import suggest_plan
     from memcalc.report import suggested
 
     plan = plan_of(settings, "memcalc suggest answers for")
@@ -82,17 +85,7 @@ def command(
     among = gpus.table() if verbose else None
     if known is not None and known.by_gpu:
         among = tuple(gpus.find(gpu) for gpu in known.by_gpu)
-    what = "cards that" if plan.gpu is None else "ways to"
-    with progress(f"finding {what} train {plan.model}") as steps:
-        found, stopped = steps.answer_until_stopped(
-            lambda seen: (
-                cards(plan, among=among, use_cache=not no_cache, seen=seen)
-                if plan.gpu is None
-                else suggest_plan(plan, use_cache=not no_cache, seen=seen)
-            ),
-            suggested.row_words,
-            len(list(ways(plan))) * (2 if plan.gpu is None else 1),
-        )
+    found, stopped = _find(plan, among, use_cache=not no_cache)
     best = found.fitting[0].figures if found.fitting else None
     if program is not None and best is not None:
         from memcalc.advice.suggest.snippets import is_written_for, snippet
@@ -111,3 +104,21 @@ def command(
         raise typer.Exit(1)
     if recipe is not None:
         write_recipe(recipe, best.plan, output)
+
+
+def _find(
+    plan: Plan, among: Sequence[gpus.Gpu] | None, *, use_cache: bool
+) -> tuple[Suggestions, bool]:
+    """Find ways for the plan's GPU, or cards; return whether Ctrl-C cut that short, too."""
+    from memcalc.advice.suggest.gpus import cards
+    from memcalc.advice.suggest.strategies import ways
+    from memcalc.advice.suggest.suggest import suggest_plan
+    from memcalc.report.suggested import row_words
+
+    count, what = len(list(ways(plan))), "ways to"
+    find = partial(suggest_plan, plan, use_cache=use_cache)
+    if plan.gpu is None:
+        count, what = 2 * count, "cards that"
+        find = partial(cards, plan, among=among, use_cache=use_cache)
+    with progress(f"finding {what} train {plan.model}") as steps:
+        return steps.answer_until_stopped(lambda seen: find(seen=seen), row_words, count)
