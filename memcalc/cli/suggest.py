@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,6 +15,10 @@ from memcalc.cli.output import chosen, deliver_answer, put
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_of, recipe_output, write_recipe
 from memcalc.errors import UsageError
+from memcalc.records.plan import Plan
+
+if TYPE_CHECKING:
+    from memcalc.advice.suggest.records import Suggestions
 
 
 @with_plan(
@@ -38,9 +44,6 @@ def command(
     number.
     """
     from memcalc.advice.suggest import speed_and_price
-    from memcalc.advice.suggest.gpus import cards
-    from memcalc.advice.suggest.strategies import ways
-    from memcalc.advice.suggest.suggest import suggest_plan
     from memcalc.report import suggested
 
     plan = plan_of(settings, "memcalc suggest answers for")
@@ -57,17 +60,7 @@ def command(
     among = gpus.table() if verbose else None
     if known is not None and known.by_gpu:
         among = tuple(gpus.find(gpu) for gpu in known.by_gpu)
-    what = "cards that" if plan.gpu is None else "ways to"
-    with progress(f"finding {what} train {plan.model}") as steps:
-        found, stopped = steps.answer_until_stopped(
-            lambda seen: (
-                cards(plan, among=among, use_cache=not no_cache, seen=seen)
-                if plan.gpu is None
-                else suggest_plan(plan, use_cache=not no_cache, seen=seen)
-            ),
-            suggested.row_words,
-            len(list(ways(plan))) * (2 if plan.gpu is None else 1),
-        )
+    found, stopped = _find(plan, among, use_cache=not no_cache)
     best = found.fitting[0].figures if found.fitting else None
     if program is not None and best is not None:
         from memcalc.advice.suggest.snippets import is_written_for, snippet
@@ -86,3 +79,21 @@ def command(
         raise typer.Exit(1)
     if recipe is not None:
         write_recipe(recipe, best.plan, output)
+
+
+def _find(
+    plan: Plan, among: Sequence[gpus.Gpu] | None, *, use_cache: bool
+) -> tuple[Suggestions, bool]:
+    """Find ways for the plan's GPU, or cards; return whether Ctrl-C cut that short, too."""
+    from memcalc.advice.suggest.gpus import cards
+    from memcalc.advice.suggest.strategies import ways
+    from memcalc.advice.suggest.suggest import suggest_plan
+    from memcalc.report.suggested import row_words
+
+    count, what = len(list(ways(plan))), "ways to"
+    find = partial(suggest_plan, plan, use_cache=use_cache)
+    if plan.gpu is None:
+        count, what = 2 * count, "cards that"
+        find = partial(cards, plan, among=among, use_cache=use_cache)
+    with progress(f"finding {what} train {plan.model}") as steps:
+        return steps.answer_until_stopped(lambda seen: find(seen=seen), row_words, count)

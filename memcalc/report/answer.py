@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from memcalc.catalog.models import TAKEN
 from memcalc.records.fields import options
 from memcalc.records.model import Place
-from memcalc.records.prediction import LONGER, RUNGS, OnGpu, Prediction
+from memcalc.records.prediction import LONGER, RUNGS, OnGpu, Prediction, Varied
 from memcalc.records.trace import EMULATED, NO_GRADIENT, UNCOMPUTED, Component
-from memcalc.report import lengths, rows, serving
+from memcalc.report import rows, serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
 from memcalc.report.rows import STYLES
 from memcalc.units import Unit, format_bytes, unit_for
@@ -41,7 +41,7 @@ def blocks(prediction: Prediction) -> list[Block]:
         *of_each_rank(prediction),
     ]
     below = [*_sentences(prediction), *notes(prediction, brief=True), *_next(prediction)]
-    varied = [] if prediction.varied is None else list(lengths.blocks(prediction.varied))
+    varied = [] if prediction.varied is None else list(lengths(prediction.varied))
     taken = sum(map(_height, (*above, *below, *varied)))
     return [*above, _table(prediction, LINES - taken), *below, *varied]
 
@@ -363,3 +363,30 @@ def _next(prediction: Prediction) -> Iterator[Line]:
 
 
 _MORE = "(-v: every figure)"
+
+
+def lengths(varied: Varied) -> Iterator[Block]:
+    """Yield the peak and the reserved bytes, over all batches and by way of training."""
+    first, *others = varied.ways
+    yield Line(
+        f"Lengths {varied.lengths}: {varied.batches} batches of "
+        f"{first.shortest} to {first.longest} tokens",
+        Kind.HEADING,
+    )
+    yield Line(
+        f"one batch alone: peak allocated {format_bytes(varied.least)} to "
+        f"{format_bytes(varied.most)}; one after the other: reserved {format_bytes(first.reserved)}"
+    )
+    yield Table(
+        head=("way", "batches, tokens", "allocated", "reserved", "saved"),
+        rows=[
+            (
+                way.name,
+                f"{way.shortest} to {way.longest}",
+                Size(way.allocated),
+                Size(way.reserved),
+                "" if way is first else format_bytes(first.reserved - way.reserved),
+            )
+            for way in (first, *others)
+        ],
+    )

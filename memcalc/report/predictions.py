@@ -12,7 +12,7 @@ from memcalc.records.fields import COMPARED, varied_settings
 from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import SENT_SOURCE, Component, Trace
-from memcalc.report import answer, lengths, rows
+from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Kind, Line, Size, Table, size_or, sizes
 from memcalc.report.rows import STYLES
 from memcalc.units import format_mib, unit_for
@@ -63,7 +63,7 @@ def _single(prediction: Prediction) -> Iterator[Block]:
         each = f"{rule.bytes_per_parameter:g} bytes/parameter"
         yield Line(f"rule of thumb: {rule.name}, {each}: {format_mib(rule.bytes)}", Kind.NOTE)
     yield from answer.notes(prediction)
-    yield from lengths.blocks(prediction.varied) if prediction.varied is not None else ()
+    yield from answer.lengths(prediction.varied) if prediction.varied is not None else ()
 
 
 def sent(prediction: Prediction) -> Iterator[Line]:

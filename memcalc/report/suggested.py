@@ -121,7 +121,7 @@ def _table(found: Suggestions, shown: Sequence[Suggestion], work: Work, *, verbo
         plan, added = _plan(one), ", ".join(_list_remedies(one))
         way: Cell = ", ".join(filter(None, (one.way.title, added)))
         if verbose:
-            way = one.way.title, f"with {added}" if added else "without other changes"
+            way = (one.way.title, f"with {added}") if added else one.way.title
         size = Size(one.figures.needed_under(_capacity(one)), unit)
         card = [_card(plan), size, Size(_capacity(one), unit)]
         rows.append(

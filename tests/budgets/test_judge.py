@@ -226,9 +226,7 @@ def test_a_rung_that_was_not_measured_is_not_taken_from_the_estimate(prediction)
 
 
 def test_a_run_out_of_memory_does_not_fit_and_tells_no_peak(prediction):
-    failure = OutOfMemory(
-        step=0, phase=Phase.FORWARD, asked=None, free=0, message="no room"
-    )
+    failure = OutOfMemory(step=0, phase=Phase.FORWARD, asked=None, free=0, message="no room")
     evidence = Evidence(measurement=measurement(prediction, "Tesla T4", failure=failure))
     assert verdict(budget("fits", Rule.FITS, gpu="T4"), evidence).status is Status.OVER
     found = verdict(budget("peak.allocated", amount=size(1 << 60)), evidence)

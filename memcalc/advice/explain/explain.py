@@ -16,8 +16,8 @@ from memcalc.advice.explain.layers import layers
 from memcalc.advice.explain.peak import at_end, moments
 from memcalc.advice.explain.records import Explanation, PeakContents
 from memcalc.advice.explain.timeline import Timeline, timeline
+from memcalc.advice.remedies import rows
 from memcalc.advice.remedies.records import Remedy, Trial, figures, fit_goal, limit_goal
-from memcalc.advice.remedies.rows import same_result
 from memcalc.advice.remedies.search import advise, candidates
 from memcalc.advice.remedies.trials import begin, replay
 from memcalc.catalog.plan import make, to_simulate
@@ -195,7 +195,7 @@ def try_on_script(traced: Traced) -> Iterator[Trial]:
     """Try half the batch, by running the command again, and allocator settings, by replaying."""
     plan = traced.prediction.plan
     yield from _halve_batch(plan)
-    for remedy in same_result.expandable(plan):
+    for remedy in rows.expandable(plan):
         found = replay(traced, replace(plan, **dict(remedy.changes))).prediction
         yield Trial(remedies=(remedy,), figures=figures(found))
 

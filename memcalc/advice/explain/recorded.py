@@ -102,14 +102,7 @@ def read(
         replayed=replays[cards[0]].peaks if failed is None else None,
         not_replayed=failed,
         what_ifs=tuple(
-            WhatIf(
-                conf=one,
-                peaks=replays[card].peaks,
-                retries=replays[card].retries,
-                out_of_memory=f"asked for {failure.asked:,} B with {failure.free:,} B free"
-                if (failure := replays[card].refused) is not None
-                else None,
-            )
+            _what_if(one, replays[card])
             for one, card in zip(tried, cards[1:], strict=True)
             if card in replays
         ),
@@ -189,6 +182,13 @@ def _card(conf: str, memory: int | None) -> Card:
     if memory is None:
         return Card(conf=without_fraction(conf), capacity=MEMORY)
     return Card(conf=conf, capacity=memory, room=memory)
+
+
+def _what_if(conf: str, found: Replay) -> WhatIf:
+    failed, why = found.refused, None
+    if failed is not None:
+        why = f"asked for {failed.asked:,} B with {failed.free:,} B free"
+    return WhatIf(conf=conf, peaks=found.peaks, retries=found.retries, out_of_memory=why)
 
 
 def _difference(

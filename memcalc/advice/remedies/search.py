@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from memcalc.advice.remedies import rows
 from memcalc.advice.remedies.records import Goal, Remedy, Search, Trial
-from memcalc.advice.remedies.rows import lower_precision, same_result
-from memcalc.advice.remedies.rows.same_result import accumulate, accumulate_two, list_pieces
+from memcalc.advice.remedies.rows import accumulate, accumulate_two, list_pieces
 from memcalc.advice.remedies.trials import Trials, apply
 from memcalc.advice.search import Sample, largest
 from memcalc.catalog import models
@@ -259,13 +259,13 @@ def advise(
     Returns:
         A trial of each remedy, the largest saving first and failed ones last; and the search.
     """
-    rows = candidates(trials.plan)
-    found = search(trials, rows, goal, trials.inventory) if goal else None
+    listed = candidates(trials.plan)
+    found = search(trials, listed, goal, trials.inventory) if goal else None
     tried: tuple[Trial, ...] = ()
     if found is not None:
         seen(tried, found)
-    for first in range(0, len(rows), trials.side_by_side) if alone else ():
-        for trial in trials.each([[one] for one in rows[first : first + trials.side_by_side]]):
+    for first in range(0, len(listed), trials.side_by_side) if alone else ():
+        for trial in trials.each([[one] for one in listed[first : first + trials.side_by_side]]):
             tried = tuple(sorted((*tried, trial), key=trials.sort_key))
             seen(tried, found)
         if most is not None and sum(trials.sort_key(one) < 0 for one in tried) >= most:
@@ -283,16 +283,16 @@ def candidates(plan: Plan) -> list[Remedy]:
         return []
     task = tasks.choose(models.find(plan.model), plan.task).task
     if plan.infers:
-        found = [*same_result.of_kernels(plan), *lower_precision.of_inference(plan)]
+        found = [*rows.of_kernels(plan), *rows.of_weights(plan)]
     else:
         found = [
-            *same_result.of_training(plan),
-            *same_result.of_kernels(plan),
-            *same_result.of_pieces(plan, task),
-            *same_result.of_layouts(plan),
-            *same_result.of_losses(plan, task),
-            *same_result.of_backward(plan),
-            *lower_precision.of_training(plan),
-            *lower_precision.of_adapters(plan),
+            *rows.of_step(plan),
+            *rows.of_kernels(plan),
+            *rows.of_pieces(plan, task),
+            *rows.of_layouts(plan),
+            *rows.of_losses(plan, task),
+            *rows.of_backward(plan),
+            *rows.of_precision(plan),
+            *rows.of_adapters(plan),
         ]
     return sorted(found, key=lambda remedy: remedy.rank)

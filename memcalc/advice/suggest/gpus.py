@@ -12,7 +12,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from memcalc.advice.remedies.records import Remedy, figures
-from memcalc.advice.remedies.rows.same_result import accumulate, checkpoint_all, spread_over
+from memcalc.advice.remedies.rows import accumulate, checkpoint_all, spread_over
 from memcalc.advice.remedies.trials import apply
 from memcalc.advice.search import Sample, largest
 from memcalc.advice.suggest.records import Suggestion, Suggestions

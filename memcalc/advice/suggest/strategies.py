@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from memcalc import registry
 from memcalc.advice.remedies import rows
 from memcalc.advice.remedies.records import Change, Remedy
-from memcalc.advice.remedies.rows.lower_precision import half_precision
+from memcalc.advice.remedies.rows import half_precision
 from memcalc.catalog import models
 from memcalc.catalog.quantized import scheme_in
 from memcalc.errors import UsageError

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from memcalc.advice.remedies.records import Change, Figures, Remedy, figures, fit_goal
-from memcalc.advice.remedies.rows.same_result import SHARDED, SHARDS, spread_over
+from memcalc.advice.remedies.rows import SHARDED, SHARDS, spread_over
 from memcalc.advice.remedies.search import candidates, search
 from memcalc.advice.remedies.trials import Trials, apply, change
 from memcalc.advice.suggest.records import Suggestion, Suggestions

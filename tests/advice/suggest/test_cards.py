@@ -3,7 +3,7 @@
 import pytest
 
 import memcalc
-from memcalc.advice.remedies.rows.lower_precision import half_precision
+from memcalc.advice.remedies.rows import half_precision
 from memcalc.advice.suggest.gpus import PIECES, _one_of_each_size, cards
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make

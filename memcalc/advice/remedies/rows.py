@@ -1,19 +1,45 @@
-"""Remedies with the same result: at the same speed, or with a slower step."""
+"""The table of remedies, by cost: free, slower, less precise.
+
+A row has the changes, why they cannot be made on a plan, and the cost with its source; the saving
+is never in a row, but estimated in full. ``rank`` orders by cost:
+
+====  ===================================================================================
+0     same arithmetic, no slower
+1     same gradient from smaller pieces
+2     products in half precision, weights and update in fp32
+3, 4  same arithmetic, part of the forward runs twice, or no accumulation and no clipping
+5     optimizer state in 8 bit
+6     weights in half precision
+7     other parameters train
+8     other parameters train, around weights that are rounded to 4 bit
+====  ===================================================================================
+"""
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.advice.remedies.records import Change, Remedy
-from memcalc.advice.remedies.rows import row
-from memcalc.catalog import models
+from memcalc.catalog import gpus, models
+from memcalc.catalog.gpus import ARCHITECTURES
+from memcalc.estimation.validate import checkpoint_refusal, quant_refusal
+from memcalc.records.model import Parameter
 from memcalc.records.plan import Plan
+from memcalc.records.values import USUAL_LORA, adapter
+from memcalc.registry import Choice
 from memcalc.workload import layouts, loops
 from memcalc.workload.liger import knows
 from memcalc.workload.tasks import Task
 
+AMP = "Micikevicius et al. 2018, arXiv:1710.03740: same accuracy in its trials, faster products"
+EIGHT_BIT = "Dettmers et al. 2022, arXiv:2110.02861: same accuracy in its trials"
+CORRECTED = "docs/optimizers.md and evidence/finetune.json of memcalc"
+LORA = "Hu et al. 2021, arXiv:2106.09685: adapters train, the model is frozen"
+FOUR_BIT = "Dettmers and Zettlemoyer 2022, arXiv:2212.09720: best of equal bytes in its trials"
+QLORA = "Dettmers et al. 2023, arXiv:2305.14314: as good as 16-bit LoRA in its trials"
 _FUSED = "torch.optim documentation (2.13): fused is usually faster than foreach"
 _SET_TO_NONE = "torch.optim.Optimizer.zero_grad (2.13): the default since 2.0"
 _OUTPUTS = "unreferenced tensors are freed; the Trainer keeps no outputs either (transformers 5.23)"
@@ -23,9 +49,24 @@ _EXPANDABLE = "CUDA semantics in PyTorch's documentation (2.13): expandable_segm
 _NO_GPU = "a CPU run has no CUDA allocator and no CUDA kernels"
 _SETTING = re.compile(r",?expandable_segments:\w*")
 _NONE = "none known"
+_HALF = "transformers documentation, Optimizing inference: weights in half precision"
+_PURE = "Zamirai et al. 2020, arXiv:2010.06192: nearest rounding loses small updates"
+_KBIT = "peft 0.17, prepare_model_for_kbit_training: casts what is not quantized to fp32"
+_SWITCHES = ("foreach", "fused", "capturable", "differentiable")
+"""Arguments of torch.optim that choose how a step is run, not what it computes."""
+_ONE = Parameter(name="weight", shape=(4096, 4096), dtype="float32")
+"""Large enough to have whatever state an optimizer keeps."""
 
 
-def of_training(plan: Plan) -> Iterator[Remedy]:
+def row(
+    rank: int, key: str, title: str, cost: str, source: str, unfit: str | None = None, **fields: Any
+) -> Remedy:
+    """Return a remedy that changes these fields of the plan."""
+    text = {"key": key, "title": title, "cost": cost, "source": source}
+    return Remedy(rank=rank, **text, unfit=unfit, changes=tuple(fields.items()))
+
+
+def of_step(plan: Plan) -> Iterator[Remedy]:
     """Yield what frees memory that a step need not hold: lists, gradients, outputs, a cache."""
     choice = registry.of(plan)
     if choice.kind in ("foreach", "for-loop"):
@@ -231,3 +272,124 @@ def spread_over(plan: Plan, count: int) -> Remedy:
         batch=plan.batch * plan.grad_accum // count,
         grad_accum=1,
     )
+
+
+def half_precision(plan: Plan) -> str:
+    """Return the half precision that the plan's GPU computes in."""
+    if plan.gpu is not None and not ARCHITECTURES[gpus.find(plan.gpu).capability].bf16:
+        return "fp16"
+    return "bf16"
+
+
+def of_precision(plan: Plan) -> Iterator[Remedy]:
+    """Yield half precision of products and weights, 8-bit states, no fp32 around a 4-bit base."""
+    half = half_precision(plan)
+    if plan.precision in ("fp32", "tf32"):
+        title = f"autocast to {half} (--precision amp-{half})"
+        cost = f"matrix products in {half}; updates stay fp32"
+        yield row(2, "amp", title, cost, AMP, precision=f"amp-{half}")
+    choice = registry.of(plan)
+    if choice.args.get("optim_bits") != 8:
+        twin = choice.row.twin_8bit
+        title = f"8-bit optimizer states{f' (--optim {twin})' if twin else ''}"
+        yield row(
+            *(5, "8-bit states", title, "states in 8 bit", EIGHT_BIT),
+            unfit=_not_in_8_bit(plan, choice),
+            **_optimizer(plan, twin),
+        )
+    if not plan.half_weights:
+        slow = "" if half == "bf16" else ", which this GPU computes slowly"
+        cost, title = f"weights in bf16{slow}", "everything in bf16 (--precision bf16)"
+        yield row(6, "bf16", title, f"{cost}: small updates are lost", _PURE, precision="bf16")
+        if choice.row.implementation == "torch.optim.AdamW":
+            name = "memcalc.adamw_bf16"
+            title = f"bf16 with a correction term (--precision bf16 --optim {name})"
+            cost = f"{cost}; a third state carries what rounding loses"
+            yield row(
+                *(6, "bf16, corrected", title, cost, CORRECTED),
+                unfit=_missing_arguments(plan, name),
+                precision="bf16",
+                **_optimizer(plan, name),
+            )
+    if plan.scheme is not None and plan.kbit_prepare:
+        title = "norms, embeddings and head stay in 16 bit (--no-kbit-prepare)"
+        cost = "norms and logits are no longer in fp32"
+        yield row(2, "no kbit prepare", title, cost, _KBIT, kbit_prepare=False)
+
+
+def of_weights(plan: Plan) -> Iterator[Remedy]:
+    """Yield weights in half precision and in 4 bit, where nothing trains."""
+    half = half_precision(plan)
+    if not plan.half_weights:
+        title, cost = f"everything in {half} (--precision {half})", "weights, results and cache in"
+        yield row(1, half, title, f"{cost} {half}", _HALF, precision=half)
+    if plan.scheme is None and plan.engine is None:
+        options, changes = _in_4_bit(plan)
+        title = f"weights in 4 bit ({options})"
+        cost = "4-bit weights, dequantized for every product"
+        yield row(8, "4 bit", title, cost, FOUR_BIT, unfit=_not_in_4_bit(plan), **changes)
+
+
+def of_adapters(plan: Plan) -> Iterator[Remedy]:
+    """Yield adapters instead of the model, smaller ones, or adapters around weights in 4 bit."""
+    if plan.adapters is None:
+        title = f"LoRA (--lora {USUAL_LORA})"
+        yield row(7, "LoRA", title, "only adapters train", LORA, lora=USUAL_LORA)
+    elif (rank := adapter(plan.adapters).r) > 1:
+        parts = [part.strip() for part in plan.adapters.split(",")]
+        less = ",".join([f"r={rank // 2}", *(part for part in parts if not part.startswith("r="))])
+        title = f"half the rank (--lora {less})"
+        yield row(7, "lower rank", title, "adapters of half the size learn less", LORA, lora=less)
+    if plan.scheme is None:
+        options, changes = _in_4_bit(plan, lora=plan.adapters or USUAL_LORA)
+        cost = "only adapters train; 4-bit weights are dequantized for every product"
+        title = f"QLoRA ({options})"
+        yield row(8, "QLoRA", title, cost, QLORA, unfit=_not_in_4_bit(plan), **changes)
+
+
+def _in_4_bit(plan: Plan, **others: str) -> tuple[str, dict[str, Any]]:
+    """Return the change to weights in 4 bit, which compute in half precision, also as options."""
+    wide = plan.precision in ("fp32", "tf32")
+    half = {"precision": half_precision(plan)} if wide else {}
+    changes = {"quant": "nf4-dq", **others, **half}
+    return " ".join(f"--{name} {value}" for name, value in changes.items()), changes
+
+
+def _not_in_4_bit(plan: Plan) -> str | None:
+    """Return why a model is not loaded in 4 bit, or None if it can be."""
+    asked, source = replace(plan, quant="nf4-dq"), models.find(plan.model)
+    refused = checkpoint_refusal(asked, source) is not None
+    quantized_already = "the checkpoint is quantized already, in another way" if refused else None
+    return quant_refusal(asked, source) or quantized_already
+
+
+def _not_in_8_bit(plan: Plan, choice: Choice) -> str | None:
+    """Return why the optimizer's states are not kept in 8 bit, or None if they can be."""
+    twin = choice.row.twin_8bit
+    if choice.row.closed_form and not choice.state([_ONE]).tensors:
+        return f"{choice.row.name} keeps no state with these settings"
+    if twin is None:
+        return f"no {choice.row.name} with 8-bit states is known"
+    cpu = "bitsandbytes' 8-bit states are for GPUs" if plan.target == "cpu" else None
+    return _missing_arguments(plan, twin) or cpu
+
+
+def _optimizer(plan: Plan, name: str | None) -> dict[str, Any]:
+    """Return the change to another optimizer, with the arguments that both take."""
+    if name is None:
+        return {}
+    takes = _takes(name)
+    kept = tuple(pair for pair in plan.optim_args if pair[0] in takes)
+    return {"optim": name, "optim_args": kept}
+
+
+def _missing_arguments(plan: Plan, name: str) -> str | None:
+    """Return which of the plan's arguments another optimizer lacks, or None if it has all."""
+    takes = (*_takes(name), *_SWITCHES)
+    lost = [key for key, value in plan.optim_args if value and key not in takes]
+    return f"{name} has no {', '.join(lost)}" if lost else None
+
+
+def _takes(name: str) -> tuple[str, ...]:
+    row = registry.find(name, {}).row
+    return (*row.defaults, *row.takes)
