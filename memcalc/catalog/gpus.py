@@ -1,7 +1,4 @@
-"""The GPUs that memcalc knows (configs/gpus.toml), their aliases and their generations.
-
-A new generation is a row here and its cards in configs/gpus.toml.
-"""
+"""The GPUs that memcalc knows (configs/gpus.toml), their aliases and their generations."""
 
 import functools
 import re
@@ -9,7 +6,6 @@ from collections import defaultdict
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from memcalc.errors import UsageError, unknown
 from memcalc.files import shipped
@@ -18,12 +14,7 @@ from memcalc.units import GIB, KIB, MIB
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """One compute capability: properties of a multiprocessor.
-
-    Sources: CUDA C++ Programming Guide 13, "Technical Specifications per Compute Capability"
-    (threads, shared memory) and "Arithmetic Instructions" (bf16, TF32); NVIDIA, Matrix
-    Multiplication Background User's Guide, "Requirements to use Tensor Cores" (tiles).
-    """
+    """Properties of a multiprocessor (configs/compute_capabilities.toml)."""
 
     name: str
     threads: int
@@ -35,56 +26,33 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     tile_bytes: int = 0
     """Sizes of a matrix that Tensor Cores like are multiples of this; 0: there are none."""
     bf16: bool = False
-    """Computes in bf16; PyTorch emulates it elsewhere (torch/cuda/__init__.py,
-    ``is_bf16_supported``)."""
+    """It computes in bf16; PyTorch emulates it elsewhere."""
     tf32: bool = False
 
 
-_PASCAL = Architecture(
-    name="Pascal",
-    threads=2048,
-    shared_memory=64 * KIB,
-    shared_memory_of_block=48 * KIB,
-)
-_VOLTA = Architecture(
-    name="Volta",
-    threads=2048,
-    shared_memory=96 * KIB,
-    shared_memory_of_block=96 * KIB,
-    tile_bytes=16,
-)
-_TURING = replace(
-    _VOLTA, name="Turing", threads=1024, shared_memory=64 * KIB, shared_memory_of_block=64 * KIB
-)
-_A100 = Architecture(
-    name="Ampere",
-    threads=2048,
-    shared_memory=164 * KIB,
-    shared_memory_of_block=163 * KIB,
-    tile_bytes=128,
-    bf16=True,
-    tf32=True,
-)
-_AMPERE = replace(_A100, threads=1536, shared_memory=100 * KIB, shared_memory_of_block=99 * KIB)
-_HOPPER = replace(_A100, name="Hopper", shared_memory=228 * KIB, shared_memory_of_block=227 * KIB)
-_BLACKWELL = replace(_HOPPER, name="Blackwell")
-_BLACKWELL_RTX = replace(_AMPERE, name="Blackwell RTX")
-ARCHITECTURES = {
-    (6, 0): _PASCAL,
-    (6, 1): replace(_PASCAL, shared_memory=96 * KIB),
-    (7, 0): _VOLTA,
-    (7, 2): _VOLTA,
-    (7, 5): _TURING,
-    (8, 0): _A100,
-    (8, 6): _AMPERE,
-    (8, 7): replace(_AMPERE, shared_memory=164 * KIB, shared_memory_of_block=163 * KIB),
-    (8, 9): replace(_AMPERE, name="Ada"),
-    (9, 0): _HOPPER,
-    (10, 0): _BLACKWELL,
-    (10, 3): _BLACKWELL,
-    (12, 0): _BLACKWELL_RTX,
-    (12, 1): _BLACKWELL_RTX,
-}
+@functools.cache
+def architectures() -> dict[tuple[int, int], Architecture]:
+    """Return all architectures by compute capability."""
+
+    def make_table(data: dict[str, Any]) -> dict[tuple[int, int], Architecture]:
+        return {
+            parse_capability(capability): decode(Architecture, _in_bytes(entry))
+            for entry in data["architecture"]
+            for capability in entry["capabilities"]
+        }
+
+    return shipped.read("compute_capabilities.toml", make_table)
+
+
+def _in_bytes(entry: dict[str, Any]) -> dict[str, Any]:
+    shared, of_block = entry["shared_kib"] * KIB, entry["shared_kib_of_block"] * KIB
+    return {**entry, "shared_memory": shared, "shared_memory_of_block": of_block}
+
+
+def parse_capability(text: str) -> tuple[int, int]:
+    """Read a compute capability such as ``9.0``."""
+    major, minor = text.split(".")
+    return int(major), int(minor)
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,8 +66,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def architecture(self) -> Architecture:
-        """What its capability means."""
-        return ARCHITECTURES[self.capability]
+        """The architecture of its capability."""
+        return architectures()[self.capability]
 
 
 _SIZE = re.compile(r"(?<!\d)(\d{1,3}) ?gi?b\b")
@@ -329,7 +297,7 @@ def _gpu(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str,
         **entry,
         "memory": memory,
         "nvml_memory": entry["nvml_mib"] * MIB if "nvml_mib" in entry else None,
-        "capability": tuple(map(int, str(entry["capability"]).split("."))),
+        "capability": parse_capability(str(entry["capability"])),
         "bandwidth": int(entry["bandwidth_gbs"] * 1e9),
         "tensor_flops": entry["tensor_tflops"] * 1e12 if "tensor_tflops" in entry else None,
         "source": source,

@@ -250,7 +250,7 @@ def _computes_in_bf16(gpu: Any) -> bool:
     except UsageError:
         # Whoever makes the plan says that it is unknown.
         return True
-    return card is None or gpus.ARCHITECTURES[card.capability].bf16
+    return card is None or gpus.architectures()[card.capability].bf16
 
 
 def _makes_dtensors(parallel: Any) -> bool:

@@ -76,6 +76,8 @@ class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Classes that declare arguments, by their file, whose path begins with its package."""
     attention: dict[str, str] = {}
     """Values of the key of attention, by the plan's names for them."""
+    names: dict[str, dict[str, str]] = {}
+    """The plan's names by the format's, of models and of their parts."""
     unpadded: str = ""
     """Switches of batches without padding."""
     lora: Lora | None = None

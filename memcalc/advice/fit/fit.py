@@ -16,7 +16,7 @@ from memcalc.advice.remedies.records import Option, fitting
 from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
 from memcalc.catalog import gpus as catalog
-from memcalc.catalog.gpus import ARCHITECTURES, Architecture
+from memcalc.catalog.gpus import Architecture, architectures
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.answers import Answers
@@ -242,7 +242,7 @@ class _Limits:
         self._limit = replace(self._limit, best=best, above=above, step=step, exact=True)
         gpu = self._plan.gpu
         capability = catalog.find(gpu).capability if gpu else ASSUMED.capability
-        architecture = ARCHITECTURES[capability]
+        architecture = architectures()[capability]
         self._seen(advised(self._limit, self._plan, self._here.seq, architecture))
         return ""
 

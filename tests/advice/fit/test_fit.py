@@ -12,7 +12,7 @@ from memcalc.advice.fit.fit import advised, answer, multiple
 from memcalc.advice.fit.records import Limit, Probe
 from memcalc.advice.remedies.search import candidates
 from memcalc.catalog import gpus, models
-from memcalc.catalog.gpus import ARCHITECTURES
+from memcalc.catalog.gpus import architectures
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation import estimate as api
@@ -251,7 +251,7 @@ def limit(batch=None, seq=None, axis="batch"):
     ],
 )
 def test_tiles_are_16_bytes_wide_and_128_from_the_a100_on(precision, capability, wanted):
-    assert multiple(precision, ARCHITECTURES[capability]) == wanted
+    assert multiple(precision, architectures()[capability]) == wanted
 
 
 @pytest.mark.parametrize(
@@ -259,11 +259,11 @@ def test_tiles_are_16_bytes_wide_and_128_from_the_a100_on(precision, capability,
 )
 def test_tokens_of_the_suggested_batch_are_a_multiple_where_that_is_possible(batch, seq, wanted):
     plan = make({"model": "gpt2", "precision": "amp-fp16"})
-    found = advised(limit(batch=batch, seq=seq), plan, seq, ARCHITECTURES[7, 5])
+    found = advised(limit(batch=batch, seq=seq), plan, seq, architectures()[7, 5])
     assert found.suggested == wanted
     assert "multiples of 8" in found.advice
 
 
 def test_a_sequence_is_suggested_in_whole_tiles():
     plan = make({"model": "gpt2", "precision": "bf16"})
-    assert advised(limit(seq=1000, axis="seq"), plan, 512, ARCHITECTURES[8, 0]).suggested == 960
+    assert advised(limit(seq=1000, axis="seq"), plan, 512, architectures()[8, 0]).suggested == 960

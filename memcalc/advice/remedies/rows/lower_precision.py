@@ -10,7 +10,7 @@ from memcalc.advice.remedies import rows
 from memcalc.advice.remedies.records import Remedy
 from memcalc.advice.remedies.rows import row
 from memcalc.catalog import gpus, models
-from memcalc.catalog.gpus import ARCHITECTURES
+from memcalc.catalog.gpus import architectures
 from memcalc.estimation.validate import checkpoint_refusal, quant_refusal
 from memcalc.records.model import Parameter
 from memcalc.records.plan import Plan
@@ -28,7 +28,7 @@ _ONE = Parameter(name="weight", shape=(4096, 4096), dtype="float32")
 
 def half_of(plan: Plan) -> str:
     """The half precision the GPU computes in."""
-    if plan.gpu is not None and not ARCHITECTURES[gpus.find(plan.gpu).capability].bf16:
+    if plan.gpu is not None and not architectures()[gpus.find(plan.gpu).capability].bf16:
         return "fp16"
     return "bf16"
 
