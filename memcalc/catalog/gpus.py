@@ -56,7 +56,7 @@ def parse_capability(text: str) -> tuple[int, int]:
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a card and of PyTorch decides which kernels run."""
+    """The properties of a card and of PyTorch by which kernels are chosen."""
 
     capability: tuple[int, int]
     """Compute capability, such as (9, 0)."""
@@ -84,7 +84,7 @@ less. Sizes of one name differ by more than a tenth."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU model. Sizes in bytes."""
+    """A GPU model. Sizes in bytes."""
 
     name: str
     driver_name: str
@@ -110,17 +110,17 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def table() -> tuple[Gpu, ...]:
-    """All GPUs, in the order of the file."""
+    """Return all GPUs, in the order of the file."""
 
-    def made(data: dict[str, Any]) -> tuple[Gpu, ...]:
+    def make_table(data: dict[str, Any]) -> tuple[Gpu, ...]:
         entries = {entry["name"]: entry for entry in data["gpu"]}
         return decode(tuple[Gpu, ...], [_gpu(entry, entries) for entry in entries.values()])
 
-    return shipped.read("gpus.toml", made)
+    return shipped.read("gpus.toml", make_table)
 
 
 class Meant(msgspec.Struct, frozen=True, kw_only=True):
-    """What a name is taken for."""
+    """The GPUs that a name stands for."""
 
     gpu: Gpu
     count: int | None = None
@@ -131,7 +131,7 @@ class Meant(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def meant(name: str) -> Meant:
-    """What a person means by a name: a card, the usual one of several, or those of a machine.
+    """Find what a person means by a name: a card, the usual one of several, or a machine's cards.
 
     Case, spaces, dashes, the maker's name and a size that says nothing new make no difference.
 
@@ -139,7 +139,7 @@ def meant(name: str) -> Meant:
         UsageError: no such GPU, or cards that have little in common; says which there are.
     """
     plain, size = _parts(name)
-    found = _called(plain, size)
+    found = _find_cards(plain, size)
     if len(found) == 1:
         return Meant(gpu=next(iter(found.values())))
     if found:
@@ -168,7 +168,7 @@ def find(name: str, total: int | None = None) -> Gpu:
     """
     if total is None:
         return meant(name).gpu
-    found = _called(*_parts(name), total)
+    found = _find_cards(*_parts(name), total)
     if len(found) == 1:
         return next(iter(found.values()))
     if found:
@@ -177,7 +177,7 @@ def find(name: str, total: int | None = None) -> Gpu:
 
 
 def rented() -> tuple[Gpu, ...]:
-    """Cards that most clouds rent, smallest first."""
+    """Return the cards that most clouds rent, smallest first."""
     names = shipped.read("machines.toml", lambda data: tuple(data["rented"]))
     return tuple(sorted(map(find, names), key=lambda gpu: gpu.memory))
 
@@ -199,10 +199,10 @@ def prices() -> Prices:
 
 @functools.cache
 def _machines() -> dict[str, Meant]:
-    """What is rented by a name of its own, by that name in lower case."""
+    """Return the machines that clouds rent, by their names in lower case."""
     cards = {gpu.name: gpu for gpu in table()}
 
-    def made(data: dict[str, Any]) -> dict[str, Meant]:
+    def make_table(data: dict[str, Any]) -> dict[str, Meant]:
         return {
             name.lower(): Meant(
                 gpu=cards[one["gpu"]],
@@ -213,11 +213,11 @@ def _machines() -> dict[str, Meant]:
             for name in one["names"]
         }
 
-    return shipped.read("machines.toml", made)
+    return shipped.read("machines.toml", make_table)
 
 
-def _called(plain: str, size: int | None, total: int | None = None) -> dict[str, Gpu]:
-    """The cards of a name; several where only a size could tell them apart."""
+def _find_cards(plain: str, size: int | None, total: int | None = None) -> dict[str, Gpu]:
+    """Find the cards of a name; several where only a size could tell them apart."""
     by_size = _by_name().get(plain, {})
     exact = by_size.get(size)
     if exact is not None and (total is None or _is_near(exact, total)):
@@ -256,7 +256,7 @@ def _is_near(gpu: Gpu, total: int) -> bool:
 
 @functools.cache
 def _by_name() -> dict[str, dict[int | None, Gpu]]:
-    """Names without what makes no difference, then by the size in the name."""
+    """Index the cards by the plain name, then by the size in the name."""
     found: dict[str, dict[int | None, Gpu]] = defaultdict(dict)
     for gpu in table():
         for name in (gpu.name, *gpu.aliases):
@@ -273,7 +273,7 @@ def _by_name() -> dict[str, dict[int | None, Gpu]]:
 
 
 def _parts(name: str) -> tuple[str, int | None]:
-    """A name without what makes no difference, and the gigabytes in it."""
+    """Split a name into its plain letters and the gigabytes in it."""
     text = name.lower()
     for word, replacement in _WORDS:
         text = re.sub(word, replacement, text)
@@ -284,7 +284,7 @@ def _parts(name: str) -> tuple[str, int | None]:
 
 
 def _gpu(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """A row of the file in whole bytes; its other keys are the record's own."""
+    """Convert the sizes of a row of the file to whole bytes."""
     source = entry["source"]
     if "memory_gib" in entry:
         memory = int(entry["memory_gib"] * GIB)

@@ -1,6 +1,6 @@
 """Memory that NCCL holds on a GPU, outside PyTorch's allocator (configs/nccl.toml).
 
-NCCL allocates the buffers of its channels by itself, for each group of processes that communicates.
+NCCL allocates the buffers of its channels for each group of processes that communicates.
 No reading of all groups of a training run was found, so no figure inside its range is the likely
 one.
 """

@@ -206,13 +206,13 @@ def write(plan: Plan) -> dict[str, Any]:
         "clip_grad_norm": plan.max_grad_norm,
         "compile": plan.compile is not None,
         **({"tokenizer.max_seq_len": plan.seq} if plan.seq else {}),
-        "optimizer._component_": _class_of(plan),
+        "optimizer._component_": _optimizer_class(plan),
         **{f"optimizer.{key}": one for key, one in plan.optim_args if key in _OPTIMIZERS},
         **({"model.lora_rank": trained.r} if trained else {}),
     }
 
 
-def _class_of(plan: Plan) -> str:
+def _optimizer_class(plan: Plan) -> str:
     from memcalc import registry
 
     return registry.of(plan).row.implementation
