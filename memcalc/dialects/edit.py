@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-_INDENT = 2
-
 
 def change_keys(text: str, suffix: str, changes: Mapping[str, Any]) -> str:
     """Set keys of a recipe, by paths with dots, and remove those whose value is None.

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.dialects.format import read_format
-from memcalc.dialects.recipe import Keys, Recipe, lora, optimizer
+from memcalc.dialects.recipe import Keys, Recipe, optimizer
+from memcalc.dialects.weights import lora
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.values import adapter
