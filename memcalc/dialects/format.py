@@ -68,6 +68,8 @@ class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Keys that are read, and whose values decide nothing alone."""
     refused: dict[str, str] = {}
     """Names and patterns of keys without a place in a plan, by what they ask for."""
+    incomplete: bool = False
+    """The framework has keys beside these, and memcalc does not know what they change."""
     noted: dict[str, str] = {}
     """Switches that change memory a little, by what an answer says of them."""
     defaults: dict[str, Any] = {}

@@ -209,6 +209,11 @@ class Keys:
             if declared:
                 raise self.error(key, "may change memory, and memcalc does not know how")
             name = f"{self._prefix}{key}"
+            if self.form.incomplete:
+                raise UsageError(
+                    f"{self.file}: memcalc does not know whether {name} changes memory: correct "
+                    "it, or remove it."
+                )
             hint = f"correct it in {self.file}, or remove it."
             names = [f"{self._prefix}{one}" for one in (*known, *self._read)]
             raise unknown(f"key of {self.framework}", name, names, hint=hint)
