@@ -126,7 +126,7 @@ def _told_of_words(error: Any) -> int:
 
 
 def _option_instead(error: Any, context: Any) -> str | None:
-    """What to type for an option that other tools have by this name."""
+    """Say what to type for an option that other tools have by this name."""
     name = getattr(error, "option_name", None)
     if name is None:
         return None
@@ -149,7 +149,7 @@ def _fill_closed_streams() -> None:
 
 
 def _leave_the_folder_out() -> None:
-    """``python -m`` imports first from where it is started: a random.py there is not ours."""
+    """Remove the current folder, where ``python -m`` imports from first, from the path."""
     own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with contextlib.suppress(FileNotFoundError):
         if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()] != [own]:

@@ -25,7 +25,7 @@ class UsageError(MemcalcError):
 
 
 class SettingError(UsageError):
-    """One setting of a plan is not understood."""
+    """A setting of a plan is not understood."""
 
     def __init__(self, setting: str, message: str) -> None:
         """Say what is wrong with a field of ``Plan``, and what to type instead, in one sentence."""
@@ -85,7 +85,7 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageEr
 
 
 def meant(name: str, known: Iterable[str], *, whole: bool = False) -> list[str]:
-    """Names that have all words and numbers of this one, whatever stands between; nearest first.
+    """Find names that have all words and numbers of this one; nearest first.
 
     ``adam8`` has those of ``adam8bit``, ``mistral 7b`` those of ``Mistral-7B-v0.1``.
     """
@@ -102,12 +102,12 @@ def _has(words: list[str], typed: list[str], whole: bool) -> bool:
 
 
 def _words(name: str) -> list[str]:
-    """Its words and numbers, in small letters."""
+    """Split a name into words and numbers, in small letters."""
     return re.findall(r"[a-z]+|[0-9]+(?:\.[0-9]+)*", name.lower())
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code that an error ends the command with."""
+    """Return the exit code that an error ends the command with."""
     if _no_folder(error) or isinstance(error, UnicodeEncodeError):
         return UsageError.exit_code
     return error.exit_code if isinstance(error, MemcalcError) else MemcalcError.exit_code

@@ -19,7 +19,7 @@ _FORM = re.compile(rf"(?P<place>{_WORD}(?:\.{_WORD})*|[^:]*\.py):(?P<name>{_WORD
 
 
 def is_named(text: str) -> bool:
-    """Whether a text names an object in a module or in a file."""
+    """Return True if a text names an object in a module or in a file."""
     return _FORM.fullmatch(text) is not None
 
 
@@ -41,7 +41,7 @@ def load(text: str) -> Any:
 
 
 def line(error: BaseException) -> str:
-    """What an error says, in one line; of an import that failed by another, what that says."""
+    """Return an error's message in one line; for a failed import, its cause's message."""
     while isinstance(error, ImportError) and error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
@@ -52,7 +52,7 @@ def _of_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise UsageError(f"Cannot import {name}: {_said(error)}.") from None
+        raise UsageError(f"Cannot import {name}: {_message(error)}.") from None
 
 
 def _of_file(text: str) -> ModuleType:
@@ -74,16 +74,16 @@ def _of_file(text: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         sys.modules.pop(name, None)
-        raise UsageError(f"{text} fails when it is imported: {_said(error)}.") from None
+        raise UsageError(f"{text} fails when it is imported: {_message(error)}.") from None
     return module
 
 
 def _add(folder: str) -> None:
-    """For good: what was imported may import more when it runs."""
+    """Add a folder to the path for good: imported code may import more when it runs."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     plain = isinstance(error, ImportError)
     return line(error) if plain else f"{type(error).__name__}: {line(error)}"

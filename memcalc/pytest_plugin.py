@@ -34,7 +34,7 @@ _KEYWORDS = ("device", "metric", "gpu")
 
 
 class TestBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """What a marker asks for."""
+    """The budget that a marker asks for."""
 
     __test__ = False
 
@@ -64,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def memory_estimate() -> Callable[..., Prediction]:
-    """``memcalc.estimate``: predict the memory of a training run, without a GPU."""
+    """Return ``memcalc.estimate``, which predicts the memory of a training run without a GPU."""
     from memcalc.script.api import estimate
 
     return estimate
@@ -159,13 +159,13 @@ def _judge(item: pytest.Item, budget: TestBudget, peak: int) -> str | None:
 
 def _simulate(item: pytest.Item, body: Callable[[], Any], budget: TestBudget) -> None:
     """Run a test's body on the GPU that its marker names, and judge it."""
-    failure = _judge(item, budget, _simulated(body, budget))
+    failure = _judge(item, budget, _measure_simulated(body, budget))
     if failure is not None:
         pytest.fail(failure, pytrace=False)
 
 
 def _prepare_simulation(item: pytest.Item, budget: TestBudget) -> None:
-    """Have a ``unittest.TestCase`` call the simulation of its method, which pytest does not call.
+    """Replace the method of a ``unittest.TestCase``, which pytest does not call, by its simulation.
 
     ``pytest_pyfunc_call`` runs other tests.
     """
@@ -196,7 +196,7 @@ class _SkippedThereError(Exception):
 
 
 def _body(test: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """What runs in the process of the simulation."""
+    """Run a test's body in the process of the simulation."""
     try:
         result = test(**given)
         if inspect.iscoroutine(result):
@@ -205,8 +205,8 @@ def _body(test: Callable[..., Any], given: Mapping[str, Any]) -> None:
         raise _SkippedThereError(str(error)) from None
 
 
-def _simulated(body: Callable[[], Any], budget: TestBudget) -> int:
-    """Bytes of the peak of a test's body on a simulated GPU."""
+def _measure_simulated(body: Callable[[], Any], budget: TestBudget) -> int:
+    """Return the peak, in bytes, of a test's body on a simulated GPU."""
     from memcalc.script.live import run_in_child
 
     try:
@@ -244,7 +244,7 @@ def budget_of(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> TestBu
 
 
 def verdict(budget: TestBudget, peak: int) -> str | None:
-    """What to fail with; ``None`` where the budget holds."""
+    """Return the message of a failure, or None if the budget holds."""
     where = f"on {budget.device if budget.gpu is None else budget.gpu}"
     if peak <= 0 and budget.gpu is not None:
         return "the memory budget cannot be enforced: the test put nothing on the GPU."

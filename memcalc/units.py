@@ -53,7 +53,7 @@ def parse_bytes(text: str) -> int:
 
 
 def printed_bytes(text: str) -> tuple[int, int]:
-    """Least and most bytes that a rounded figure such as ``14.67 GiB`` may stand for.
+    """Return the least and most bytes that round to a figure such as ``14.67 GiB``.
 
     Raises:
         UsageError: it is no size.
@@ -76,7 +76,7 @@ def format_bytes(count: int) -> str:
 
 
 def signed_bytes(change: int) -> str:
-    """The same of what is more or less."""
+    """Write a change in bytes with its sign."""
     return f"{'+' if change > 0 else '-'}{format_bytes(abs(change))}"
 
 
@@ -94,7 +94,7 @@ def format_mib(count: int) -> str:
 
 
 class Unit(NamedTuple):
-    """What the figures of one table are written in."""
+    """The unit of the figures of a table."""
 
     name: str
     bytes: int
@@ -104,11 +104,10 @@ class Unit(NamedTuple):
         return _tenths(round(10 * count / self.bytes), count)
 
     def numbers(self, parts: Sequence[int]) -> list[str]:
-        """Parts of a sum, rounded so that they add up to the sum as ``number`` writes it.
+        """Round the parts of a sum so that they add up to the sum as ``number`` writes it.
 
-        Of the parts that were rounded against the gap, those closest to the other way give way,
-        those that have a twin last: no part is off by more than one step, and what is equal is
-        written alike where it can be.
+        Parts that were rounded against the gap change, the closest to a half first and equal
+        parts last: no part is off by more than one step.
         """
         exact = [10 * part / self.bytes for part in parts]
         found = list(map(round, exact))
@@ -127,7 +126,7 @@ class Unit(NamedTuple):
         return list(map(_tenths, found, parts))
 
     def rest(self, whole: int, *parts: int) -> str:
-        """What a sum has beside its parts: the difference of the figures as they are written."""
+        """Write the rest of a sum: the difference of the figures as they are written."""
         shown, *less = (round(10 * size / self.bytes) for size in (whole, *parts))
         return _tenths(shown - sum(less), whole - sum(parts))
 
@@ -137,5 +136,5 @@ def _tenths(count: int, size: int) -> str:
 
 
 def unit_for(largest: int) -> Unit:
-    """One unit for figures up to the largest of them: GiB from 10 GiB on, MiB below."""
+    """Choose the unit of figures by the largest: GiB from 10 GiB, MiB below."""
     return Unit("GiB", GIB) if largest >= 10 * GIB else Unit("MiB", MIB)

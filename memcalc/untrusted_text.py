@@ -1,8 +1,8 @@
 r"""Text from outside, such as names, paths, frames and errors, made harmless where it is printed.
 
-One function a medium. What a medium cannot show is written as an escape (``\x1b``), so that a
-reader sees that it was there; what it would obey is written so that it is only read. HTML is
-escaped by its template and XML by its writer, both of them after ``line``.
+There is a function for each medium. What a medium cannot show is written as an escape (``\x1b``),
+so that a reader sees that it was there; what it would obey is written so that it is only read.
+HTML is escaped by its template and XML by its writer, both of them after ``line``.
 """
 
 import html
@@ -23,19 +23,19 @@ _FORMULA = ("=", "+", "-", "@", "::")
 
 
 def line(text: str) -> str:
-    """One line for a terminal, a log or a picture: every sign that steers one is an escape."""
+    """Escape every sign that steers a terminal, a log or a picture; returns one line."""
     if not text.isprintable():
         text = "".join(sign if sign.isprintable() else _shown(sign) for sign in text)
     return _COMMAND.sub("# #", text)
 
 
 def lines(text: str) -> str:
-    """Several lines that are going to a log as they are: none is a command to what runs it."""
+    """Defuse lines for a log: none is a command to the runner."""
     return _LEADING_COMMAND.sub(r"\1: ", text)
 
 
 def markdown(text: str) -> str:
-    """Text that Markdown shows as it stands, in a paragraph or in the cell of a table."""
+    """Escape a text for Markdown, in a paragraph or in the cell of a table."""
     plain = html.escape(line(text).strip(), quote=False)
     plain = _SPECIAL.sub(lambda match: f"&#{ord(match[0])};", plain)
     return _LEADING.sub(lambda found: f"{found[1]}&#{ord(found[2])};", plain)
@@ -48,7 +48,7 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int
 
 
 def json(text: str) -> str:
-    """JSON that was made of it, with an escape for whatever is not printable in its strings.
+    """Escape everything in JSON that is not printable.
 
     A byte that was no UTF-8 is half a surrogate pair in Python, which no JSON reader takes: it
     becomes the text of its escape.

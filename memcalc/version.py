@@ -1,4 +1,4 @@
-"""Versions: memcalc's own, and those of packages here."""
+"""The versions of memcalc and of installed packages."""
 
 import functools
 import os
@@ -19,13 +19,13 @@ _FOLDER = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*)(-py[\d.]+)?\.(dist|egg
 
 @functools.cache
 def installed(package: str) -> str | None:
-    """The version of an installed package; ``None``: it is not installed.
+    """Return the version of an installed package, or None.
 
     Read from the name of the folder that describes it (PEP 376), which takes a tenth of the time
     of ``importlib.metadata``; that is asked where a folder's name holds no version.
     """
     wanted = _normal(package)
-    for names in map(_described, sys.path):
+    for names in map(_list_packages, sys.path):
         if wanted in names:
             if names[wanted]:
                 return names[wanted]
@@ -36,8 +36,8 @@ def installed(package: str) -> str | None:
 
 
 @functools.cache
-def _described(folder: str) -> dict[str, str]:
-    """Packages that a folder of ``sys.path`` describes; an empty version where it is not said."""
+def _list_packages(folder: str) -> dict[str, str]:
+    """Return the packages in a folder of ``sys.path``; a version may be empty."""
     try:
         entries = os.listdir(folder or ".")
     except OSError:

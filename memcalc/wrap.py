@@ -1,4 +1,4 @@
-"""Lines that are too long, over as many as a terminal needs; no figure is parted from its unit."""
+"""Wraps lines at a terminal's width; no figure is parted from its unit."""
 
 import re
 import textwrap
@@ -19,6 +19,6 @@ def untied(text: str) -> str:
 
 
 def fold(text: str, width: int, hang: int = 0) -> list[str]:
-    """Break a text between words, lines after the first behind so many spaces."""
+    """Break a text between words; ``hang`` spaces begin lines after the first."""
     lines = textwrap.wrap(tied(text), width, subsequent_indent=" " * hang, break_on_hyphens=False)
     return [untied(line) for line in lines]

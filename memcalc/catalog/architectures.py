@@ -11,12 +11,12 @@ from memcalc.files.artifact import decode
 
 @functools.cache
 def table() -> dict[str, Any]:
-    """``{model_type: {"config": class name, "heads": {task: class name}}}``."""
+    """Return class names by model type: ``{type: {"config": ..., "heads": {task: ...}}}``."""
     return shipped.read("architectures.json", lambda data: decode(dict[str, Any], data["types"]))
 
 
 def heads(model_type: str) -> dict[str, str]:
-    """The heads of a model type, by task; empty for an unknown type."""
+    """Return the heads of a model type by task; empty for an unknown type."""
     found: dict[str, str] = table().get(model_type, {}).get("heads", {})
     return found
 

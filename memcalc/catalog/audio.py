@@ -9,7 +9,7 @@ from memcalc.files.artifact import decode
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
-    """One input of one recording."""
+    """An input of a recording."""
 
     shape: tuple[int, ...]
     """Without the batch."""
@@ -31,11 +31,11 @@ class Sound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of(model_type: str) -> Sound | None:
-    """What the feature extractor of this model type makes; ``None``: it has none."""
+    """Return what the feature extractor of this model type makes; None: it has none."""
     return table().get(model_type)
 
 
 @functools.cache
 def table() -> dict[str, Sound]:
-    """All, by model type."""
+    """Return all, by model type."""
     return shipped.read("sound.json", lambda data: decode(dict[str, Sound], data["types"]))

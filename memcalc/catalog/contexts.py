@@ -8,7 +8,7 @@ import statistics
 
 import msgspec
 
-from memcalc.catalog.gpus import Gpu
+from memcalc.catalog.gpus import Gpu, parse_capability
 from memcalc.files import shipped
 from memcalc.files.artifact import decode
 from memcalc.records.prediction import Span
@@ -44,7 +44,7 @@ def table() -> dict[str, ContextRanges]:
 
 
 def ranges(gpu: Gpu | None) -> ContextRanges:
-    """Return the ranges of a process on a GPU; without one, those of any GPU."""
+    """Return the ranges of a process on a GPU, or on any GPU."""
     return table()[gpu.name if gpu is not None else "any"]
 
 
@@ -63,20 +63,20 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def libraries() -> tuple[Library, ...]:
-    """Versions of cuDNN whose code was weighed."""
+    """Return the versions of cuDNN whose code was weighed."""
     return shipped.read("contexts.toml", lambda data: decode(tuple[Library, ...], data["library"]))
 
 
 def library_span(gpu: Gpu, torch: tuple[int, int]) -> Span | None:
-    """Code of cuDNN's convolutions where it is loaded whole; ``None``: no version has any for it.
+    """Return the size of cuDNN's convolutions, loaded whole; None if no version has any for a GPU.
 
     A version that has none for this capability runs that of the one before it in its generation.
     """
     sizes: dict[str, int] = {}
     for library in libraries():
-        if not _pair(library.since) <= torch < _pair(library.before):
+        if not parse_capability(library.since) <= torch < parse_capability(library.before):
             continue
-        known = {_pair(text): mib for text, mib in library.mib.items()}
+        known = {parse_capability(text): mib for text, mib in library.mib.items()}
         runs = [c for c in known if c[0] == gpu.capability[0] and c <= gpu.capability]
         if runs:
             sizes[library.name] = known[max(runs)] * MIB
@@ -90,13 +90,8 @@ def library_span(gpu: Gpu, torch: tuple[int, int]) -> Span | None:
     )
 
 
-def _pair(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")
-    return int(major), int(minor)
-
-
 def together(*spans: Span) -> Span:
-    """Several parts as one: ends add up; a part without a likely figure leaves none for the sum."""
+    """Add up several parts; the sum has a likely figure if every part has one."""
     likely = [span.likely for span in spans if span.likely is not None]
     return Span(
         low=sum(span.low for span in spans),

@@ -8,7 +8,7 @@ _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
 
 
 def refusal(config: Mapping[str, Any], name: str) -> str | None:
-    """Return why no model has these numbers, in a sentence; ``None``: they go together."""
+    """Return a sentence if no model has these numbers, or None if they go together."""
     for part in (config, config.get("text_config")):
         if not isinstance(part, Mapping):
             continue
@@ -29,6 +29,6 @@ def refusal(config: Mapping[str, Any], name: str) -> str | None:
 
 
 def _number(config: Mapping[str, Any], keys: list[str] | tuple[str, ...]) -> int | None:
-    """Return the first whole number under one of these keys; ``None``: there is none."""
+    """Return the first whole number under one of these keys, or None."""
     found = (config[key] for key in keys if type(config.get(key)) is int)
     return next(found, None)

@@ -1,7 +1,4 @@
-"""The GPUs that memcalc knows (configs/gpus.toml), their aliases and their generations.
-
-A new generation is a row here and its cards in configs/gpus.toml.
-"""
+"""The GPUs that memcalc knows (configs/gpus.toml), their aliases and their generations."""
 
 import functools
 import re
@@ -9,7 +6,6 @@ from collections import defaultdict
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from memcalc.errors import UsageError, unknown
 from memcalc.files import shipped
@@ -18,12 +14,7 @@ from memcalc.units import GIB, KIB, MIB
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """One compute capability: properties of a multiprocessor.
-
-    Sources: CUDA C++ Programming Guide 13, "Technical Specifications per Compute Capability"
-    (threads, shared memory) and "Arithmetic Instructions" (bf16, TF32); NVIDIA, Matrix
-    Multiplication Background User's Guide, "Requirements to use Tensor Cores" (tiles).
-    """
+    """Properties of a multiprocessor (configs/compute_capabilities.toml)."""
 
     name: str
     threads: int
@@ -35,60 +26,37 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     tile_bytes: int = 0
     """Sizes of a matrix that Tensor Cores like are multiples of this; 0: there are none."""
     bf16: bool = False
-    """Computes in bf16; PyTorch emulates it elsewhere (torch/cuda/__init__.py,
-    ``is_bf16_supported``)."""
+    """It computes in bf16; PyTorch emulates it elsewhere."""
     tf32: bool = False
 
 
-_PASCAL = Architecture(
-    name="Pascal",
-    threads=2048,
-    shared_memory=64 * KIB,
-    shared_memory_of_block=48 * KIB,
-)
-_VOLTA = Architecture(
-    name="Volta",
-    threads=2048,
-    shared_memory=96 * KIB,
-    shared_memory_of_block=96 * KIB,
-    tile_bytes=16,
-)
-_TURING = replace(
-    _VOLTA, name="Turing", threads=1024, shared_memory=64 * KIB, shared_memory_of_block=64 * KIB
-)
-_A100 = Architecture(
-    name="Ampere",
-    threads=2048,
-    shared_memory=164 * KIB,
-    shared_memory_of_block=163 * KIB,
-    tile_bytes=128,
-    bf16=True,
-    tf32=True,
-)
-_AMPERE = replace(_A100, threads=1536, shared_memory=100 * KIB, shared_memory_of_block=99 * KIB)
-_HOPPER = replace(_A100, name="Hopper", shared_memory=228 * KIB, shared_memory_of_block=227 * KIB)
-_BLACKWELL = replace(_HOPPER, name="Blackwell")
-_BLACKWELL_RTX = replace(_AMPERE, name="Blackwell RTX")
-ARCHITECTURES = {
-    (6, 0): _PASCAL,
-    (6, 1): replace(_PASCAL, shared_memory=96 * KIB),
-    (7, 0): _VOLTA,
-    (7, 2): _VOLTA,
-    (7, 5): _TURING,
-    (8, 0): _A100,
-    (8, 6): _AMPERE,
-    (8, 7): replace(_AMPERE, shared_memory=164 * KIB, shared_memory_of_block=163 * KIB),
-    (8, 9): replace(_AMPERE, name="Ada"),
-    (9, 0): _HOPPER,
-    (10, 0): _BLACKWELL,
-    (10, 3): _BLACKWELL,
-    (12, 0): _BLACKWELL_RTX,
-    (12, 1): _BLACKWELL_RTX,
-}
+@functools.cache
+def architectures() -> dict[tuple[int, int], Architecture]:
+    """Return all architectures by compute capability."""
+
+    def make_table(data: dict[str, Any]) -> dict[tuple[int, int], Architecture]:
+        return {
+            parse_capability(capability): decode(Architecture, _in_bytes(entry))
+            for entry in data["architecture"]
+            for capability in entry["capabilities"]
+        }
+
+    return shipped.read("compute_capabilities.toml", make_table)
+
+
+def _in_bytes(entry: dict[str, Any]) -> dict[str, Any]:
+    shared, of_block = entry["shared_kib"] * KIB, entry["shared_kib_of_block"] * KIB
+    return {**entry, "shared_memory": shared, "shared_memory_of_block": of_block}
+
+
+def parse_capability(text: str) -> tuple[int, int]:
+    """Read a compute capability such as ``9.0``."""
+    major, minor = text.split(".")
+    return int(major), int(minor)
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a card and of PyTorch decides which kernels run."""
+    """The properties of a card and of PyTorch by which kernels are chosen."""
 
     capability: tuple[int, int]
     """Compute capability, such as (9, 0)."""
@@ -98,8 +66,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def architecture(self) -> Architecture:
-        """What its capability means."""
-        return ARCHITECTURES[self.capability]
+        """The architecture of its capability."""
+        return architectures()[self.capability]
 
 
 _SIZE = re.compile(r"(?<!\d)(\d{1,3}) ?gi?b\b")
@@ -116,7 +84,7 @@ less. Sizes of one name differ by more than a tenth."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU model. Sizes in bytes."""
+    """A GPU model. Sizes in bytes."""
 
     name: str
     driver_name: str
@@ -142,17 +110,17 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def table() -> tuple[Gpu, ...]:
-    """All GPUs, in the order of the file."""
+    """Return all GPUs, in the order of the file."""
 
-    def made(data: dict[str, Any]) -> tuple[Gpu, ...]:
+    def make_table(data: dict[str, Any]) -> tuple[Gpu, ...]:
         entries = {entry["name"]: entry for entry in data["gpu"]}
         return decode(tuple[Gpu, ...], [_gpu(entry, entries) for entry in entries.values()])
 
-    return shipped.read("gpus.toml", made)
+    return shipped.read("gpus.toml", make_table)
 
 
 class Meant(msgspec.Struct, frozen=True, kw_only=True):
-    """What a name is taken for."""
+    """The GPUs that a name stands for."""
 
     gpu: Gpu
     count: int | None = None
@@ -163,7 +131,7 @@ class Meant(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def meant(name: str) -> Meant:
-    """What a person means by a name: a card, the usual one of several, or those of a machine.
+    """Find what a person means by a name: a card, the usual one of several, or a machine's cards.
 
     Case, spaces, dashes, the maker's name and a size that says nothing new make no difference.
 
@@ -171,7 +139,7 @@ def meant(name: str) -> Meant:
         UsageError: no such GPU, or cards that have little in common; says which there are.
     """
     plain, size = _parts(name)
-    found = _called(plain, size)
+    found = _find_cards(plain, size)
     if len(found) == 1:
         return Meant(gpu=next(iter(found.values())))
     if found:
@@ -200,7 +168,7 @@ def find(name: str, total: int | None = None) -> Gpu:
     """
     if total is None:
         return meant(name).gpu
-    found = _called(*_parts(name), total)
+    found = _find_cards(*_parts(name), total)
     if len(found) == 1:
         return next(iter(found.values()))
     if found:
@@ -209,7 +177,7 @@ def find(name: str, total: int | None = None) -> Gpu:
 
 
 def rented() -> tuple[Gpu, ...]:
-    """Cards that most clouds rent, smallest first."""
+    """Return the cards that most clouds rent, smallest first."""
     names = shipped.read("machines.toml", lambda data: tuple(data["rented"]))
     return tuple(sorted(map(find, names), key=lambda gpu: gpu.memory))
 
@@ -231,10 +199,10 @@ def prices() -> Prices:
 
 @functools.cache
 def _machines() -> dict[str, Meant]:
-    """What is rented by a name of its own, by that name in lower case."""
+    """Return the machines that clouds rent, by their names in lower case."""
     cards = {gpu.name: gpu for gpu in table()}
 
-    def made(data: dict[str, Any]) -> dict[str, Meant]:
+    def make_table(data: dict[str, Any]) -> dict[str, Meant]:
         return {
             name.lower(): Meant(
                 gpu=cards[one["gpu"]],
@@ -245,11 +213,11 @@ def _machines() -> dict[str, Meant]:
             for name in one["names"]
         }
 
-    return shipped.read("machines.toml", made)
+    return shipped.read("machines.toml", make_table)
 
 
-def _called(plain: str, size: int | None, total: int | None = None) -> dict[str, Gpu]:
-    """The cards of a name; several where only a size could tell them apart."""
+def _find_cards(plain: str, size: int | None, total: int | None = None) -> dict[str, Gpu]:
+    """Find the cards of a name; several where only a size could tell them apart."""
     by_size = _by_name().get(plain, {})
     exact = by_size.get(size)
     if exact is not None and (total is None or _is_near(exact, total)):
@@ -288,7 +256,7 @@ def _is_near(gpu: Gpu, total: int) -> bool:
 
 @functools.cache
 def _by_name() -> dict[str, dict[int | None, Gpu]]:
-    """Names without what makes no difference, then by the size in the name."""
+    """Index the cards by the plain name, then by the size in the name."""
     found: dict[str, dict[int | None, Gpu]] = defaultdict(dict)
     for gpu in table():
         for name in (gpu.name, *gpu.aliases):
@@ -305,7 +273,7 @@ def _by_name() -> dict[str, dict[int | None, Gpu]]:
 
 
 def _parts(name: str) -> tuple[str, int | None]:
-    """A name without what makes no difference, and the gigabytes in it."""
+    """Split a name into its plain letters and the gigabytes in it."""
     text = name.lower()
     for word, replacement in _WORDS:
         text = re.sub(word, replacement, text)
@@ -316,7 +284,7 @@ def _parts(name: str) -> tuple[str, int | None]:
 
 
 def _gpu(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """A row of the file in whole bytes; its other keys are the record's own."""
+    """Convert the sizes of a row of the file to whole bytes."""
     source = entry["source"]
     if "memory_gib" in entry:
         memory = int(entry["memory_gib"] * GIB)
@@ -329,7 +297,7 @@ def _gpu(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str,
         **entry,
         "memory": memory,
         "nvml_memory": entry["nvml_mib"] * MIB if "nvml_mib" in entry else None,
-        "capability": tuple(map(int, str(entry["capability"]).split("."))),
+        "capability": parse_capability(str(entry["capability"])),
         "bandwidth": int(entry["bandwidth_gbs"] * 1e9),
         "tensor_flops": entry["tensor_tflops"] * 1e12 if "tensor_tflops" in entry else None,
         "source": source,

@@ -16,20 +16,20 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 def load(source: ModelSource, task: str) -> Inventory | None:
-    """The inventory of a bundled model with its default head; ``None``: not shipped."""
+    """Load the inventory of a bundled model with its default head, or None if none is shipped."""
     if source.origin != "bundled":
         return None
     name = f"inventories/{source.name.replace('/', '--')}.json"
     if not (shipped.configs() / name).exists():
         return None
 
-    def made(data: dict[str, Any]) -> Inventory | None:
+    def make_inventory(data: dict[str, Any]) -> Inventory | None:
         if data["task"] != task:
             return None
         tensors = tuple(_expand(data))
         return Inventory(model=source.name, task=task, head=data["head"], tensors=tensors)
 
-    return shipped.read(name, made)
+    return shipped.read(name, make_inventory)
 
 
 def _expand(data: dict[str, Any]) -> Iterator[Parameter]:

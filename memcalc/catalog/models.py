@@ -33,7 +33,7 @@ _FORMER_ORGS = frozenset(
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that was found."""
+    """A model and its config."""
 
     name: str
     origin: str
@@ -50,7 +50,7 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str | None:
-        """Tells whether the config is still the one an answer was made from."""
+        """A digest of the config, by which an answer recognizes a changed one."""
         if self.config is None:
             return None
         return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:16]
@@ -63,7 +63,7 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def bundled() -> dict[str, Path]:
-    """Names of the bundled models and their files."""
+    """Return the files of the bundled models by name."""
     files = sorted((configs() / "models").glob("*.json"))
     return {file.stem.replace("--", "/"): file for file in files}
 
@@ -86,7 +86,7 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
         return ModelSource(name=name, origin="callable", factory=name)
     file = None if is_local(name) else _bundled_file(name)
     if file is not None:
-        return ModelSource(name=_name_of(file), origin="bundled", config=_shipped(file))
+        return ModelSource(name=_name(file), origin="bundled", config=_read_shipped(file))
     if _OF_DIFFUSERS.search(name):
         raise UsageError(
             f"{name} is a pipeline of diffusers: type memcalc simulate -- python train.py with a "
@@ -100,20 +100,20 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
     path = Path(os.path.expanduser(name))
     if is_local(name) or os.path.exists(path):
         config = _read(path / "config.json" if os.path.isdir(path) else path)
-        return _checked(name, "local", config, trust_remote_code)
+        return _check_config(name, "local", config, trust_remote_code)
     same = _same_sizes(name)
     if same is not None:
         return same
     config, revision = _from_hub(name)
-    return replace(_checked(name, "hub", config, trust_remote_code), revision=revision)
+    return replace(_check_config(name, "hub", config, trust_remote_code), revision=revision)
 
 
 def canonical(name: str) -> str:
-    """The one spelling of a bundled model's name; any other name as it is."""
+    """Return the catalog's spelling of a bundled model's name; other names do not change."""
     if is_named(name) or is_local(name):
         return name
     file = _bundled_file(name)
-    return _name_of(file) if file is not None else name
+    return _name(file) if file is not None else name
 
 
 @functools.cache
@@ -122,7 +122,7 @@ def _by_name() -> dict[str, Path]:
 
 
 def notes(name: str) -> tuple[str, ...]:
-    """What an answer about this model has to say: which model was taken for it."""
+    """Return a note on the model that was taken for this one, if another was."""
     if is_named(name) or is_local(name) or _bundled_file(name) is not None:
         return ()
     same = None if os.path.exists(os.path.expanduser(name)) else _same_sizes(name)
@@ -130,27 +130,27 @@ def notes(name: str) -> tuple[str, ...]:
 
 
 def without_hub(name: str) -> dict[str, Any] | None:
-    """The config of a model by its name on the hub, of those that are shipped; ``None``: no."""
+    """Find a shipped config by the model's name on the hub, or None."""
     if is_named(name) or is_local(name):
         return None
     file = _bundled_file(name)
     if file is not None:
-        return dict(_shipped(file))
+        return dict(_read_shipped(file))
     same = _same_sizes(name) if "/" in name else None
     return same.config if same is not None else None
 
 
 def is_local(name: str) -> bool:
-    """Whether a name can only be that of a file or folder."""
+    """Return True if a name can only mean a file or folder."""
     return name.startswith((".", "/", "~")) or name.endswith(".json")
 
 
-def _name_of(file: Path) -> str:
+def _name(file: Path) -> str:
     return file.stem.replace("--", "/")
 
 
 def _same_sizes(name: str) -> ModelSource | None:
-    """The bundled model that one which is not has the sizes of; ``None``: no such is known.
+    """Find a bundled model of the same sizes, or None.
 
     A later revision of a tuned one has a base of its own: Mistral-7B-Instruct-v0.3 is not taken
     for a Mistral-7B-v0.1.
@@ -169,7 +169,7 @@ def _same_sizes(name: str) -> ModelSource | None:
         found = bundled()[close[0]] if len(close) == 1 else None
     if found is None:
         return None
-    base = _name_of(found)
+    base = _name(found)
     note = f"the config is that of {base}, which {name} was tuned from"
     if "/" not in name:
         note = f"{name} {TAKEN} {base}"
@@ -179,7 +179,7 @@ def _same_sizes(name: str) -> ModelSource | None:
     return ModelSource(
         name=base,
         origin="bundled",
-        config={**_shipped(found), **settings},
+        config={**_read_shipped(found), **settings},
         tuned=name if "/" in name else "",
         note=note,
     )
@@ -187,7 +187,7 @@ def _same_sizes(name: str) -> ModelSource | None:
 
 @functools.cache
 def _aliases() -> dict[str, Any]:
-    """Models of the same sizes as a bundled one, by their names and by what people call them."""
+    """Return models of the same sizes as a bundled one, by their names and short names."""
     told = json.loads((configs() / "aliases.json").read_text())
     short = {name.partition("/")[2] or name: alias for name, alias in told.items()}
     return {name.lower(): alias for name, alias in {**short, **told}.items()}
@@ -207,7 +207,7 @@ def _bundled_file(name: str) -> Path | None:
 
 
 @functools.cache
-def _shipped(path: Path) -> Any:
+def _read_shipped(path: Path) -> Any:
     return _read(path)
 
 
@@ -217,7 +217,7 @@ def _read(path: Path) -> Any:
     )
 
 
-def _checked(name: str, origin: str, config: Any, trust: bool) -> ModelSource:
+def _check_config(name: str, origin: str, config: Any, trust: bool) -> ModelSource:
     checked = validate(config, name)
     if "auto_map" in checked and not trust:
         raise UsageError(
@@ -229,7 +229,7 @@ def _checked(name: str, origin: str, config: Any, trust: bool) -> ModelSource:
 
 @functools.cache
 def _from_hub(name: str) -> tuple[Any, str | None]:
-    """A config, and the commit it is of; ``org/model@revision`` names another than the newest."""
+    """Fetch a config and its commit; ``org/model@revision`` names another than the newest."""
     found = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?", name)
     if found is None:
         raise unknown("model", name, bundled(), hint="see memcalc list models.")
@@ -281,7 +281,7 @@ def config_file(name: str, revision: str | None = None) -> Path:
 
 
 def is_reachable(name: str, revision: str | None) -> bool:
-    """Whether the hub answers: one question, because a download asks for half a minute.
+    """Return True if the hub answers: one question, because a download asks for half a minute.
 
     Raises:
         Exception: the hub's own answer, where that is a refusal.

@@ -1,6 +1,6 @@
 """Memory that NCCL holds on a GPU, outside PyTorch's allocator (configs/nccl.toml).
 
-NCCL allocates the buffers of its channels by itself, for each group of processes that communicates.
+NCCL allocates the buffers of its channels for each group of processes that communicates.
 No reading of all groups of a training run was found, so no figure inside its range is the likely
 one.
 """
@@ -17,37 +17,32 @@ from memcalc.units import MIB
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the things that NCCL holds, in MiB."""
+    """A thing that NCCL holds, in MiB."""
 
     name: str
     low: int
     high: int
     source: str
     link: str | None = None
-    """Between which GPUs; ``None``: all."""
+    """The link between the GPUs; None: any."""
     capability: tuple[int, int] = (0, 0)
     """From which on."""
     ranks: int = 2
-    """In a group of at least so many."""
-
-
-class Links(msgspec.Struct, frozen=True):
-    """GPUs that are joined by more than PCI Express."""
-
-    nvlink: tuple[str, ...]
+    """The smallest group that has it."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
     """configs/nccl.toml."""
 
     part: tuple[Part, ...]
-    links: Links
+    links: dict[str, tuple[str, ...]]
+    """GPUs that are joined by more than PCI Express, by the link."""
 
 
 def nccl_span(gpu: Gpu | None, groups: tuple[int, ...]) -> Span:
-    """Bytes that NCCL holds on one GPU, for groups of so many processes each."""
+    """Return the bytes that NCCL holds on one GPU, for groups of these numbers of processes."""
     low = high = 0
-    nvlink = table().links.nvlink
+    nvlink = table().links["nvlink"]
     names: dict[str, None] = {}
     for ranks in groups:
         for part in table().part:
@@ -67,7 +62,7 @@ def nccl_span(gpu: Gpu | None, groups: tuple[int, ...]) -> Span:
 
 @functools.cache
 def table() -> Table:
-    """What is known of NCCL.
+    """Read the table of NCCL.
 
     Raises:
         UsageError: the file is damaged.

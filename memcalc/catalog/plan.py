@@ -21,7 +21,7 @@ _GENERATED = 256
 
 
 def make(settings: Mapping[str, Any]) -> Plan:
-    """Check settings and make a plan of them; keys are those of ``Plan``, dashes allowed.
+    """Check settings and make a plan of them; keys are fields of ``Plan``, dashes allowed.
 
     Raises:
         UsageError: an unknown key, a value of the wrong type or out of range, a missing model, or
@@ -54,7 +54,7 @@ def make(settings: Mapping[str, Any]) -> Plan:
 
 
 def _several(checked: dict[str, Any]) -> dict[str, Any]:
-    """``8xh100`` says how many GPUs and which, and so do names of machines that are rented."""
+    """Read the number of GPUs in ``8xh100``, and in the name of a machine that clouds rent."""
     count, name = many(checked.get("gpu") or "")
     if count is not None:
         if checked.get("devices", count) != count:
@@ -72,7 +72,7 @@ def _several(checked: dict[str, Any]) -> dict[str, Any]:
 
 
 def taken_as(settings: Mapping[str, Any]) -> str:
-    """Which GPU a name is taken for where it could be another; empty: it says so itself."""
+    """Say which GPU a name is taken for; empty if no other GPU has that name."""
     name = many(str(settings.get("gpu") or ""))[1]
     with contextlib.suppress(UsageError):
         taken = gpus.meant(name)
@@ -82,7 +82,7 @@ def taken_as(settings: Mapping[str, Any]) -> str:
 
 
 def _samples(checked: Mapping[str, Any]) -> int:
-    """Samples in a described batch: the first size of its first input."""
+    """Return the samples in a described batch: the first size of its first input."""
     described = [parse_input(text) for text in checked["inputs"]]
     names = [name for name, _, _ in described]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -137,7 +137,7 @@ STEPS = 3
 
 
 def to_simulate(plan: Plan, options: str = "", command: str | None = None) -> str:
-    """What to type to run a plan's command, or one like it, with all of its settings."""
+    """Write the command line that simulates a plan's command, or one like it."""
     typed = {
         "--gpu": plan.gpu,
         "--steps": None if plan.steps in (None, STEPS) else str(plan.steps),
@@ -156,7 +156,7 @@ _RELEASE_ALONE = "vllm names the release that --engine vllm starts: add --engine
 
 
 def disagreement(plan: Plan) -> str | None:
-    """Why PyTorch itself cannot run these settings together; ``None``: it can."""
+    """Return a sentence if PyTorch cannot run these settings together, or None."""
     if plan.inputs and (plan.seq is not None or plan.padding is not None):
         name = "seq" if plan.seq is not None else "padding"
         return f"{name} is for batches that memcalc makes, and input describes them: leave one out."
@@ -206,7 +206,7 @@ def disagreement(plan: Plan) -> str | None:
 
 
 def _without_training(plan: Plan) -> str | None:
-    """What of a plan that infers is about training, or about another kind of inference."""
+    """Refuse settings of training, or of another kind of inference, in a plan that infers."""
     asked = "generate" if plan.generate is not None else "inference"
     if plan.inference and plan.generate is not None:
         return "generate is inference already: leave inference out."

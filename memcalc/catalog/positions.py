@@ -37,11 +37,11 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def default(self) -> int:
-        """Default tokens per sample."""
+        """The tokens per sample by default."""
         return self.exact or min(DEFAULT_SEQ, self.longest or DEFAULT_SEQ)
 
     def refusal(self, name: str, seq: int | None) -> str | None:
-        """Why a model does not take such sequences, in a sentence; ``None``: it does."""
+        """Return a sentence if a model does not take such sequences, or None."""
         if seq is None:
             return None
         if self.exact is not None and seq != self.exact:
@@ -55,7 +55,7 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lengths(config: Mapping[str, Any]) -> Lengths:
-    """What a config.json says of the lengths a model takes."""
+    """Read the lengths that a model takes from its config."""
     exact = _exact(config)
     part = config.get("text_config")
     part = part if isinstance(part, Mapping) else config
@@ -73,7 +73,7 @@ def lengths(config: Mapping[str, Any]) -> Lengths:
 
 
 def notes(config: Mapping[str, Any] | None, seq: int | None) -> tuple[str, ...]:
-    """What an answer for such sequences has to say."""
+    """Return a note if sequences are longer than the positions that the config names."""
     named = lengths(config).named if config is not None else None
     if seq is None or named is None or seq <= named:
         return ()
@@ -93,7 +93,7 @@ def _exact(config: Mapping[str, Any]) -> int | None:
 
 @functools.cache
 def table() -> dict[str, dict[str, int]]:
-    """``{model_type: {"default": positions, "padding": token}}`` of all whose positions end."""
+    """Return the model types whose positions end, with their default number and padding token."""
     return shipped.read(
         "positions.json", lambda data: decode(dict[str, dict[str, int]], data["types"])
     )

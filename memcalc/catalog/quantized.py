@@ -1,7 +1,7 @@
 """Quantized checkpoints: dequantized, estimated as they are, or refused.
 
-What is trainable, and which GPU keeps what, is what transformers 5.23 says: ``is_trainable`` and
-``validate_environment`` of each method's ``HfQuantizer``.
+Source: transformers 5.23, ``is_trainable`` and ``validate_environment`` of each method's
+``HfQuantizer``.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ _AS_BF16 = (
 
 
 def scheme_of(settings: Mapping[str, Any]) -> str | None:
-    """The value of ``Plan.quant`` that a checkpoint was made with; ``None``: there is none."""
+    """Find the value of ``Plan.quant`` that a checkpoint was made with, or None."""
     if settings.get("quant_method") == "torchao":
         return _of_torchao(settings)
     if settings.get("load_in_8bit"):
@@ -68,13 +68,13 @@ def scheme_of(settings: Mapping[str, Any]) -> str | None:
 
 
 def scheme_in(config: Mapping[str, Any] | None) -> str | None:
-    """The same of a model's config; ``None`` also where it is not quantized."""
+    """Find the same in a model's config; None also if it is not quantized."""
     settings = _settings(config or {})
     return scheme_of(settings) if settings is not None else None
 
 
 def settings_in(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """What bitsandbytes was told when a checkpoint was made; ``None``: it was not."""
+    """Return the settings of bitsandbytes that a checkpoint was made with, or None."""
     settings = _settings(config or {})
     known = settings is not None and _method(settings) == "bitsandbytes" and scheme_of(settings)
     return settings if known else None
@@ -93,7 +93,7 @@ def _of_torchao(settings: Mapping[str, Any]) -> str | None:
 
 
 def torchao_refusal(scheme: str, *, trains: bool, several: bool) -> str | None:
-    """Why a base cannot be loaded in a scheme of torchao; ``None``: as far as is known it can."""
+    """Return a reason if a base cannot be loaded in a scheme of torchao, or None."""
     if scheme not in TORCHAO and not trains:
         return (
             "torchao packs and multiplies 4-bit weights by compiled kernels (mslk), which memcalc "
@@ -112,7 +112,7 @@ def torchao_refusal(scheme: str, *, trains: bool, several: bool) -> str | None:
 def refusal(
     config: Mapping[str, Any], name: str, quant: str | None, capability: tuple[int, int] | None
 ) -> str | None:
-    """Why a model cannot be answered as its checkpoint is; ``None``: it can, or is plain."""
+    """Return a sentence if memcalc cannot estimate a checkpoint as it is stored, or None."""
     settings = _settings(config)
     if settings is None:
         return None
@@ -147,7 +147,7 @@ def refusal(
 
 
 def notes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """What an answer about a checkpoint that is quantized already has to say."""
+    """Return the notes of an answer about a quantized checkpoint."""
     settings, known = _settings(config or {}), scheme_in(config)
     if known in TORCHAO:
         return (f"the checkpoint is in {known} already, and is loaded here as one that is not yet",)
@@ -167,14 +167,14 @@ def notes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def computed_in(settings: Mapping[str, Any]) -> str | None:
-    """What layers in 4 bit of a checkpoint compute in, by PyTorch's name; ``None``: in 8 bit."""
+    """Return the dtype that 4-bit layers of a checkpoint compute in; None for 8-bit layers."""
     if settings.get("load_in_8bit"):
         return None
     return str(settings.get("bnb_4bit_compute_dtype") or "float32").removeprefix("torch.")
 
 
 def unsharded(settings: Mapping[str, Any]) -> str | None:
-    """Why FSDP does not divide a checkpoint's weights in 4 bit; ``None``: it does."""
+    """Return a reason if FSDP does not divide a checkpoint's 4-bit weights, or None."""
     stored = str(settings.get("bnb_4bit_quant_storage") or "uint8").removeprefix("torch.")
     if stored in ("bfloat16", "float16", "float32"):
         return None
@@ -186,7 +186,7 @@ def unsharded(settings: Mapping[str, Any]) -> str | None:
 
 
 def uncounted(config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Uncounted memory of loading a checkpoint that is dequantized."""
+    """Return the uncounted memory of loading a checkpoint that is dequantized."""
     settings = _settings(config or {})
     if settings is None or _method(settings) not in _DEQUANTIZED:
         return ()
@@ -196,7 +196,7 @@ def uncounted(config: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def _settings(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Of a composite model they may stand with its text part (``get_hf_quantizer``)."""
+    """Find the settings of quantization, also in a text part (``get_hf_quantizer``)."""
     for part in (config, config.get("text_config")):
         found = part.get("quantization_config") if isinstance(part, Mapping) else None
         if isinstance(found, Mapping):

@@ -20,7 +20,7 @@ _NOT_OF_A_RECIPE = ("gpu", "devices", "rank", "torch", "transformers", "assumed"
 def rewrite(file: str, plan: Plan) -> str:
     """Return the text of a recipe with the keys changed that a plan has otherwise.
 
-    What the recipe's format has no word for stands in comments above it.
+    Settings without a key in the recipe's format stand in comments above it.
 
     Raises:
         UsageError: the recipe cannot be read.
@@ -29,7 +29,7 @@ def rewrite(file: str, plan: Plan) -> str:
     before = read_text(path)
     dialect, data = dialects.parse(before, path)
     found = dialect.read(data, file, {"devices": plan.devices})
-    old, new = dialect.write(_planned(found, plan)), dialect.write(plan)
+    old, new = dialect.write(_make_plan(found, plan)), dialect.write(plan)
     changes = {
         found.spelled.get(key, key): new.get(key)
         for key in dict.fromkeys([*new, *old])
@@ -45,7 +45,7 @@ def _unsaid(changed: str, path: Path, file: str, plan: Plan) -> list[str]:
         return []
     dialect, data = dialects.parse(changed, path)
     try:
-        again = _planned(dialect.read(data, file, {"devices": plan.devices}), plan)
+        again = _make_plan(dialect.read(data, file, {"devices": plan.devices}), plan)
     except UsageError as error:
         return [f"memcalc does not read this back: {error}"]
     differ = [
@@ -55,17 +55,17 @@ def _unsaid(changed: str, path: Path, file: str, plan: Plan) -> list[str]:
     ]
     if "optim" in differ and registry.of(again).row == registry.of(plan).row:
         differ.remove("optim")
-    return [f"not in this recipe: {name} = {_shown(getattr(plan, name))}" for name in differ]
+    return [f"not in this recipe: {name} = {_show_value(getattr(plan, name))}" for name in differ]
 
 
-def _planned(found: dialects.Recipe, plan: Plan) -> Plan:
+def _make_plan(found: dialects.Recipe, plan: Plan) -> Plan:
     """Make the plan of a recipe, on the GPUs of another plan."""
     beside = {"gpu": plan.gpu, "devices": plan.devices, "task": plan.task}
     beside |= {} if found.settings.get("model") else {"model": plan.model}
     return make(with_recipe(found, beside))
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(f"{key}={one}" for key, one in value) or "none"
     return format_scalar(value)

@@ -1,4 +1,4 @@
-"""Settings of a plan, with what recipes, files of launchers and presets stand for."""
+"""Settings of a plan, with those of recipes, of launchers' files and of presets."""
 
 import re
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ _SEVERAL = re.compile(
 
 
 def spelled_out(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by the plan's own names, with what files and a preset stand for.
+    """Return settings by the plan's own names, with those of files and of a preset.
 
-    What a launcher's file says and what is said beside it must agree; a recipe gives way to what
-    is said beside it, and a preset to all but a recipe.
+    A launcher's file and the settings given with it must agree; given settings win over a recipe,
+    and over a preset all but a recipe.
 
     Raises:
         SettingError: one is given twice, they do not agree, or a file asks for what memcalc does
@@ -50,15 +50,15 @@ def spelled_out(settings: Mapping[str, Any]) -> dict[str, Any]:
     beside = {name: left.pop(name, None) for name in FILES if name != "recipe"}
     for name, path in beside.items():
         if path is not None:
-            said = dialects.read(name, FIELDS[name].check(path), _given(left))
-            left = _joined(left, _without_program(said) if recipe is not None else said)
+            said = dialects.read(name, FIELDS[name].check(path), _settings_for_files(left))
+            left = _join(left, _without_program(said) if recipe is not None else said)
     if recipe is not None:
         path = FIELDS["recipe"].check(recipe)
-        left = with_recipe(dialects.read("recipe", path, _given(left)), left)
+        left = with_recipe(dialects.read("recipe", path, _settings_for_files(left)), left)
     return _with_targets(with_preset(_as_checkpoint(left)))
 
 
-def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_for_files(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a file has to know of the settings beside it."""
     devices, gpu = settings.get("devices"), settings.get("gpu")
     if devices is not None:
@@ -126,13 +126,13 @@ def with_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
     if recipe.loss_piece is not None and "loss_chunks" not in joined:
         tokens = FIELDS["batch"].check(joined.get("batch", 8)) * (joined.get("seq") or _SEQ)
         joined["loss_chunks"] = -(-tokens // recipe.loss_piece)
-    joined["assumed"] = (*_assumed(recipe), *joined.get("assumed", ()))
+    joined["assumed"] = (*_note_recipe(recipe), *joined.get("assumed", ()))
     if said := (*joined.get("unread", ()), *unread, *notes):
         joined["unread"] = said
     return joined
 
 
-def _assumed(recipe: Recipe) -> tuple[str, ...]:
+def _note_recipe(recipe: Recipe) -> tuple[str, ...]:
     left = f"; {recipe.dialect}'s own {', '.join(recipe.defaults)}" if recipe.defaults else ""
     return (f"{recipe.file} is read as a recipe of {recipe.dialect}{left}",)
 
@@ -194,7 +194,7 @@ def many(gpu: str) -> tuple[int | None, str]:
     return (int(found[1] or found[4]), found[2] or found[3]) if found is not None else (None, gpu)
 
 
-def _joined(settings: dict[str, Any], said: Recipe) -> dict[str, Any]:
+def _join(settings: dict[str, Any], said: Recipe) -> dict[str, Any]:
     joined = dict(settings)
     for name, value in said.settings.items():
         given = joined.get(name)
@@ -229,7 +229,7 @@ _NOT_OF_INFERENCE = ("optim", "checkpointing")
 
 
 def with_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with what their preset stands for; what they say themselves is left."""
+    """Add the settings of a preset; given settings win."""
     name = settings.get("preset")
     stands_for = PRESETS.get(name, {}) if isinstance(name, str) else {}
     if settings.get("generate") is not None or settings.get("inference"):
@@ -250,7 +250,7 @@ def _computes_in_bf16(gpu: Any) -> bool:
     except UsageError:
         # Whoever makes the plan says that it is unknown.
         return True
-    return card is None or gpus.ARCHITECTURES[card.capability].bf16
+    return card is None or gpus.architectures()[card.capability].bf16
 
 
 def _makes_dtensors(parallel: Any) -> bool:

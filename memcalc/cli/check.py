@@ -54,9 +54,9 @@ def command(
     """
     if measure and saved:
         raise UsageError("--measure finds out and --from reads: choose one.")
-    for flag, value in (("--device", device), ("--steps", steps)):
-        if value is not None and not measure:
-            raise UsageError(f"{flag} is for measuring: add --measure, or leave {flag} out.")
+    alone = {"--device": device, "--steps": steps}
+    if not measure and (flag := next((key for key in alone if alone[key] is not None), None)):
+        raise UsageError(f"{flag} is for measuring: add --measure, or leave {flag} out.")
     name = chosen("check", format)
     written = {path: chosen("check", None, path) for path in output or ()}
     question = Question(

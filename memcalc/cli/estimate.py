@@ -67,17 +67,8 @@ def command(
     if (recipe or script) is not None and len(plans) > 1:
         raise UsageError("A recipe or script is of one plan: give each option one value.")
     text = train_script(plans[0]) if script is not None else ""
-    if lengths is not None and (len(plans) > 1 or name == "csv"):
-        raise UsageError(
-            "--lengths is for one plan, as a table or JSON: give each option one value."
-        )
-    if lengths is not None and method == "analytic":
-        raise UsageError("--lengths replays what was traced: leave out --method analytic.")
     if lengths is not None:
-        from memcalc.estimation.lengths import samples
-
-        # Before anything runs.
-        samples(lengths, 1, None)
+        _check_lengths(lengths, plans, name, method)
     found: list[Prediction] = []
     failed: list[MemcalcError] = []
     with progress(f"estimating {plans[0].model}") as steps:
@@ -93,13 +84,7 @@ def command(
     if not found:
         raise failed[0]
     if lengths is not None:
-        from memcalc.estimation.lengths import varied
-        from memcalc.records.trace import EQUAL_LENGTHS
-
-        (answer,) = found
-        with progress(f"replaying batches of {lengths}"):
-            told = tuple(one for one in answer.assumptions if not one.startswith(EQUAL_LENGTHS))
-            found = [replace(answer, varied=varied(answer.plan, lengths), assumptions=told)]
+        found = [_replay_lengths(found[0], lengths)]
     found = [_beside_fp16(one) for one in found] if len(found) == 1 else found
     deliver_predictions(found, name, answer_output, verbose=verbose)
     if recipe is not None:
@@ -112,3 +97,26 @@ def command(
     if failed:
         # What was answered is not the whole answer.
         raise typer.Exit(max(error.exit_code for error in failed))
+
+
+def _check_lengths(lengths: str, plans: list[Plan], name: str, method: str) -> None:
+    """Refuse lengths that cannot be replayed, before anything runs."""
+    from memcalc.estimation.lengths import samples
+
+    if len(plans) > 1 or name == "csv":
+        raise UsageError(
+            "--lengths is for one plan, as a table or JSON: give each option one value."
+        )
+    if method == "analytic":
+        raise UsageError("--lengths replays what was traced: leave out --method analytic.")
+    samples(lengths, 1, None)
+
+
+def _replay_lengths(answer: Prediction, lengths: str) -> Prediction:
+    """Replay batches of these lengths, and return the answer with what they need."""
+    from memcalc.estimation.lengths import varied
+    from memcalc.records.trace import EQUAL_LENGTHS
+
+    with progress(f"replaying batches of {lengths}"):
+        told = tuple(one for one in answer.assumptions if not one.startswith(EQUAL_LENGTHS))
+        return replace(answer, varied=varied(answer.plan, lengths), assumptions=told)

@@ -38,7 +38,7 @@ def _last() -> Path:
 
 
 def saved(model: object) -> dict[str, Any] | None:
-    """The result in the file that was named in place of a model; ``None``: it is a model."""
+    """Read the result in a file in place of a model, or return None for a model."""
     path = path_of(model)
     if path.suffix == ".pickle" and os.path.isfile(path):
         raise UsageError(f"{model} is a memory snapshot: type memcalc show {model}.")

@@ -83,13 +83,18 @@ def command(
     if found.traced is None:
         _refuse(found.ending)
     _deliver(found.traced, name, output, verbose=verbose)
-    _tell_next(found.traced, name, output)
-    sys.stdout.flush()
     _say_what_became(found.ending)
     raise typer.Exit(found.ending.code)
 
 
 def _deliver(found: Traced, name: str, output: Path | None, *, verbose: bool) -> None:
+    """Print or write a run and what to type next, before the script's own end is said."""
+    _deliver_run(found, name, output, verbose=verbose)
+    _tell_next(found, name, output)
+    sys.stdout.flush()
+
+
+def _deliver_run(found: Traced, name: str, output: Path | None, *, verbose: bool) -> None:
     if output is not None and name in formats("page"):
         from memcalc.cli.report import draw
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from memcalc.dialects import trainer
 from memcalc.dialects.format import read_format
-from memcalc.dialects.recipe import Keys, Recipe, lora, write_quant
+from memcalc.dialects.recipe import Keys, Recipe
+from memcalc.dialects.weights import lora, write_quant
 from memcalc.records.names import FLASH_ATTN, ZERO_STAGES
 from memcalc.records.plan import Plan
 from memcalc.records.values import adapter

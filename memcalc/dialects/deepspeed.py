@@ -107,7 +107,7 @@ def _is_on(value: Any) -> bool:
 
 
 def _read_arguments(zero: Keys, stage: int) -> dict[str, Any]:
-    """Read the layout's arguments; those of stage 3 are left out of other stages."""
+    """Read the layout's arguments; other stages leave out the arguments of stage 3."""
     found: dict[str, Any] = {}
     for key in (*_NUMBERS, *_NUMBERS_3):
         value = zero.get(key)

@@ -1,12 +1,10 @@
-"""Changes keys of a recipe's text, and leaves everything else in it as it is."""
+"""Changes keys of a recipe's text, and nothing else in it."""
 
 import json
 import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
-
-_INDENT = 2
 
 
 def change_keys(text: str, suffix: str, changes: Mapping[str, Any]) -> str:
@@ -74,7 +72,7 @@ def _in_yaml(text: str, path: str, value: Any) -> str:
             break
         node, indent, above = pair[1], pair[1].start_mark.column, above[1:]
     if pair is not None:
-        return _replaced(text, pair, value)
+        return _replace_pair(text, pair, value)
     if value is None:
         return text
     line = dump(_nested(above, value)).rstrip("\n").replace("\n", "\n" + " " * indent)
@@ -89,7 +87,7 @@ def _nested(names: list[str], value: Any) -> dict[str, Any]:
     return {names[0]: value}
 
 
-def _replaced(text: str, pair: Any, value: Any) -> str:
+def _replace_pair(text: str, pair: Any, value: Any) -> str:
     key, node = pair
     start, end = key.start_mark.index, max(_end(node), text.index(":", key.end_mark.index) + 1)
     if value is None:

@@ -50,7 +50,7 @@ class Quant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of the keys of one format."""
+    """The known keys of a format."""
 
     base: str = ""
     """The format whose keys are known here too."""
@@ -68,6 +68,8 @@ class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Keys that are read, and whose values decide nothing alone."""
     refused: dict[str, str] = {}
     """Names and patterns of keys without a place in a plan, by what they ask for."""
+    incomplete: bool = False
+    """The framework has keys beside these, and memcalc does not know what they change."""
     noted: dict[str, str] = {}
     """Switches that change memory a little, by what an answer says of them."""
     defaults: dict[str, Any] = {}
@@ -76,6 +78,8 @@ class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Classes that declare arguments, by their file, whose path begins with its package."""
     attention: dict[str, str] = {}
     """Values of the key of attention, by the plan's names for them."""
+    names: dict[str, dict[str, str]] = {}
+    """The plan's names by the format's, of models and of their parts."""
     unpadded: str = ""
     """Switches of batches without padding."""
     lora: Lora | None = None
@@ -84,18 +88,18 @@ class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def reasons(self) -> dict[str, str]:
-        """What each refused key asks for."""
+        """The thing that each refused key asks for."""
         return {key: why for why, keys in self.refused.items() for key in keys.split()}
 
     @property
     def declared(self) -> list[dict[str, Any]]:
-        """Fields of each class of an installed package, with their defaults."""
+        """The fields of each class of an installed package, with their defaults."""
         return [declared_fields(file, *names.split()) for file, names in self.classes.items()]
 
 
 @functools.cache
 def read_format(name: str) -> Format:
-    """Read the data of a format, joined with those of its base."""
+    """Read the data of a format, joined with the data of its base."""
     path = Path(__file__).with_name(f"{name}.toml")
     found = decode(Format, untrusted_values.toml_of(path.read_text("utf-8")))
     if not found.base:

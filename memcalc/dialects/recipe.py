@@ -12,8 +12,6 @@ from memcalc import registry
 from memcalc.dialects.format import Format
 from memcalc.errors import UsageError, unknown
 from memcalc.files import untrusted_values
-from memcalc.records.plan import Plan
-from memcalc.records.values import adapter
 
 _LARGEST = 1 << 20
 """Bytes of a recipe; the longest of the frameworks' own examples has 10 thousand."""
@@ -211,6 +209,11 @@ class Keys:
             if declared:
                 raise self.error(key, "may change memory, and memcalc does not know how")
             name = f"{self._prefix}{key}"
+            if self.form.incomplete:
+                raise UsageError(
+                    f"{self.file}: memcalc does not know whether {name} changes memory: correct "
+                    "it, or remove it."
+                )
             hint = f"correct it in {self.file}, or remove it."
             names = [f"{self._prefix}{one}" for one in (*known, *self._read)]
             raise unknown(f"key of {self.framework}", name, names, hint=hint)
@@ -317,102 +320,3 @@ def attention(keys: Keys) -> str | None:
     if named not in (None, *keys.form.attention):
         raise keys.error(names[0], "is an attention that memcalc does not run")
     return keys.form.attention[named] or None if named is not None else None
-
-
-def lora(keys: Keys, rank: int | None, targets: Any, dropout: Any) -> str:
-    """Write adapters as a plan has them; ``targets`` is ``all-linear`` or a list of names.
-
-    Raises:
-        UsageError: a target is a pattern, or the dropout is no share.
-    """
-    names = [targets] if isinstance(targets, str) else list(targets)
-    for name in names:
-        if not isinstance(name, str) or not name.translate(str.maketrans("", "", "_.-")).isalnum():
-            shown = str(names[0])[:40]
-            raise UsageError(
-                f"{keys.file}: the LoRA target {shown!r} is a pattern: list modules by their names."
-            )
-    text = f"r={rank or 8},target={'+'.join(names)}"
-    try:
-        share = float(dropout or 0)
-    except (TypeError, ValueError):
-        share = -1.0
-    if not 0 <= share < 1:
-        raise UsageError(f"{keys.file}: a LoRA dropout of {dropout!r} is no share from 0 to 1.")
-    return f"{text},dropout={share:.9f}".rstrip("0") if share else text
-
-
-def read_lora(keys: Keys) -> str | None:
-    """Read adapters by the format's keys; None: all weights train."""
-    form = keys.form.lora
-    assert form is not None
-    switch = keys.flag(form.switch) if isinstance(form.on, bool) else keys.get(form.switch)
-    told = keys.over(keys.data, form.defaults if switch == form.on else {})
-    rank, names = told.count(form.rank), told.texts(form.targets)
-    dropout = told.get(form.dropout)
-    if switch != form.on:
-        return None
-    return lora(keys, rank, "all-linear" if names == [form.every] else names, dropout)
-
-
-def write_lora(form: Format, plan: Plan) -> dict[str, Any]:
-    """Write a plan's adapters by a format's keys."""
-    own = form.lora
-    assert own is not None
-    if plan.adapters is None:
-        return {} if own.off is None else {own.switch: own.off}
-    told = adapter(plan.adapters)
-    every = isinstance(told.target, str)
-    targets = own.every if every else list(told.target)
-    found: dict[str, Any] = {own.switch: own.on, own.rank: told.r, own.targets: targets}
-    if own.alpha:
-        found[own.alpha] = int(told.alpha)
-    if told.dropout or own.dropout in own.defaults:
-        found[own.dropout] = told.dropout
-    return found
-
-
-def read_quant(keys: Keys) -> str | None:
-    """Read how bitsandbytes quantizes the base; None: it does not.
-
-    Raises:
-        UsageError: another method, or another number of bits.
-    """
-    form = keys.form.quant
-    assert form is not None
-    if form.four:
-        four, eight = keys.flag(form.four), keys.flag(form.eight)
-        bits = 4 if four else 8 if eight else None
-    else:
-        method, bits = keys.text(form.method), keys.count(*form.bits.split())
-        if method not in (None, *form.methods):
-            raise keys.error(form.method, "is a quantization that memcalc does not run")
-        if bits not in (4, 8) and (bits is not None or method is not None):
-            raise keys.error(form.bits.split()[0], "is neither 4 nor 8", "correct it")
-    told = {form.double: form.double_default, form.kind: "nf4"} if form.kind else {}
-    in_four = keys.over(keys.data, told if bits == 4 and form.shown else {})
-    double = in_four.flag(form.double, default=form.double_default)
-    kind = str(in_four.get(form.kind) or "nf4")
-    if bits != 4:
-        return "int8" if bits == 8 else None
-    if kind not in ("nf4", "fp4") or (kind == "fp4" and double):
-        raise keys.error(form.kind, "is no quantization that memcalc runs", "write nf4")
-    return f"{kind}-dq" if double else kind
-
-
-def write_quant(form: Format, plan: Plan) -> dict[str, Any]:
-    """Write how a plan's base is quantized, by a format's keys; empty: these cannot say it."""
-    own = form.quant
-    assert own is not None
-    kind, _, doubled = (plan.scheme or "").partition("-")
-    if kind not in ("nf4", "fp4", "int8") or (kind == "fp4" and not own.kind):
-        return {}
-    bits = 8 if kind == "int8" else 4
-    found: dict[str, Any] = {own.method: own.methods[0]} if own.method and not own.shown else {}
-    found |= (
-        {own.bits.split()[0]: bits} if own.bits else {own.eight if bits == 8 else own.four: True}
-    )
-    if bits == 4 and own.kind:
-        found |= {} if bool(doubled) == own.double_default else {own.double: bool(doubled)}
-        found |= {} if kind == "nf4" else {own.kind: kind}
-    return found

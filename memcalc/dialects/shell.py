@@ -33,13 +33,13 @@ def command_in(text: str) -> dict[str, Any] | None:
             continue
         first = 0
         while first < len(words) and (found := _SET.fullmatch(words[first].removeprefix("export"))):
-            known[found[1]] = _filled(found[2], known)
+            known[found[1]] = _fill_variables(found[2], known)
             first += 1
         words = words[first:]
         if words[:1] == ["export"]:
             for word in words[1:]:
                 if found := _SET.fullmatch(word):
-                    known[found[1]] = _filled(found[2], known)
+                    known[found[1]] = _fill_variables(found[2], known)
             continue
         place = next((n for n, word in enumerate(words[:-1])
                       if words[n + 1] in _TRAINERS.get(word, ())), None)  # fmt: skip
@@ -48,7 +48,7 @@ def command_in(text: str) -> dict[str, Any] | None:
     return None
 
 
-def _filled(word: str, known: dict[str, str]) -> str:
+def _fill_variables(word: str, known: dict[str, str]) -> str:
     """Put the values of variables in the place of their names; others stay as they are."""
     return re.sub(r"\$\{?(\w+)\}?", lambda found: known.get(found[1], found[0]), word)
 
@@ -64,7 +64,7 @@ def _options(program: str, verb: str, words: list[str], known: dict[str, str]) -
             found[key] = [value] if value else []
         elif key:
             found[key].append(word)
-    options = {key: _value(key, [_filled(one, known) for one in values])
+    options = {key: _value(key, [_fill_variables(one, known) for one in values])
                for key, values in found.items()}  # fmt: skip
     if program != "swift":
         return options

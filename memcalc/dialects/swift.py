@@ -10,7 +10,8 @@ from typing import Any
 
 from memcalc.dialects import trainer
 from memcalc.dialects.format import read_format
-from memcalc.dialects.recipe import Keys, Recipe, write_lora, write_quant
+from memcalc.dialects.recipe import Keys, Recipe
+from memcalc.dialects.weights import write_lora, write_quant
 from memcalc.errors import UsageError
 from memcalc.records.names import ZERO_STAGES
 from memcalc.records.plan import Plan

@@ -9,35 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.dialects.format import read_format
-from memcalc.dialects.recipe import Keys, Recipe, lora, optimizer
+from memcalc.dialects.recipe import Keys, Recipe, optimizer
+from memcalc.dialects.weights import lora
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.values import adapter
 
 NAME = "torchtune"
-_FAMILIES = {
-    "llama2": "meta-llama/Llama-2-{}-hf",
-    "llama3": "meta-llama/Meta-Llama-3-{}",
-    "llama3_1": "meta-llama/Llama-3.1-{}",
-    "llama3_2": "meta-llama/Llama-3.2-{}",
-    "llama3_3": "meta-llama/Llama-3.3-{}-Instruct",
-    "qwen2": "Qwen/Qwen2-{}",
-    "qwen2_5": "Qwen/Qwen2.5-{}",
-    "qwen3": "Qwen/Qwen3-{}",
-    "gemma": "google/gemma-{}",
-    "gemma2": "google/gemma-2-{}",
-    "mistral": "mistralai/Mistral-{}-v0.1",
-    "phi4": "microsoft/phi-4",
-    "phi3": "microsoft/Phi-3-mini-4k-instruct",
-}
-"""Models of transformers by the folders of ``torchtune/models``."""
 _SMALL = ("llama2", "gemma", "gemma2")
 """Families whose names have the size in small letters."""
-_ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
-_FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj",
-          "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}  # fmt: skip
-"""What the products of phi are in transformers, which computes some together."""
 _DTYPES = {"bf16": "bf16", "fp32": "fp32"}
 _LOSSES = {
     "LinearCrossEntropyLoss": 8,
@@ -143,26 +124,28 @@ def _model(keys: Keys) -> tuple[str, str, bool]:
     kind = next((one for one in ("qlora", "lora") if builder.startswith(f"{one}_")), "")
     size = builder.removeprefix(f"{kind}_" if kind else "").removeprefix(family).strip("_")
     size = size.replace("_instruct", "").replace("_base", "").replace("_", ".")
-    if family not in _FAMILIES or not (re.fullmatch(r"[0-9.]+b", size) or size == "mini"):
+    families = keys.form.names["families"]
+    if family not in families or not (re.fullmatch(r"[0-9.]+b", size) or size == "mini"):
         why = "is no model that memcalc knows in transformers"
         raise keys.error("model._component_", why, value=component)
     for key, value in _part(keys, "model").items():
         if key not in _MODEL_KEYS and value:
             raise keys.error(f"model.{key}", "has no place in an estimate", value=value)
     shown = size if family in _SMALL else size.upper()
-    return _FAMILIES[family].format(shown), kind, family.startswith("phi")
+    return families[family].format(shown), kind, family.startswith("phi")
 
 
 def _lora(keys: Keys, *, phi: bool) -> str:
     told = _part(keys, "model")
     asked = told.get("lora_attn_modules") or []
-    if not isinstance(asked, list) or not set(asked) <= _ATTENTION.keys():
+    known, fused = keys.form.names["attention"], keys.form.names["fused"]
+    if not isinstance(asked, list) or not set(asked) <= known.keys():
         raise keys.error("model", "has lora_attn_modules of other names", "correct them")
-    names = [_ATTENTION[name] for name in asked]
+    names = [known[name] for name in asked]
     names += _MLP if told.get("apply_lora_to_mlp") else ()
     names += ["lm_head"] if told.get("apply_lora_to_output") else []
     if phi:
-        names = list(dict.fromkeys(_FUSED.get(name, name) for name in names))
+        names = list(dict.fromkeys(fused.get(name, name) for name in names))
     rank = told.get("lora_rank") or 8
     if not names or isinstance(rank, bool) or not isinstance(rank, int):
         raise keys.error("model", "has adapters of no module or rank", "correct them")
@@ -224,13 +207,13 @@ def write(plan: Plan) -> dict[str, Any]:
         "clip_grad_norm": plan.max_grad_norm,
         "compile": plan.compile is not None,
         **({"tokenizer.max_seq_len": plan.seq} if plan.seq else {}),
-        "optimizer._component_": _class_of(plan),
+        "optimizer._component_": _optimizer_class(plan),
         **{f"optimizer.{key}": one for key, one in plan.optim_args if key in _OPTIMIZERS},
         **({"model.lora_rank": trained.r} if trained else {}),
     }
 
 
-def _class_of(plan: Plan) -> str:
+def _optimizer_class(plan: Plan) -> str:
     from memcalc import registry
 
     return registry.of(plan).row.implementation

@@ -11,16 +11,8 @@ from typing import Any
 from memcalc import registry
 from memcalc.dialects import accelerate, deepspeed
 from memcalc.dialects.format import read_format
-from memcalc.dialects.recipe import (
-    Keys,
-    Recipe,
-    attention,
-    model,
-    optimizer,
-    read_lora,
-    read_quant,
-    read_table,
-)
+from memcalc.dialects.recipe import Keys, Recipe, attention, model, optimizer, read_table
+from memcalc.dialects.weights import read_lora, read_quant
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.values import scalar

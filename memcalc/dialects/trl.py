@@ -9,7 +9,8 @@ from typing import Any
 
 from memcalc.dialects import trainer
 from memcalc.dialects.format import declared_fields, find_file, read_format
-from memcalc.dialects.recipe import Keys, Recipe, write_lora, write_quant
+from memcalc.dialects.recipe import Keys, Recipe
+from memcalc.dialects.weights import write_lora, write_quant
 from memcalc.records.plan import Plan
 
 NAME = "TRL"

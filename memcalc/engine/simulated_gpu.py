@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterator
 
 from memcalc.catalog import nccl
-from memcalc.catalog.gpus import ARCHITECTURES, Gpu, Target
+from memcalc.catalog.gpus import Gpu, Target, architectures
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
 from memcalc.files import cache
@@ -139,7 +139,7 @@ def _with_kernels(capability: tuple[int, int]) -> str:
 def settings(gpu: Gpu | None, target: Target, *, room: int = UNLIMITED) -> dict[str, str]:
     """What ``insert`` sets in the environment."""
     name, memory = _A100 if gpu is None else (gpu.driver_name, gpu.memory)
-    architecture = ARCHITECTURES[target.capability]
+    architecture = architectures()[target.capability]
     told = {
         "CAPABILITY": 10 * target.capability[0] + target.capability[1],
         "PROCESSORS": target.multiprocessors,
@@ -149,7 +149,7 @@ def settings(gpu: Gpu | None, target: Target, *, room: int = UNLIMITED) -> dict[
         "MEMORY": memory,
         "ROOM": room,
         "NAME": name,
-        "LINKED": int(gpu is None or gpu.name in nccl.table().links.nvlink),
+        "LINKED": int(gpu is None or gpu.name in nccl.table().links["nvlink"]),
     }
     return {
         **{f"MEMCALC_STUB_{key}": str(value) for key, value in told.items()},

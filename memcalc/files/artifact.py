@@ -81,7 +81,7 @@ def _rename_components(value: Any) -> Any:
 
 
 def document(kind: str, body: dict[str, Any]) -> str:
-    """A result as the text of its file; ``read`` takes it back."""
+    """Write a result as the text of its file, which ``read`` takes back."""
     head = {"schema": SCHEMA, "kind": kind, "memcalc": __version__}
     return untrusted_text.json(json.dumps({**head, **body}, indent=1)) + "\n"
 
@@ -98,7 +98,7 @@ def write(path: Path, text: str) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a whole file or nothing: readers never see half a result.
 
-    A file that is there keeps its mode and owner, a link stays a link, and a new file has the mode
+    An existing file keeps its mode and owner, a link stays a link, and a new file has the mode
     that the umask leaves. A device or a pipe is written to, never replaced.
 
     Raises:
@@ -107,7 +107,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     check_place(path)
     try:
         if is_stream(path):
-            number = _opened(path)
+            number = _find_descriptor(path)
             # A copy of a descriptor shares its place in the file with whoever else writes there.
             with open(path, "ab") if number is None else open(os.dup(number), "wb") as stream:
                 stream.write(data)
@@ -121,7 +121,7 @@ def check_place(path: Path) -> None:
     """See that a file can be there, before an answer is worked out for it.
 
     Raises:
-        UsageError: there is no such folder, it cannot be written, or nobody could type the name.
+        UsageError: there is no such folder, it cannot be written, or the name does not print.
     """
     # Of a null the system says it itself.
     if not path.name.replace("\0", "").isprintable():
@@ -134,20 +134,20 @@ def check_place(path: Path) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether this is a device, a pipe or the like: nothing is kept in it that can be read back.
+    """Return True for a device, a pipe or the like, from which nothing can be read back.
 
-    What stands for a descriptor of this process (``/dev/stdout``) counts too, also where that is a
-    file: somebody else writes there.
+    A name of a descriptor of this process (``/dev/stdout``) counts too, also if that is a file:
+    others write there.
     """
     try:
         kind = os.stat(path).st_mode
-        return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)) or _opened(path) is not None
+        return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)) or _find_descriptor(path) is not None
     except (OSError, ValueError):
         return False
 
 
-def _opened(path: Path) -> int | None:
-    """The descriptor of this process that a path stands for."""
+def _find_descriptor(path: Path) -> int | None:
+    """Return the descriptor of this process that a path names, or None."""
     while os.path.realpath(path.parent) != f"/proc/{os.getpid()}/fd":
         if not path.is_symlink():
             return None

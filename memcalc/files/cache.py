@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def folder() -> Path:
-    """``$MEMCALC_CACHE``, or memcalc's folder in the user's cache."""
+    """Return ``$MEMCALC_CACHE``, or memcalc's folder in the user's cache."""
     chosen = os.environ.get("MEMCALC_CACHE")
     if chosen:
         return Path(chosen)
@@ -56,7 +56,7 @@ def folder() -> Path:
 
 
 def size_limit() -> int:
-    """Bytes that all entries together may take: ``$MEMCALC_CACHE_SIZE``, such as ``500 MiB``.
+    """Return the most bytes of all entries: ``$MEMCALC_CACHE_SIZE``, such as ``500 MiB``.
 
     Raises:
         UsageError: that is no size.
@@ -71,7 +71,7 @@ def size_limit() -> int:
 
 
 def key(plan: Plan, config: dict[str, Any], kind: str) -> str:
-    """A name for the answer: plan as the catalog spells it, config, versions of all code."""
+    """Return a name for the answer: plan as the catalog spells it, config, versions of all code."""
     question = {
         "kind": kind,
         "plan": encode(plan),
@@ -84,12 +84,12 @@ def key(plan: Plan, config: dict[str, Any], kind: str) -> str:
 
 
 def load(name: str, kind: type[T]) -> T | None:
-    """The record kept under this name; ``None`` where there is none or it is damaged."""
+    """Load the record under this name; None if it is missing or damaged."""
     path = Path(name)
     try:
         path = _file(name, kind)
         data = path.read_bytes()
-        found: Any = unpack(data) if kind is Trace else _unsealed(data, kind)
+        found: Any = unpack(data) if kind is Trace else _unseal(data, kind)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -106,7 +106,7 @@ def store(name: str, record: msgspec.Struct) -> None:
     limit, where = size_limit(), ""
     try:
         where = f"{folder()} cannot be written: "
-        data = pack(record) if isinstance(record, Trace) else _sealed(msgspec.json.encode(record))
+        data = pack(record) if isinstance(record, Trace) else _seal(msgspec.json.encode(record))
         if len(data) <= limit:
             folder().mkdir(parents=True, exist_ok=True)
             put(_file(name, type(record)), data)
@@ -119,14 +119,14 @@ def _file(name: str, kind: type) -> Path:
     return folder() / f"{name}.{'trace' if kind is Trace else 'json'}"
 
 
-def _sealed(data: bytes) -> bytes:
-    """With a digest, so that no changed byte becomes a figure."""
+def _seal(data: bytes) -> bytes:
+    """Append a digest, so that no changed byte becomes a figure."""
     return data + hashlib.sha256(data).digest()
 
 
-def _unsealed(data: bytes, kind: type[T]) -> T:
+def _unseal(data: bytes, kind: type[T]) -> T:
     body = data[:-_SEAL]
-    if _sealed(body) != data:
+    if _seal(body) != data:
         raise ValueError("it is damaged")
     return msgspec.json.decode(body, type=kind)
 
@@ -162,7 +162,7 @@ def _evict(limit: int) -> None:
 
 @functools.cache
 def _own_code() -> str:
-    """Sizes and times of memcalc's own files, so that a changed checkout does not answer stale."""
+    """Digest sizes and times of memcalc's own files: a changed checkout has other answers."""
     digest = hashlib.sha256()
     for root in (Path(__file__).parent.parent, configs()):
         for folder_name, folders, files in os.walk(root):

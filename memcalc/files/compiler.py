@@ -16,7 +16,7 @@ class CompileError(Exception):
 
 
 def system_compiler() -> list[str] | None:
-    """The command of the system's C compiler, or of the one in ``$CC``; ``None``: there is none."""
+    """Return the command of the system's C compiler, or of ``$CC``; None if it is missing."""
     named = os.environ.get("CC", "").split() or ["cc"]
     found = shutil.which(named[0])
     return [found, *named[1:]] if found else None

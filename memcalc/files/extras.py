@@ -4,7 +4,7 @@ import importlib.util
 
 
 def lacking(needs: str, package: str, install: str = "", *, module: str = "") -> str | None:
-    """What to say where a package (or module of it) is not installed; ``None``: it is."""
+    """Return a sentence if a package (or module of it) is not installed, or None."""
     if is_here(module or package):
         return None
     what = install or package
@@ -13,7 +13,7 @@ def lacking(needs: str, package: str, install: str = "", *, module: str = "") ->
 
 
 def is_here(module: str) -> bool:
-    """It can be imported; nothing is."""
+    """Return True if a module is installed, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:

@@ -9,7 +9,7 @@ MISSING = "is not here, and this is offline"
 
 
 def is_offline() -> bool:
-    """Whether a person forbade it."""
+    """Return True if a person forbade it."""
     said = (os.environ.get(name, "").lower() for name in ("HF_HUB_OFFLINE", "UV_OFFLINE"))
     return any(text not in ("", "0", "false", "no", "off") for text in said)
 

@@ -1,7 +1,6 @@
 """Reads an out-of-memory message of PyTorch in a log, and tells why the request failed.
 
-The wordings are those of ``c10/cuda/CUDACachingAllocator.cpp``: one up to PyTorch 2.0, and another
-since.
+Source of the wordings: ``c10/cuda/CUDACachingAllocator.cpp``, up to PyTorch 2.0 and since 2.1.
 """
 
 import re
@@ -57,10 +56,12 @@ def read(path: Path) -> OomText:
     before = text[: last.start()]
     frames = _FRAME.findall(before[before.rfind("Traceback (most recent call last)") :])
     own = [one for one in frames if not any(part in one[0] for part in _OF_PACKAGES)]
-    return _told(last, rest, own, len(found))
+    return _make_record(last, rest, own, len(found))
 
 
-def _told(match: re.Match[str], rest: str, frames: list[tuple[str, str]], times: int) -> OomText:
+def _make_record(
+    match: re.Match[str], rest: str, frames: list[tuple[str, str]], times: int
+) -> OomText:
     asked, total = _bytes(match[1]), _bytes(match[3])
     if match.re is _NEW:
         free = _bytes(match[4])

@@ -28,7 +28,7 @@ PATIENCE = 60.0
 
 
 class Run(Answer, msgspec.Struct, frozen=True, kw_only=True):
-    """One plan: what was predicted, and what was measured or why not."""
+    """A plan, its prediction, and its measurement or why there is none."""
 
     plan: Plan
     prediction: Prediction | None = None
@@ -76,10 +76,10 @@ _OTHERS = {
 
 
 def predictions(data: dict[str, Any], path: Path) -> list[Prediction]:
-    """The predictions in a result file that was read.
+    """Return the predictions in a result file that was read.
 
     Raises:
-        UsageError: there are none, or they are damaged.
+        UsageError: the file has no prediction, or a damaged one.
     """
     kind = data.get("kind", "prediction")
     if isinstance(kind, str) and kind in _OTHERS:
@@ -119,7 +119,7 @@ def with_traces(data: dict[str, Any], path: Path) -> list[tuple[Prediction, Trac
 
 
 def append(path: Path, run: Run | None, *, patience: float = PATIENCE) -> None:
-    """Add one run to a file, making it if there is none; ``None``: only see that this will work.
+    """Add one run to a file, which is made if it is missing; None: only check that this works.
 
     Raises:
         UsageError: the file cannot be written, or holds something else.
@@ -142,11 +142,11 @@ def keep(path: Path, run: Run) -> str | None:
     try:
         append(path, run)
     except UsageError as error:
-        return f"{error} {_elsewhere(path, [run])}"
+        return f"{error} {_save_elsewhere(path, [run])}"
     return None
 
 
-def _elsewhere(path: Path, runs: list[Run]) -> str:
+def _save_elsewhere(path: Path, runs: list[Run]) -> str:
     """Save runs in a folder of their own; says where."""
     with contextlib.suppress(UsageError, OSError):
         place = Path(tempfile.mkdtemp(prefix="memcalc-")) / path.name[-100:]
@@ -191,7 +191,7 @@ class ResultsWriter:
         try:
             save(self._path, self.runs)
         except UsageError as error:
-            self._say(f"error: {error} {_elsewhere(self._path, self.runs)}")
+            self._say(f"error: {error} {_save_elsewhere(self._path, self.runs)}")
             self._path = None
             return False
         self._unsaved = False

@@ -1,4 +1,4 @@
-"""Where the shipped configs are, inside the installed package or beside it in a checkout."""
+"""Reads the shipped configs, inside the installed package or beside it in a checkout."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +12,13 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def configs() -> Path:
-    """The folder ``configs``."""
+    """Return the folder ``configs``."""
     installed = _PACKAGE / "configs"
     return installed if installed.is_dir() else _PACKAGE.parent / "configs"
 
 
 def read(name: str, made: Callable[[Any], T]) -> T:
-    """What is made of the values in a TOML or JSON file below ``configs``.
+    """Read a TOML or JSON file below ``configs``, and make a table of its values.
 
     Raises:
         UsageError: the file is missing or damaged.

@@ -36,7 +36,7 @@ Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class BlockState(StrEnum):
-    """What a block is doing."""
+    """The states of a block."""
 
     ALLOCATED = "active_allocated"
     PENDING = "active_pending_free"
@@ -45,7 +45,7 @@ class BlockState(StrEnum):
 
 
 class BlockRecord(msgspec.Struct, frozen=True):
-    """One block of a segment."""
+    """A block of a segment."""
 
     size: Size
     requested_size: Size
@@ -69,7 +69,7 @@ class SegmentRecord(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One thing that the allocator did."""
+    """An action of the allocator."""
 
     action: str
     size: Size = 0
@@ -78,7 +78,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class RecordedSettings(msgspec.Struct, frozen=True):
-    """What ``PYTORCH_ALLOC_CONF`` said, and what it came to."""
+    """The text of ``PYTORCH_ALLOC_CONF``, and the settings made of it."""
 
     text: str | None = msgspec.field(default=None, name="PYTORCH_CUDA_ALLOC_CONF")
     expandable_segments: bool = False
@@ -88,7 +88,7 @@ class RecordedSettings(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What is looked at of a snapshot."""
+    """The parts of a snapshot that memcalc reads."""
 
     segments: list[SegmentRecord]
     device_traces: list[list[Entry]]
@@ -105,7 +105,7 @@ def read_snapshot(path: Path) -> Snapshot:
     data = untrusted_values.content(path, _LARGEST)
     try:
         with _memory(_EACH * len(data) + _ROOM):
-            return snapshot_of(_PlainUnpickler(io.BytesIO(data)).load(), most=len(data))
+            return check_snapshot(_PlainUnpickler(io.BytesIO(data)).load(), most=len(data))
     except UsageError as refusal:
         raise UsageError(f"{path} was not opened: {refusal}; {_HOW}.") from None
     except Exception as error:
@@ -113,11 +113,11 @@ def read_snapshot(path: Path) -> Snapshot:
         raise UsageError(f"{path} is not a memory snapshot{why}; {_HOW}.") from None
 
 
-def snapshot_of(loaded: Any, most: int | None = None) -> Snapshot:
-    """What plain values say, every one checked.
+def check_snapshot(loaded: Any, most: int | None = None) -> Snapshot:
+    """Check plain values and make a snapshot of them.
 
-    ``most``: blocks and entries there can be: each takes a byte of the file at least, unless many
-    places of the file are one and the same thing.
+    ``most`` limits blocks and entries: each takes at least a byte of the file, unless several
+    places of the file share one object.
 
     Raises:
         ValueError: it is no snapshot, and where.
@@ -131,7 +131,7 @@ def snapshot_of(loaded: Any, most: int | None = None) -> Snapshot:
 
 @contextlib.contextmanager
 def _memory(count: int) -> Iterator[None]:
-    """Let this process take so many bytes more and not gigabytes, for which nine can ask."""
+    """Limit this process's memory growth: a nine-byte pickle can ask for gigabytes."""
     before, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + count
@@ -161,7 +161,7 @@ class PoolSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot shows of one device at its end. Sizes in bytes."""
+    """The memory of one device at the end of a snapshot. Sizes in bytes."""
 
     levels: Levels
     segments: int
@@ -216,7 +216,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _site(block: BlockRecord) -> str:
-    """The innermost line of Python, or else the innermost frame that has a file."""
+    """Return the innermost line of Python, or else the innermost frame with a file."""
     try:
         frames = [frame for frame in block.frames or () if frame["filename"] != "??"]
         python = [frame for frame in frames if frame["filename"].endswith((".py", ">"))]

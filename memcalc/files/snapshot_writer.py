@@ -2,7 +2,7 @@
 
 In place of Python frames stand the module and the operator, and under them the component and the
 phase; in place of ``user_metadata`` the phase in which something happened. The file is made of
-dicts, lists, strings, ints and floats only, as that of ``torch.cuda.memory._dump_snapshot`` is.
+dicts, lists, strings, ints and floats only, as ``torch.cuda.memory._dump_snapshot`` makes it.
 """
 
 import functools

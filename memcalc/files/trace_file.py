@@ -23,7 +23,7 @@ _Index = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Kind(msgspec.Struct, frozen=True, array_like=True):
-    """What many storages have in common."""
+    """The fields that many storages have in common."""
 
     component: Component
     phase: Phase
@@ -40,7 +40,7 @@ _in_common = operator.attrgetter(*_Kind.__struct_fields__)
 
 
 class _Packed(msgspec.Struct, array_like=True):
-    """What is written."""
+    """A trace as it is written."""
 
     bare: Trace
     """Without its storages."""
@@ -74,7 +74,7 @@ def _check(trace: Trace) -> None:
 
 
 def pack(trace: Trace) -> bytes:
-    """What a file of this trace holds."""
+    """Pack a trace into the bytes of a file."""
     kinds: dict[_Kind, int] = {}
     storages = []
     for one in trace.storages:

@@ -22,7 +22,7 @@ _MOST_NODES = 100_000
 
 
 def reason(error: BaseException) -> str:
-    """Why a file could not be used, in a few words and on one line."""
+    """Say why a file could not be used, in a few words and on one line."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
     said = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -30,7 +30,7 @@ def reason(error: BaseException) -> str:
 
 
 def content(path: Path, most: int = MOST) -> bytes:
-    """The bytes of a file; of a device or a pipe too, as long as they end.
+    """Read the bytes of a file; of a device or a pipe too, as long as they end.
 
     Raises:
         UsageError: it cannot be read, or holds more bytes than ``most``.
@@ -48,7 +48,7 @@ def content(path: Path, most: int = MOST) -> bytes:
 
 
 def json(path: Path, *, hint: str, most: int = MOST) -> Any:
-    """The JSON in a file.
+    """Read the JSON in a file.
 
     Raises:
         UsageError: it cannot be read, or is no JSON with numbers that a machine has.
@@ -63,7 +63,7 @@ def json(path: Path, *, hint: str, most: int = MOST) -> Any:
 
 
 def loads(data: bytes) -> Any:
-    """JSON as plain values; whole numbers have at most 63 bits, others are finite.
+    """Parse JSON as plain values; whole numbers have at most 63 bits, others are finite.
 
     Raises:
         ValueError: it is no such JSON.
@@ -78,7 +78,7 @@ def loads(data: bytes) -> Any:
 
 
 def toml(path: Path, most: int = MOST) -> dict[str, Any]:
-    """The TOML in a file.
+    """Read the TOML in a file.
 
     Raises:
         UsageError: it cannot be read, or is no TOML.
@@ -90,7 +90,7 @@ def toml(path: Path, most: int = MOST) -> dict[str, Any]:
 
 
 def toml_of(text: str) -> dict[str, Any]:
-    """TOML as plain values.
+    """Parse TOML as plain values.
 
     Raises:
         ValueError: it is no TOML with numbers that a machine has.
@@ -104,10 +104,10 @@ def toml_of(text: str) -> dict[str, Any]:
 
 
 def yaml(text: str) -> Any:
-    """YAML as plain values.
+    """Parse YAML as plain values.
 
     Raises:
-        ValueError: it is no YAML, or its aliases stand for far more than is written.
+        ValueError: it is no YAML, or its aliases expand to far more than is written.
     """
     import yaml as library
 
@@ -123,7 +123,7 @@ def yaml(text: str) -> Any:
 
 
 def _size(node: Any, known: dict[int, int]) -> int:
-    """How many nodes there are below one, each alias counted as what it stands for."""
+    """Count the nodes below one, aliases expanded."""
     if id(node) not in known:
         # While it is being counted, one that holds itself has no end.
         known[id(node)] = _MOST_NODES + 1

@@ -1,4 +1,4 @@
-"""One registry of optimizers: names, arguments, classes, and the closed form of their state."""
+"""The registry of optimizers: names, arguments, classes, and the closed form of their state."""
 
 from memcalc.registry.lookup import check_precision, find, of
 from memcalc.registry.row import Choice, Row, state_of

@@ -99,7 +99,7 @@ def _make_layout(family: Family) -> Layout:
     return layout
 
 
-def _make_shared(family: Family) -> Any:
+def _make_code_maps(family: Family) -> Any:
     names = ("qmap1", "qmap2") if family.second else ("qmap1",)
 
     def shared(any_8bit: bool, args: Args) -> list[Piece]:
@@ -160,7 +160,7 @@ def _make_row(family: Family, paged: bool, bits: int | None) -> Row:
             **family.defaults,
         },
         takes=(*(one for one in COMMON if one not in lacks), *family.takes.split()),
-        shared=_make_shared(family),
+        shared=_make_code_maps(family),
         in_8bit=in_8bit,
         twin_8bit=f"{'paged' if paged else ''}{name.lower()}8bit" if bits != 8 else None,
         rule=family.rule / 4 if bits == 8 else family.rule,
@@ -206,7 +206,7 @@ def _refusal(family: Family, paged: bool, bits: int | None) -> Refusal:
 
 
 def rows(families: Iterable[Family]) -> list[Row]:
-    """Return a row for each class of bitsandbytes, and those of memcalc with the same states."""
+    """Return a row for each class of bitsandbytes, and for memcalc's with the same states."""
     found = [
         _make_row(family, paged, bits)
         for family in families
@@ -221,7 +221,7 @@ def rows(families: Iterable[Family]) -> list[Row]:
             summary="8-bit states, scale per 256",
             layout=_make_layout(two),
             defaults={"optim_bits": 8, "min_8bit_size": MIN_8BIT_SIZE, "32bit": None},
-            shared=_make_shared(two),
+            shared=_make_code_maps(two),
             in_8bit=in_8bit,
             takes=COMMON,
             rule=2,

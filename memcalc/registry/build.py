@@ -28,7 +28,7 @@ def build(
 ) -> torch.optim.Optimizer:
     """Make the optimizer over the parameters of a model that train.
 
-    They are on their device already: those of ``groups``, or ``only`` this one, else all in one
+    They are on their device already: the ``groups``, or ``only`` this one, else all in one
     group. ``wide_embeddings`` keeps the 8-bit states of embeddings in 32 bit, as the Trainer does;
     ``through`` makes it, from the class, parameters and arguments, in place of the class itself.
 
@@ -105,10 +105,10 @@ def _arguments(choice: Choice) -> dict[str, Any]:
 
 
 def _forget_overrides(choice: Choice, model: torch.nn.Module) -> None:
-    """Bitsandbytes keeps overrides for the life of the process, by the address of parameters.
+    """Drop the overrides that bitsandbytes keeps by the address of parameters of earlier models.
 
-    What earlier models left at these addresses goes; what modules of this model have asked for
-    when they were made (``StableEmbedding``) is kept by module, and stays.
+    Overrides that modules of this model asked for (``StableEmbedding``) are kept by module, and
+    stay.
     """
     if choice.row.package != "bitsandbytes":
         return

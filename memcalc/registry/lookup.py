@@ -27,7 +27,7 @@ def _by_name(loop: str) -> dict[str, Row]:
 
 @functools.cache
 def _by_class() -> dict[tuple[str, str], Row]:
-    """Rows by package and class, wherever in its package a class was named."""
+    """Index the rows by package and class; modules between them do not matter."""
     classes: dict[tuple[str, str], Row] = {}
     for row in rows():
         classes.setdefault(_class(row.implementation), row)
@@ -35,7 +35,7 @@ def _by_class() -> dict[tuple[str, str], Row]:
 
 
 def _class(name: str) -> tuple[str, str]:
-    """Package and class of ``package.module.Class`` or ``package.module:Class``."""
+    """Return the package and class of ``package.module.Class`` or ``package.module:Class``."""
     package, _, rest = name.replace(":", ".").partition(".")
     return package, rest.rpartition(".")[2]
 
@@ -45,7 +45,7 @@ def _plain(name: str) -> str:
 
 
 def of(plan: Plan) -> Choice:
-    """The optimizer of a plan.
+    """Find the optimizer of a plan.
 
     Raises:
         UsageError: an unknown name or argument, or one the optimizer refuses.
@@ -83,7 +83,7 @@ def check_precision(choice: Choice, plan: Plan) -> None:
     """See that the optimizer trains weights of a plan's precision.
 
     Raises:
-        UsageError: it trains those of another one alone.
+        UsageError: it trains weights of another precision.
     """
     wanted = choice.row.precision
     if wanted is not None and plan.precision.removesuffix("+amp") != wanted:
@@ -115,14 +115,14 @@ def _check(row: Row, name: str, key: str, value: Scalar) -> None:
 
 
 def pair(text: str) -> tuple[float, ...]:
-    """The numbers of a text such as ``0.9,0.95``; empty: it is another text."""
+    """Return the numbers of a text such as ``0.9,0.95``; empty: it is another text."""
     numbers = [scalar(part) for part in text.split(",")]
     found = [float(n) for n in numbers if isinstance(n, int | float) and math.isfinite(n)]
     return tuple(found) if len(found) == len(numbers) else ()
 
 
 def _foreign(name: str) -> Row:
-    """A class outside of the registry: its state is what a run of its own code shows."""
+    """Return the row of a class outside of the registry, whose state only a run shows."""
     if not is_named(name) and not _DOTTED.fullmatch(name):
         hint = (
             "see memcalc list optimizers, or give a class as package.module.Class or file.py:Class."

@@ -27,7 +27,7 @@ COMMON = (*NUMBERS, "maximize")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One optimizer."""
+    """An optimizer."""
 
     name: str
     implementation: str
@@ -66,35 +66,35 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def foreign(self) -> bool:
-        """A class outside of the registry."""
+        """True for a class outside of the registry."""
         return not self.package
 
     @property
     def broken(self) -> bool:
-        """It refuses even its own defaults."""
+        """True if it refuses even its own defaults."""
         return self.refuse is not None and self.refuse(self.defaults) is not None
 
     @property
     def closed_form(self) -> bool:
-        """Its state is known without running it."""
+        """True if its state is known without running it."""
         return self.layout is not None
 
 
 def like(
     parameter: Parameter, *names: str, dtype: str = "", place: Place = Place.DEVICE
 ) -> list[Piece]:
-    """State of the parameter's size, by these names, and of its dtype unless another is said."""
+    """Return states of the parameter's size by these names, of its dtype or another."""
     return [(name, dtype or parameter.dtype, parameter.numel, place) for name in names]
 
 
 def number(args: Args, name: str, default: float = 0.0) -> float:
-    """An argument as a number."""
+    """Return an argument as a number."""
     value = args.get(name)
     return float(value) if isinstance(value, int | float) else default
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """One optimizer with its arguments settled."""
+    """An optimizer with its arguments settled."""
 
     name: str
     row: Row
@@ -105,12 +105,12 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def traceable(self) -> bool:
-        """Its own code runs on the simulated GPU."""
+        """True if its own code runs on the simulated GPU."""
         return self.row.untraceable is None
 
     @property
     def kind(self) -> str:
-        """How the step runs on CUDA: foreach, fused, for-loop or kernel-per-tensor."""
+        """The way the step runs on CUDA: foreach, fused, for-loop or kernel-per-tensor."""
         if not self.traceable or self.row.package == "memcalc":
             return "kernel-per-tensor"
         if self.args.get("fused"):
@@ -128,13 +128,13 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         reloaded: bool = False,
         paged: bool = True,
     ) -> OptimizerState:
-        """All state after the first step, in the order it is allocated, each storage once.
+        """Return all state after the first step, in order of allocation, each storage once.
 
         Args:
             parameters: of the model; those that are frozen, and buffers, have no state.
             loop: ``trainer`` keeps embeddings of bitsandbytes' 8-bit optimizers in 32 bit, as
                 transformers' Trainer does (trainer.py, 5.23).
-            paged: there is managed memory; on the CPU there is none, and states are plain.
+            paged: managed memory exists; without it, as on the CPU, states are plain.
             own_maps: every parameter has an optimizer, and so the shared state, of its own.
             reloaded: loaded from a checkpoint. bitsandbytes then copies its code maps for every
                 tensor and brings paged state back as plain device memory
@@ -202,7 +202,7 @@ def _notes(
 
 
 def state_of(choice: Choice, parameters: Sequence[Parameter], plan: Plan) -> OptimizerState:
-    """The state that a plan's optimizer holds; see ``Choice.state``.
+    """Return the state that a plan's optimizer holds; see ``Choice.state``.
 
     Raises:
         EstimateError: the optimizer has no closed form.

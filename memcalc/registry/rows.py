@@ -44,7 +44,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     untraceable: str | None = None
     unknown: str | None = None
 
-    def state_of(self, parameter: Parameter, args: Args) -> list[Piece]:
+    def make_state(self, parameter: Parameter, args: Args) -> list[Piece]:
         """Return the state of one parameter, counters of steps first."""
         place = Place.DEVICE if args.get("capturable") or args.get("fused") else Place.HOST
         counters: list[Piece] = [(name, "float32", 1, place) for name in self.steps.split()]
@@ -70,7 +70,7 @@ def rows() -> tuple[Row, ...]:
 
 
 def _make_row(package: str, entry: Entry) -> Row:
-    layout: Layout | None = LAYOUTS[entry.layout] if entry.layout else entry.state_of
+    layout: Layout | None = LAYOUTS[entry.layout] if entry.layout else entry.make_state
     unknown = _PROJECTED if package in _LOW_RANK else entry.unknown
     runs = package in _OWN_CODE_RUNS
     # A row with a name of its own settles how the step runs.

@@ -3,7 +3,7 @@
 import pytest
 
 from memcalc.catalog import gpus
-from memcalc.catalog.gpus import ARCHITECTURES
+from memcalc.catalog.gpus import architectures
 from memcalc.catalog.plan import make, taken_as
 from memcalc.errors import UsageError
 from memcalc.units import MIB, printed_bytes
@@ -15,7 +15,7 @@ def test_an_entry_is_possible():
     for gpu in gpus.table():
         assert 2 * GIB < gpu.memory < 300 * GIB
         assert gpu.nvml_memory is None or gpu.memory <= gpu.nvml_memory
-        assert gpu.capability in ARCHITECTURES
+        assert gpu.capability in architectures()
         assert gpu.memory <= gpu.sold_as * GIB
         assert 4 <= gpu.multiprocessors <= 192
         assert 50e9 < gpu.bandwidth < 10e12

@@ -135,15 +135,6 @@ def test_every_gpu_that_is_offered_is_one(begun):
         assert gpus.find(name)
 
 
-def test_of_a_list_of_optimizers_the_last_is_completed():
-    assert "sgd,adamw" in offers.optimizers("sgd,adam")
-
-
-def test_a_name_is_found_by_what_is_inside_it():
-    assert "meta-llama/Llama-3.1-8B" in offers.models("llama-3.1")
-    assert offers.models("distil")
-
-
 def test_zsh_is_told_to_match_inside_names_in_either_case(memcalc):
     shown = memcalc("completion", "zsh").stdout
     assert "compdef _memcalc_completion memcalc" in shown

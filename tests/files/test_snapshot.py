@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memcalc.errors import UsageError
-from memcalc.files.snapshot_reader import breakdown, read_snapshot, snapshot_of
+from memcalc.files.snapshot_reader import breakdown, check_snapshot, read_snapshot
 
 MIB = 1 << 20
 FOLDER = Path(__file__).parents[2] / "evidence" / "standin" / "allocator" / "snapshots"
@@ -20,7 +20,7 @@ WHOLE = sorted(path for path in FOLDER.glob("*.gz") if not path.name.startswith(
 
 def load(path: Path) -> dict[str, Any]:
     whole = pickle.loads(gzip.decompress(path.read_bytes()))
-    return {**whole, "plain": whole["snapshot"], "snapshot": snapshot_of(whole["snapshot"])}
+    return {**whole, "plain": whole["snapshot"], "snapshot": check_snapshot(whole["snapshot"])}
 
 
 def name(path: Path) -> str:
@@ -40,7 +40,7 @@ def test_a_site_is_the_innermost_line_of_python():
     ]
     segment = {"device": 0, "address": 0, "total_size": 2 * MIB, "stream": 0, "blocks": blocks}
     whole = {"segments": [{**segment, "segment_type": "small"}], "device_traces": []}
-    (site,) = breakdown(snapshot_of(whole)).sites
+    (site,) = breakdown(check_snapshot(whole)).sites
     assert (site.name, site.count, site.bytes) == ("train.py:12:step", 2, 1024 + 2048)
 
 

@@ -9,7 +9,7 @@ from memcalc.advice import search
 from memcalc.advice.fit.records import Limit, Probe
 from memcalc.advice.fit.runs import Runs
 from memcalc.catalog import gpus
-from memcalc.catalog.gpus import ARCHITECTURES, Architecture
+from memcalc.catalog.gpus import Architecture, architectures
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.fits import Device, margin
 from memcalc.estimation.question import ASSUMED
@@ -65,7 +65,9 @@ class LimitSearch:
         )
         gpu = self._plan.gpu
         capability = gpus.find(gpu).capability if gpu else ASSUMED.capability
-        self._seen(with_advice(self._limit, self._plan, self._here.seq, ARCHITECTURES[capability]))
+        self._seen(
+            with_advice(self._limit, self._plan, self._here.seq, architectures()[capability])
+        )
         return ""
 
     def _verdict(self, size: int) -> FitVerdict | None:

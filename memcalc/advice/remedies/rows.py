@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from memcalc import registry
 from memcalc.advice.remedies.records import Change, Remedy
 from memcalc.catalog import gpus, models
-from memcalc.catalog.gpus import ARCHITECTURES
+from memcalc.catalog.gpus import architectures
 from memcalc.estimation.validate import checkpoint_refusal, quant_refusal
 from memcalc.records.model import Parameter
 from memcalc.records.plan import Plan
@@ -276,7 +276,7 @@ def spread_over(plan: Plan, count: int) -> Remedy:
 
 def half_precision(plan: Plan) -> str:
     """Return the half precision that the plan's GPU computes in."""
-    if plan.gpu is not None and not ARCHITECTURES[gpus.find(plan.gpu).capability].bf16:
+    if plan.gpu is not None and not architectures()[gpus.find(plan.gpu).capability].bf16:
         return "fp16"
     return "bf16"
 

@@ -27,7 +27,7 @@ from memcalc.advice.suggest.suggest import (
     with_speed,
 )
 from memcalc.catalog import gpus
-from memcalc.catalog.gpus import ARCHITECTURES, Gpu
+from memcalc.catalog.gpus import Gpu, architectures
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.fits import device_of, hopeless
@@ -160,5 +160,5 @@ def _one_of_each_size(among: Iterable[Gpu]) -> Iterator[Gpu]:
         if gpu.capability >= _OLDEST:
             by_size.setdefault(gpu.sold_as, []).append(gpu)
     for _, alike in sorted(by_size.items()):
-        able = [gpu for gpu in alike if ARCHITECTURES[gpu.capability].bf16]
+        able = [gpu for gpu in alike if architectures()[gpu.capability].bf16]
         yield min(able or alike, key=lambda gpu: gpu.memory)

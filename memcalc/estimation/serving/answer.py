@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.catalog.gpus import ARCHITECTURES, Gpu
+from memcalc.catalog.gpus import Gpu, architectures
 from memcalc.errors import SettingError, UsageError
 from memcalc.estimation.fits import CODE, CONTEXT, NCCL, outside_span
 from memcalc.estimation.serving import probe, sglang, vllm
@@ -45,7 +45,7 @@ class ServingEngine:
             SettingError: the engine has no such setting, or no bf16 on this GPU.
         """
         assert plan.engine is not None
-        computes = ARCHITECTURES[gpu.capability].bf16
+        computes = architectures()[gpu.capability].bf16
         if plan.engine == "vllm" and plan.precision == "bf16" and not computes:
             told = f"vLLM does not start in bf16 on {gpu.name}: type --precision fp16."
             raise SettingError("precision", told)

@@ -12,7 +12,7 @@ from memcalc.advice.fit.fit import answer
 from memcalc.advice.fit.limits import multiple, with_advice
 from memcalc.advice.fit.records import Limit, Probe
 from memcalc.catalog import gpus, models
-from memcalc.catalog.gpus import ARCHITECTURES
+from memcalc.catalog.gpus import architectures
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation import estimate as api
@@ -210,7 +210,7 @@ def limit(batch=None, seq=None, axis="batch"):
     ],
 )
 def test_tiles_are_16_bytes_wide_and_128_from_the_a100_on(precision, capability, wanted):
-    assert multiple(precision, ARCHITECTURES[capability]) == wanted
+    assert multiple(precision, architectures()[capability]) == wanted
 
 
 @pytest.mark.parametrize(
@@ -218,11 +218,13 @@ def test_tiles_are_16_bytes_wide_and_128_from_the_a100_on(precision, capability,
 )
 def test_tokens_of_the_suggested_batch_are_a_multiple_where_that_is_possible(batch, seq, wanted):
     plan = make({"model": "gpt2", "precision": "amp-fp16"})
-    found = with_advice(limit(batch=batch, seq=seq), plan, seq, ARCHITECTURES[7, 5])
+    found = with_advice(limit(batch=batch, seq=seq), plan, seq, architectures()[7, 5])
     assert found.suggested == wanted
     assert "multiples of 8" in found.advice
 
 
 def test_a_sequence_is_suggested_in_whole_tiles():
     plan = make({"model": "gpt2", "precision": "bf16"})
-    assert with_advice(limit(seq=1000, axis="seq"), plan, 512, ARCHITECTURES[8, 0]).suggested == 960
+    assert (
+        with_advice(limit(seq=1000, axis="seq"), plan, 512, architectures()[8, 0]).suggested == 960
+    )
