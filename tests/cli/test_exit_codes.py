@@ -222,6 +222,7 @@ def test_nothing_is_left_of_a_command_that_is_ended(tmp_path, name, number, proc
     models.write(tmp_path)
     (tmp_path / "memcalc.toml").write_text(BUDGET)
     (tmp_path / "tmp").mkdir()
+    # In a variable that children for known models get too.
     mark = f"{os.getpid()}-{tmp_path}"
     command = subprocess.Popen(
         [sys.executable, "-m", "memcalc", *COMMANDS[name]],
@@ -229,7 +230,7 @@ def test_nothing_is_left_of_a_command_that_is_ended(tmp_path, name, number, proc
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MEMCALC_WARM": "", "MEMCALC_MARK": mark,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MEMCALC_WARM": "", "XDG_MARK": mark,
              "TMPDIR": str(tmp_path / "tmp")},
         preexec_fn=_as_in_a_shell,
     )  # fmt: skip
