@@ -160,7 +160,7 @@ def simulate(folder: str, rounds: int) -> None:
         return float(next(line for line in done.stderr.splitlines() if line[:2] == b"0."))
 
     followed, own = step(), step(MEMCALC_READS="zeros")  # Values are not followed.
-    print(f"a step: {1000 * followed:.1f} ms of processor time, bar 3 x, ", end="")
+    print(f"a step: {1000 * followed:.1f} ms of processor time, bar 1.3 x, ", end="")
     print(f"is {followed / own:.1f} x of {1000 * own:.1f} ms with values not followed")
 
 

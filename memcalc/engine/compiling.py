@@ -48,8 +48,8 @@ class Compiling:
         self._began = 0.0
         self._took = 0.0
         self._unsettled = 0
-        self._chosen: Any = None
-        """Arguments of the kernel for which a configuration was found."""
+        self._chosen = False
+        """A configuration was found for the kernel that is tuned."""
 
     def install(self, patches: Patches) -> None:
         """Act when the compiler is imported."""
@@ -63,6 +63,7 @@ class Compiling:
         patches.when_imported("torch._dynamo.callback", self._watch)
         heuristics = "torch._inductor.runtime.triton_heuristics"
         patches.wrap_later(heuristics, "CachingAutotuner.bench", self._bench)
+        patches.wrap_later("triton.runtime.autotuner", "Autotuner.run", self._tune)
         patches.wrap_later("triton.runtime.autotuner", "Autotuner._bench", self._choose)
         patches.also(optimizers.register_optimizer_step_post_hook(self._settle).remove)
         patches.also(self._end)
@@ -71,15 +72,18 @@ class Compiling:
         self._say(_FIRST)
         return 1.0
 
+    def _tune(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._chosen = False
+        return original(*args, **kwargs)
+
     def _choose(self, original: Any, tuner: Any, *args: Any, **kwargs: Any) -> list[float]:
         """Time a configuration of a kernel: the first that the GPU has room for is the fastest."""
         self._say(_FIRST)
-        if self._chosen is tuner.nargs:
+        if self._chosen:
             return [2.0] * 3
         vars(tuner)["do_bench"] = _run_once
         timings: list[float] = original(tuner, *args, **kwargs)
-        if math.isfinite(timings[0]):
-            self._chosen = tuner.nargs
+        self._chosen = math.isfinite(timings[0])
         return timings
 
     def _watch(self, module: ModuleType) -> None:

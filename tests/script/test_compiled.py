@@ -34,6 +34,33 @@ TUNED = """
 """
 
 
+LARGE_FIRST = """
+    import gc, torch, triton
+    import triton.language as tl
+
+    def config(size, stages):
+        return triton.Config({"B": size}, num_stages=stages)
+
+    @triton.autotune([config(128, 8), config(32, 1), config(16, 1)], key=["n"])
+    @triton.jit
+    def multiply(x, y, out, n, B: tl.constexpr):
+        at = tl.arange(0, B)[:, None] * n + tl.arange(0, B)[None, :]
+        total = tl.zeros((B, B), tl.float32)
+        for first in range(0, n, B):
+            total += tl.dot(tl.load(x + at + first), tl.load(y + at + first * n))
+        tl.store(out + at, total)
+
+    for _ in range(2):
+        x = torch.ones(2048, 2048, device="cuda", dtype=torch.float16)
+        out = torch.empty(2048, 2048, device="cuda")
+        multiply[(1,)](x, x, out, 2048)
+        del x, out
+        assert multiply.best_config.kwargs == {"B": 32}
+    gc.collect()
+    assert torch.cuda.memory_allocated() == 0
+"""
+
+
 @pytest.fixture(autouse=True)
 def _forked():
     """A program that is compiled has a fresh process, as a user's has."""
@@ -47,6 +74,11 @@ def test_a_second_simulation_gives_the_first_and_the_users_caches_are_as_they_we
     assert any("torch.compile took" in one for one in first.traced.prediction.assumptions)
     assert any("first configuration" in one for one in first.traced.prediction.assumptions)
     assert not (tmp_path / "users").exists()
+
+
+@pytest.mark.nightly
+def test_a_kernel_takes_the_first_configuration_that_fits_and_its_arguments_are_freed(run):
+    assert run(LARGE_FIRST, gpu="h100-sxm").ending.code == 0
 
 
 @pytest.mark.nightly
