@@ -42,7 +42,8 @@ class Updates:
             return
         self._stepped.add(optimizer)
         weights = [one for one in held_by(optimizer) if one.grad is not None]
-        state = [one for _, one in flat("", dict(optimizer.state)) if one.numel() > 1]
+        kept = [one for of_one in optimizer.state.values() for _, one in flat("", of_one)]
+        state = (one for one in kept if one.numel() > 1)
         self._numbers.forget(one for one in (*weights, *state) if is_plain((one,)))
 
     def _count_steps(

@@ -22,7 +22,11 @@ from memcalc.report.blocks import markdown, terminal
 
 
 def anew(*plans):
-    return list(answers(plans, use_cache=False))
+    found = list(answers(plans, use_cache=False))
+    for one in found:
+        if isinstance(one, Exception):
+            raise one
+    return found
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.nightly)])
