@@ -114,12 +114,15 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
     from msgspec.structs import replace
 
     from memcalc.engine import decisions
+    from memcalc.engine.stub import load as stub
     from memcalc.files.artifact import decode
     from memcalc.records.plan import Plan
 
     # Positions were zero when these runs were recorded, so transformers took rows for several
     # sequences and made masks.
     decisions.rows_are_sequences = lambda patches: None
+    # Over the stand-in driver all work had finished at once: FSDP1 and ZeRO-3 let streams wait.
+    stub.function("keep_up", None)()
 
     run, environment = recording["runs"][index], recording["environment"]
     plan = decode(Plan, run["plan"])
