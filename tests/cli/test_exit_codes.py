@@ -252,6 +252,8 @@ def test_nothing_is_left_of_a_command_that_is_ended(tmp_path, name, number, proc
     assert {path.name for path in (tmp_path / "tmp").iterdir()} <= allowed
 
 
+# Each is a cold start, too.
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGHUP", "SIGTERM"])
 def test_a_command_that_is_watched_ends_with_memcalc(number, tmp_path):
     mark = f"{os.getpid()}-{tmp_path}"
@@ -259,11 +261,13 @@ def test_a_command_that_is_watched_ends_with_memcalc(number, tmp_path):
         [sys.executable, "-m", "memcalc", "run", "-o", "r.json", "--", "sleep", "600"],
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT), "MEMCALC_MARK": mark},
         preexec_fn=_as_in_a_shell,
     )
-    assert until(lambda: len(living(mark.encode())) == 2, 60)
+    until(lambda: process.poll() is not None or len(living(mark.encode())) == 2, 60)
+    assert process.poll() is None, process.stderr.read()
+    assert len(living(mark.encode())) == 2
     process.send_signal(signal.Signals[number])
     assert process.wait(10) in (-signal.Signals[number], 128 + signal.SIGTERM)
     assert until(lambda: not living(mark.encode()), 5)

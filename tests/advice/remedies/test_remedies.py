@@ -29,7 +29,8 @@ def anew(*plans):
     return found
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("every", [5, 1])
 def test_every_saving_is_the_difference_of_two_full_estimates(explained, every):
     keys = {option.remedy.key for option in explained.trials}
     assert keys >= {"fused", "expandable", "accumulate", "amp", "chunked loss", "checkpointing",
