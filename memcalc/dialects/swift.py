@@ -13,14 +13,13 @@ from memcalc.dialects.format import read_format
 from memcalc.dialects.recipe import Keys, Recipe
 from memcalc.dialects.weights import write_lora, write_quant
 from memcalc.errors import UsageError
-from memcalc.records.names import ZERO_STAGES
+from memcalc.records.names import WEIGHT_DTYPES, ZERO_STAGES
 from memcalc.records.plan import Plan
 
 NAME = "ms-swift"
 _BATCH = 16
 """Samples of a step that accumulation fills up to where the file names no number of steps."""
 _OFFLOADED = {2: ("offload_optimizer",), 3: ("offload_optimizer", "offload_param")}
-_HALVES = {"bf16+amp": "bfloat16", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
@@ -100,7 +99,7 @@ def write(plan: Plan) -> dict[str, Any]:
         **arguments,
         "gradient_checkpointing": plan.checkpointing,
         **write_lora(form, plan),
-        "torch_dtype": _HALVES.get(plan.precision, "float32"),
+        "torch_dtype": WEIGHT_DTYPES.get(plan.precision, "float32"),
         **write_quant(form, plan),
         **({"max_length": plan.seq} if plan.seq else {}),
         **({"deepspeed": f"zero{ZERO_STAGES[plan.parallel]}"}
