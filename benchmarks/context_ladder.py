@@ -78,7 +78,7 @@ RUNGS: dict[str, Callable[[], object]] = {
 
 def main(file: str) -> None:
     sampler = Sampler()
-    sampler.moment("before", {}, os.getpid())
+    sampler.record_moment("before", {}, os.getpid())
     last, missing = 0, {}
     for name, rung in RUNGS.items():
         try:
@@ -87,8 +87,8 @@ def main(file: str) -> None:
         except Exception as error:
             missing[name] = f"{type(error).__name__}: {error}".split("\n")[0][:200]
             continue
-        facts = process.facts()
-        sampler.moment(name, facts, os.getpid())
+        facts = process.read_device()
+        sampler.record_moment(name, facts, os.getpid())
         reading = sampler.reading()
         held = reading.moments[-1].process if reading is not None else None
         if held is None:

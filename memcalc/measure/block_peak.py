@@ -15,8 +15,8 @@ def has_cuda() -> bool:
 class BlockPeak:
     """The peak of a block of code above its beginning, in bytes.
 
-    On CUDA of the GPU that rose most. On the CPU memory that was there before is not seen, so that
-    freeing it makes no room.
+    On CUDA, the GPU whose memory grew most gives the peak. On the CPU, memory allocated before the
+    block is not seen, so freeing it makes no room.
     """
 
     def __init__(self, device: str, metric: str) -> None:
@@ -25,7 +25,7 @@ class BlockPeak:
         self._start: list[int] = []
 
     def begin(self) -> None:
-        """Begin the block."""
+        """Start to record, and read what is allocated before the block."""
         self._counters = Counters(history=False) if self._cuda else CpuCounters()
         if self._cuda:
             torch.cuda.init()
@@ -39,7 +39,7 @@ class BlockPeak:
         self._counters.enter(Phase.STEP, 0)
 
     def end(self) -> int:
-        """End the block and return its peak."""
+        """Stop to record and return the block's peak, in bytes."""
         for notes in self._counters.notes if self._cuda else ():
             torch.cuda.synchronize(notes.device)
         self._counters.end()

@@ -1,4 +1,4 @@
-"""Checks what this machine can measure, and how to fix what it cannot."""
+"""Checks what this machine can measure, with advice on how to fix what it cannot."""
 
 import contextlib
 import json
@@ -32,19 +32,19 @@ _PATIENCE = 120
 
 
 def examine() -> list[Fact]:
-    """Look at everything; never fails."""
+    """Return the facts about machine, PyTorch, GPUs, packages and folders, the verdict last."""
     torch = _probe()
     return [
-        *_machine(),
-        *_torch(torch),
-        *_driver(),
-        *_packages(),
-        *_folders(),
-        *_verdict(torch),
+        *_machine_facts(),
+        *_torch_facts(torch),
+        *_nvml_facts(),
+        *_package_facts(),
+        *_folder_facts(),
+        *_measure_fact(torch),
     ]
 
 
-def _machine() -> Iterator[Fact]:
+def _machine_facts() -> Iterator[Fact]:
     memory = format_bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     yield Fact(
         name="machine",
@@ -58,7 +58,7 @@ def _machine() -> Iterator[Fact]:
             well=False,
             advice="a run that succeeds may still not fit; measure on plain Linux",
         )
-    kind = _container()
+    kind = _container_kind()
     if kind is not None:
         yield Fact(
             name="container",
@@ -67,8 +67,8 @@ def _machine() -> Iterator[Fact]:
         )
 
 
-def _container() -> str | None:
-    """The kind of container this process is in, or ``None``; inside, NVML's numbers are the host's.
+def _container_kind() -> str | None:
+    """Return the kind of container this process runs in, or None outside of one.
 
     Source: files that Docker and Podman make, and the names of control groups.
     """
@@ -85,6 +85,7 @@ def _container() -> str | None:
 
 
 def _probe() -> dict[str, Any]:
+    """Return PyTorch's version and GPUs, read in a child that a broken driver may end."""
     command = [sys.executable, "-m", "memcalc.measure.doctor"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
@@ -97,7 +98,7 @@ def _probe() -> dict[str, Any]:
     return found
 
 
-def _torch(found: dict[str, Any]) -> Iterator[Fact]:
+def _torch_facts(found: dict[str, Any]) -> Iterator[Fact]:
     if "error" in found:
         advice = "install it again: see pytorch.org/get-started"
         yield Fact(name="PyTorch", value=found["error"], well=False, advice=advice)
@@ -118,18 +119,18 @@ def _torch(found: dict[str, Any]) -> Iterator[Fact]:
         yield Fact(
             name=f"cuda:{index}",
             value=f"{gpu['name']}, {format_bytes(gpu['total'])}, compute capability "
-            f"{gpu['capability']}, {_known(gpu['name'], gpu['total'])}, {gpu['uuid']}",
+            f"{gpu['capability']}, {_match_catalog(gpu['name'], gpu['total'])}, {gpu['uuid']}",
         )
 
 
-def _known(name: str, total: int) -> str:
+def _match_catalog(name: str, total: int) -> str:
     try:
         return f"estimated as {gpus.find(name, total).name}"
     except UsageError:
         return "not in memcalc's table: estimates need --gpu"
 
 
-def _driver() -> Iterator[Fact]:
+def _nvml_facts() -> Iterator[Fact]:
     try:
         nvml = Nvml()
     except NvmlError as error:
@@ -138,27 +139,27 @@ def _driver() -> Iterator[Fact]:
         return
     yield Fact(name="NVML", value=f"driver {nvml.driver}")
     try:
-        for card in nvml.cards():
-            yield _card(card)
+        for card in nvml.list_cards():
+            yield _card_fact(card)
     except NvmlError as error:
         yield Fact(name="NVML", value=str(error), well=False)
     finally:
         nvml.close()
 
 
-def _card(card: Card) -> Fact:
+def _card_fact(card: Card) -> Fact:
     words = [card.name, card.uuid]
-    if card.divided:
+    if card.mig_enabled:
         words.append("cut into MIG slices")
     try:
-        memory = card.memory()
+        memory = card.read_memory()
         words.append(f"{format_bytes(memory.used)} of {format_bytes(memory.total)} in use")
         words.append(
             f"{format_bytes(memory.driver_reserved)} held by the driver"
             if memory.driver_reserved is not None
             else "the driver's own memory inside that (version 1)"
         )
-        users = card.users()
+        users = card.list_processes()
     except NvmlError as error:
         return Fact(name="card", value=", ".join((*words, str(error))), well=False)
     blind = any(user.bytes is None for user in users)
@@ -169,7 +170,7 @@ def _card(card: Card) -> Fact:
     return Fact(name="card", value=", ".join(words), well=not blind, advice=advice)
 
 
-def _packages() -> Iterator[Fact]:
+def _package_facts() -> Iterator[Fact]:
     for package, use, needed in _PACKAGES:
         if (version := installed(package)) is not None:
             yield Fact(name=package, value=version)
@@ -185,7 +186,7 @@ def _packages() -> Iterator[Fact]:
         )
 
 
-def _folders() -> Iterator[Fact]:
+def _folder_facts() -> Iterator[Fact]:
     for name, folder, use in (
         (
             "cache",
@@ -204,7 +205,7 @@ def _folders() -> Iterator[Fact]:
         )
 
 
-def _verdict(torch: dict[str, Any]) -> Iterator[Fact]:
+def _measure_fact(torch: dict[str, Any]) -> Iterator[Fact]:
     works = "error" not in torch
     gpu = works and torch["available"]
     yield Fact(
@@ -217,12 +218,12 @@ def _verdict(torch: dict[str, Any]) -> Iterator[Fact]:
     )
 
 
-def _report() -> None:
-    """Print PyTorch's abilities as JSON, in a process that a broken driver may end."""
+def _print_torch_facts() -> None:
+    """Print PyTorch's version, GPUs and warnings as JSON; the body of the child process."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            found = _abilities()
+            found = _query_torch()
         except Exception as error:
             found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
     said = [" ".join(str(warning.message).split())[:300] for warning in caught]
@@ -230,7 +231,7 @@ def _report() -> None:
     json.dump(found, sys.stdout)
 
 
-def _abilities() -> dict[str, Any]:
+def _query_torch() -> dict[str, Any]:
     import torch
 
     found: dict[str, Any] = {"torch": str(torch.__version__), "gpus": []}
@@ -250,4 +251,4 @@ def _abilities() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    _report()
+    _print_torch_facts()

@@ -26,8 +26,8 @@ _SETTINGS = (
 )
 
 
-def facts() -> dict[str, Any]:
-    """What CUDA and PyTorch's allocator hold now; empty before there is a context."""
+def read_device() -> dict[str, Any]:
+    """Return the bytes that CUDA and PyTorch's allocator hold now; empty before CUDA starts."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return {}
     found: dict[str, Any] = {"reserved": torch.cuda.memory_reserved()}
@@ -39,8 +39,8 @@ def facts() -> dict[str, Any]:
     return {**found, "uuid": str(uuid)} if uuid is not None else found
 
 
-def measured(*, cuda: bool) -> dict[str, Any]:
-    """Fields of a ``Measurement`` that are of this process, its device and its allocator."""
+def fields_of_process(*, cuda: bool) -> dict[str, Any]:
+    """Return the fields of a ``Measurement`` about this process, its device and its allocator."""
     stats = torch.cuda.memory_stats() if cuda else {}
     return {
         "device": torch.cuda.get_device_name() if cuda else "cpu",
@@ -53,7 +53,7 @@ def measured(*, cuda: bool) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the code that ran, and of the device."""
+    """Return the versions of PyTorch, CUDA and packages, and the GPU's compute capability."""
     found: dict[str, Any] = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
     for package in ("transformers", "bitsandbytes", "flash-attn", "memcalc"):
         found[package] = installed(package)
@@ -66,7 +66,10 @@ def versions() -> dict[str, str]:
 
 
 def read_state(optimizer: torch.optim.Optimizer) -> StateReading:
-    """Read an optimizer's state; shared storages count once, except in the tutorial's sum."""
+    """Return the bytes of an optimizer's state by place (device, host, managed).
+
+    A storage that tensors share counts once, except in the sums of PyTorch's tutorial.
+    """
     bytes_at = {"device": 0, "host": 0, "managed": 0}
     seen: set[int] = set()
     elements = tutorial = 0
@@ -81,12 +84,15 @@ def read_state(optimizer: torch.optim.Optimizer) -> StateReading:
         if storage._cdata in seen:
             continue
         seen.add(storage._cdata)
-        bytes_at[_place(tensor, on_gpu)] += storage.nbytes()
+        bytes_at[_storage_kind(tensor, on_gpu)] += storage.nbytes()
     return StateReading(tutorial_elements=elements, tutorial_bytes=tutorial, **bytes_at)
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
-    """Bytes of the unique storages behind some tensors."""
+    """Return the bytes of the storages of some tensors; a storage that tensors share counts once.
+
+    None among the tensors is skipped.
+    """
     seen: dict[int, int] = {}
     for outer in tensors:
         if outer is not None:
@@ -96,7 +102,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     return sum(seen.values())
 
 
-def _place(tensor: torch.Tensor, on_gpu: bool) -> str:
+def _storage_kind(tensor: torch.Tensor, on_gpu: bool) -> str:
     if getattr(tensor, "is_paged", False):
         return "managed"
     if tensor.device.type != "cpu":
@@ -116,8 +122,8 @@ _LIBRARIES = (
 """What PyTorch's other errors say when memory ran out below its allocator."""
 
 
-def ran_out(error: BaseException) -> bool:
-    """Whether an error says that memory ran out."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if an error says that memory ran out."""
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _LIBRARIES)
@@ -126,13 +132,13 @@ def ran_out(error: BaseException) -> bool:
 def read_failure(
     error: BaseException, step: int, phase: Phase, refused: Sequence[Sequence[int]]
 ) -> OutOfMemory:
-    """Put an out-of-memory error into figures; unknown figures stay ``None``.
+    """Return the figures of an out-of-memory error; unknown figures are None.
 
-    ``refused``: of each request that PyTorch's CUDA allocator refused, the exact bytes that were
-    asked for, in all and free.
+    ``refused``: for each request that PyTorch's CUDA allocator refused, the bytes that were
+    requested, of the device, and free.
     """
     text = " ".join(str(error).split())
-    asked, total, free = refused[-1] if refused else (_asked(text), None, None)
+    asked, total, free = refused[-1] if refused else (_parse_requested_bytes(text), None, None)
     if free is None and torch.cuda.is_initialized():
         # A device that failed may refuse to answer, too.
         with contextlib.suppress(RuntimeError):
@@ -142,7 +148,8 @@ def read_failure(
     )
 
 
-def _asked(text: str) -> int | None:
+def _parse_requested_bytes(text: str) -> int | None:
+    """Return the bytes that an out-of-memory message says were requested, or None."""
     on_cuda, on_cpu = _CUDA.search(text), _CPU.search(text)
     if on_cuda is not None:
         return parse_bytes(on_cuda[1])

@@ -1,4 +1,4 @@
-"""Runs any command and watches its memory from outside: NVML, and main memory of its processes."""
+"""Runs any command and watches its GPU memory (NVML) and main memory from outside."""
 
 import contextlib
 import functools
@@ -17,34 +17,35 @@ import psutil
 from memcalc.children.child import die_with
 from memcalc.errors import UsageError
 from memcalc.measure.gpu.nvml import Nvml, NvmlError
-from memcalc.measure.gpu.sampler import Watched, level_of
+from memcalc.measure.gpu.sampler import CardWatch, read_level
 from memcalc.records.measurement import GpuReading, Measurement, Moment
 from memcalc.records.plan import Plan
 
 INTERVAL = 0.1
+"""Seconds between samples."""
 
 
 class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a command ended, and what it held."""
+    """The exit code of a command, and the memory it held."""
 
     code: int
-    """As a shell gives it: 128 and the signal where one ended it."""
+    """The exit code as a shell gives it: 128 + signal if a signal ended the command."""
     measurement: Measurement
-    """Of the GPU it held most of."""
+    """The measurement on the GPU on which it held most memory."""
     gpus: tuple[GpuReading, ...]
-    """Of all GPUs it held memory of."""
+    """The readings of all GPUs on which it held memory."""
 
 
 def run(command: Sequence[str], interval: float = INTERVAL) -> CommandResult:
-    """Run a command to its end, with this process's standard streams.
+    """Run a command to its end, with this process's standard streams, and measure its memory.
 
     ``interval``: seconds between samples.
 
     Raises:
         UsageError: it cannot be started.
     """
-    with _cards() as (nvml, watched, reason):
-        began, floor = time.monotonic(), _largest(resource.RUSAGE_SELF)
+    with _open_cards() as (nvml, watched, reason):
+        began, floor = time.monotonic(), _largest_resident_set(resource.RUSAGE_SELF)
         try:
             # Should this process die, the command is asked to end.
             dies = functools.partial(die_with, os.getpid(), signal.SIGTERM)
@@ -54,23 +55,23 @@ def run(command: Sequence[str], interval: float = INTERVAL) -> CommandResult:
         resident, ours = 0, set[int]()
         with _passing_signals(process):
             while process.poll() is None:
-                pids, together = _family(process.pid)
+                pids, together = _list_processes(process.pid)
                 # The driver may list a process a little longer than it lives.
                 ours |= pids
-                resident = max(resident, together, _peak(process.pid))
+                resident = max(resident, together, _peak_resident_set(process.pid))
                 reason = _sample(watched, ours) or reason
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(interval)
         seconds = time.monotonic() - began
-        # A command may be over before it is looked at, and the kernel has kept its largest; but
-        # until it was started, it counts memcalc's own memory as that of the command.
-        kept = _largest(resource.RUSAGE_CHILDREN)
+        # A command may end before its first sample; the kernel has kept its maximum. But before
+        # exec, the kernel counts memcalc's own memory as the command's.
+        kept = _largest_resident_set(resource.RUSAGE_CHILDREN)
         resident = max(resident, kept if kept > floor else 0)
         driver = nvml.driver if nvml is not None else ""
         for one in watched:
             others = one.others.values()
             one.warnings = [f"the GPU is shared with {u.name} (process {u.pid})" for u in others]
-        gpus = [one.reading(driver, interval) for one in watched]
+        gpus = [one.to_reading(driver, interval) for one in watched]
         code = process.returncode
     held = sorted((gpu for gpu in gpus if gpu.peak_process), key=lambda g: -(g.peak_process or 0))
     measurement = _measurement(command, held[0] if held else None, reason, resident, seconds)
@@ -79,10 +80,10 @@ def run(command: Sequence[str], interval: float = INTERVAL) -> CommandResult:
     )
 
 
-def _family(root: int) -> tuple[set[int], int]:
-    """A process and all that it has started, and the sum of their resident sets in bytes.
+def _list_processes(root: int) -> tuple[set[int], int]:
+    """Return the IDs of a process and its descendants, and the sum of their resident sets in bytes.
 
-    Memory that processes share counts in each.
+    Memory that processes share counts in each of them.
     """
     pids, together = {root}, 0
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -94,21 +95,22 @@ def _family(root: int) -> tuple[set[int], int]:
     return pids, together
 
 
-def _peak(pid: int) -> int:
-    """The largest resident set of one process since its program was started; 0: it is gone."""
+def _peak_resident_set(pid: int) -> int:
+    """Return the largest resident set of a process since exec, in bytes; 0 if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
     except (OSError, ValueError, IndexError):
         return 0
 
 
-def _largest(whose: int) -> int:
-    """Bytes of the largest resident set that the kernel has seen of these processes."""
+def _largest_resident_set(whose: int) -> int:
+    """Return the largest resident set in bytes; ``whose``: ``resource.RUSAGE_SELF`` or CHILDREN."""
     return resource.getrusage(whose).ru_maxrss * 1024
 
 
 @contextlib.contextmanager
-def _cards() -> Iterator[tuple[Nvml | None, list[Watched], str]]:
+def _open_cards() -> Iterator[tuple[Nvml | None, list[CardWatch], str]]:
+    """Yield the connection to NVML, a watch for each card, and why some are missing."""
     try:
         nvml = Nvml()
     except NvmlError as error:
@@ -116,11 +118,11 @@ def _cards() -> Iterator[tuple[Nvml | None, list[Watched], str]]:
         return
     watched, reason = [], ""
     try:
-        for card in nvml.cards():
-            if not card.divided:
-                before = level_of(card)
+        for card in nvml.list_cards():
+            if not card.mig_enabled:
+                before = read_level(card)
                 start = Moment(name="before", device=before.memory.used, process=0)
-                watched.append(Watched(card=card, before=before, moments=[start]))
+                watched.append(CardWatch(card=card, before=before, moments=[start]))
     except NvmlError as error:
         reason = str(error)
     try:
@@ -131,9 +133,9 @@ def _cards() -> Iterator[tuple[Nvml | None, list[Watched], str]]:
 
 @contextlib.contextmanager
 def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass requests to end on to the command, and stay to report.
+    """Forward SIGINT and SIGTERM to the command, and keep running to report.
 
-    A terminal itself sends Ctrl-C to all that runs in its foreground.
+    A terminal itself sends Ctrl-C to all processes in its foreground.
     """
 
     def interrupt(number: int, _: object) -> None:
@@ -152,7 +154,7 @@ def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _is_in_foreground() -> bool:
-    """Return whether Ctrl-C at the terminal of this process, if it has one, reaches its group."""
+    """Return True if Ctrl-C at this process's terminal reaches its process group."""
     try:
         with open("/dev/tty", "rb", buffering=0) as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
@@ -160,11 +162,11 @@ def _is_in_foreground() -> bool:
         return False
 
 
-def _sample(watched: list[Watched], pids: set[int]) -> str:
-    """Take a sample of every card; returns why there is none."""
+def _sample(watched: list[CardWatch], pids: set[int]) -> str:
+    """Take a sample of every card; return the error of NVML, or an empty string."""
     for one in watched:
         try:
-            now = level_of(one.card)
+            now = read_level(one.card)
         except NvmlError as error:
             return str(error)
         ours = {user.pid: user for user in now.users or () if user.pid in pids}
@@ -177,9 +179,9 @@ def _sample(watched: list[Watched], pids: set[int]) -> str:
             one.source = source
             held = sum(user.bytes or 0 for user in ours.values())
         elif one.source == "difference":
-            held = one.grown(now, ours)
+            held = one.growth(now, ours)
         # Else ours has let go of the card; its peak was read before.
-        one.take(now, held, ours)
+        one.add_sample(now, held, ours)
     return ""
 
 

@@ -28,8 +28,9 @@ from memcalc.files.artifact import encode
 from memcalc.measure.gpu.nvml import Nvml, NvmlError
 try:
     nvml = Nvml()
-    cards = nvml.cards()
-    print(json.dumps([[c.uuid, encode(c.memory()), encode(c.users())] for c in cards]))
+    cards = nvml.list_cards()
+    found = [[c.uuid, encode(c.read_memory()), encode(c.list_processes())] for c in cards]
+    print(json.dumps(found))
 except NvmlError as error:
     print(json.dumps([error.kind, str(error)]))
 """
@@ -64,10 +65,10 @@ def test_versions_are_never_mixed_within_a_run(driver):
     driver.write(card(used=5 * GIB), "fail nvmlDeviceGetMemoryInfo_v2 13 1")
     code = """
 from memcalc.measure.gpu.nvml import Nvml, NvmlError
-card = Nvml().cards()[0]
-print(card.memory().version)
+card = Nvml().list_cards()[0]
+print(card.read_memory().version)
 try:
-    card.memory()
+    card.read_memory()
 except NvmlError as error:
     print(error.kind)
 """

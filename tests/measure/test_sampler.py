@@ -30,7 +30,7 @@ sampler = Sampler(interval=0)
 for name, world in zip(names, worlds):
     script.write_text(world)
     sampler.tick()
-    sampler.moment(name, {"uuid": uuid, "reserved": 7} if name != "before" else {}, 4242)
+    sampler.record_moment(name, {"uuid": uuid, "reserved": 7} if name != "before" else {}, 4242)
 sampler.close()
 print(json.dumps({"reading": encode(sampler.reading()), "failure": sampler.failure}))
 """

@@ -1,6 +1,6 @@
-"""The only calls to NVML, NVIDIA's library behind nvidia-smi.
+"""All calls of NVML, NVIDIA's library behind nvidia-smi.
 
-Every call of the driver passes through ``query``, which turns its errors into one sentence each.
+Every call of the driver passes through ``query``, which turns an error into one sentence.
 """
 
 import functools
@@ -14,7 +14,7 @@ from memcalc.records.measurement import GpuProcess
 
 
 class NvmlError(MemcalcError):
-    """NVML cannot say; ``kind`` names the cause in one word."""
+    """A failed reading of NVML; ``kind`` names the cause in one word."""
 
     def __init__(self, kind: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -89,46 +89,46 @@ def _binding() -> Any:
 
 
 class Card:
-    """One GPU, or one MIG slice of one."""
+    """A GPU, or a MIG slice of a GPU."""
 
     def __init__(self, handle: Any, *, mig: bool = False) -> None:
         self._handle = handle
         self.uuid: str = query("nvmlDeviceGetUUID", handle)
         self.name: str = query("nvmlDeviceGetName", handle)
         self.mig = mig
-        self.divided = not mig and _is_divided(handle)
-        """It is cut into MIG slices, so its own figures are no single program's."""
+        self.mig_enabled = not mig and _has_mig_slices(handle)
+        """True for a GPU that is cut into MIG slices: its figures cover several programs."""
         self._version: str | None = None
 
-    def memory(self) -> Memory:
-        """Read the memory, by version 2 where the driver has it, and then always.
+    def read_memory(self) -> Memory:
+        """Read the card's memory, always by the same version: 2 if the driver has it, else 1.
 
         Raises:
-            NvmlError: NVML cannot say.
+            NvmlError: the reading failed.
         """
-        told = None
+        found = None
         if self._version != "v1":
             try:
-                told = query("nvmlDeviceGetMemoryInfo", self._handle, _binding().nvmlMemory_v2)
+                found = query("nvmlDeviceGetMemoryInfo", self._handle, _binding().nvmlMemory_v2)
             except NvmlError as error:
                 if error.kind != "old driver" or self._version == "v2":
                     raise
-        self._version = "v1" if told is None else "v2"
-        reserved = None if told is None else told.reserved
-        told = query("nvmlDeviceGetMemoryInfo", self._handle) if told is None else told
+        self._version = "v1" if found is None else "v2"
+        reserved = None if found is None else found.reserved
+        found = query("nvmlDeviceGetMemoryInfo", self._handle) if found is None else found
         return Memory(
-            total=told.total,
-            used=told.used,
-            free=told.free,
+            total=found.total,
+            used=found.used,
+            free=found.free,
             driver_reserved=reserved,
             version=self._version,
         )
 
-    def users(self) -> list[GpuProcess]:
-        """The processes that compute on the card.
+    def list_processes(self) -> list[GpuProcess]:
+        """Return the processes that compute on the card, with their memory.
 
         Raises:
-            NvmlError: NVML cannot say.
+            NvmlError: the reading failed.
         """
         try:
             listed = query("nvmlDeviceGetComputeRunningProcesses_v3", self._handle)
@@ -136,31 +136,36 @@ class Card:
             if error.kind != "old driver":
                 raise
             listed = query("nvmlDeviceGetComputeRunningProcesses_v2", self._handle)
-        total = self.memory().total
+        total = self.read_memory().total
         return [
             GpuProcess(
-                pid=item.pid, name=_name_of(item.pid), bytes=_plausible(item.usedGpuMemory, total)
+                pid=item.pid,
+                name=_read_process_name(item.pid),
+                bytes=_drop_implausible(item.usedGpuMemory, total),
             )
             for item in listed
             if item.pid
         ]
 
 
-def _plausible(count: int | None, total: int) -> int | None:
-    """Drivers that lay the answer out differently give figures larger than the card."""
+def _drop_implausible(count: int | None, total: int) -> int | None:
+    """Return the bytes of a process, or None for a figure that cannot be true.
+
+    Drivers that lay the answer out differently give figures larger than the card.
+    """
     if count is None or count == _NOT_AVAILABLE or count > total:
         return None
     return int(count)
 
 
-def _name_of(pid: int) -> str:
+def _read_process_name(pid: int) -> str:
     try:
         return str(query("nvmlSystemGetProcessName", pid)).rsplit("/", 1)[-1] or "unknown"
     except NvmlError:
         return "unknown"
 
 
-def _is_divided(handle: Any) -> bool:
+def _has_mig_slices(handle: Any) -> bool:
     try:
         current, _ = query("nvmlDeviceGetMigMode", handle)
     except NvmlError:
@@ -175,20 +180,20 @@ class Nvml:
         """Connect.
 
         Raises:
-            NvmlError: there is no driver, or it cannot be talked to.
+            NvmlError: there is no driver, or it does not answer.
         """
         query("nvmlInit")
         self.driver: str = query("nvmlSystemGetDriverVersion")
 
     def close(self) -> None:
-        """Disconnect; a driver that is gone by now is no matter."""
+        """Close the connection to the driver; a failure is ignored."""
         try:
             query("nvmlShutdown")
         except NvmlError:
             return
 
-    def cards(self) -> list[Card]:
-        """All GPUs in the driver's order, each followed by its MIG slices.
+    def list_cards(self) -> list[Card]:
+        """Return all GPUs in the driver's order, each followed by its MIG slices.
 
         Raises:
             NvmlError: a card cannot be opened.
@@ -198,12 +203,12 @@ class Nvml:
             handle = query("nvmlDeviceGetHandleByIndex", index)
             card = Card(handle)
             found.append(card)
-            if card.divided:
-                found += _slices(handle)
+            if card.mig_enabled:
+                found += _open_mig_slices(handle)
         return found
 
 
-def _slices(handle: Any) -> Iterator[Card]:
+def _open_mig_slices(handle: Any) -> Iterator[Card]:
     for index in range(query("nvmlDeviceGetMaxMigDeviceCount", handle)):
         try:
             yield Card(query("nvmlDeviceGetMigDeviceHandleByIndex", handle, index), mig=True)

@@ -1,8 +1,8 @@
-"""Watches one run's GPU memory through NVML from outside, at a steady interval and when asked.
+"""Watches one run's GPU memory through NVML from outside, at a steady interval and on request.
 
-The figure of the process is NVML's own where NVML lists it by a number we know; where it lists
-numbers of the host (containers), the one that appeared with the context; else, the device's
-growth since before the context, less what others grew.
+The memory of the process is NVML's own figure if NVML lists its process ID. In a container NVML
+lists IDs of the host: then it is the process that appeared with the context. Otherwise it is the
+device's growth since before the context, minus the growth of other processes.
 """
 
 import contextlib
@@ -20,25 +20,26 @@ from memcalc.records.measurement import GpuProcess, GpuReading, Moment
 from memcalc.units import format_bytes
 
 INTERVAL = 0.02
+"""Seconds between samples."""
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """What NVML says of a card at one moment."""
+    """NVML's reading of a card at one moment."""
 
     memory: Memory
     users: tuple[GpuProcess, ...] | None
     """``None``: the driver does not list processes."""
 
 
-def level_of(card: Card) -> Level:
-    """Ask NVML.
+def read_level(card: Card) -> Level:
+    """Read a card's memory and processes through NVML.
 
     Raises:
         NvmlError: the card does not answer.
     """
-    memory = card.memory()
+    memory = card.read_memory()
     try:
-        users: tuple[GpuProcess, ...] | None = tuple(card.users())
+        users: tuple[GpuProcess, ...] | None = tuple(card.list_processes())
     except NvmlError as error:
         if error.kind == "lost":
             raise
@@ -46,12 +47,12 @@ def level_of(card: Card) -> Level:
     return Level(memory=memory, users=users)
 
 
-class Watched(msgspec.Struct, kw_only=True):
-    """One card, and what has been seen of it so far."""
+class CardWatch(msgspec.Struct, kw_only=True):
+    """The samples of one card so far, and their peaks."""
 
     card: Card
     before: Level | None
-    """Before the run was there."""
+    """The reading before the run started."""
     source: str = "difference"
     """As in ``GpuReading``."""
     moments: list[Moment] = msgspec.field(default_factory=list)
@@ -61,27 +62,27 @@ class Watched(msgspec.Struct, kw_only=True):
     others: dict[int, GpuProcess] = msgspec.field(default_factory=dict)
     warnings: list[str] = msgspec.field(default_factory=list)
 
-    def grown(self, now: Level, ours: Container[int]) -> int | None:
-        """By how much the device has grown, less what processes that are not ours have.
+    def growth(self, now: Level, ours: Container[int]) -> int | None:
+        """Return the bytes that the device has grown by, without the growth of other processes.
 
-        ``None``: the two readings cannot be compared.
+        Returns None if the two readings cannot be compared.
         """
         before = self.before
         if before is None or before.memory.version != now.memory.version:
             return None
-        others = _held_by_others(now, ours) - _held_by_others(before, ours)
+        others = _sum_of_others(now, ours) - _sum_of_others(before, ours)
         return max(0, now.memory.used - before.memory.used - others)
 
-    def take(self, now: Level, process: int | None, ours: Container[int]) -> None:
-        """Count a sample in which the run held so many bytes."""
+    def add_sample(self, now: Level, process: int | None, ours: Container[int]) -> None:
+        """Add a sample to the peaks; ``process``: bytes that the run held, None if unknown."""
         self.samples += 1
         self.others |= {user.pid: user for user in now.users or () if user.pid not in ours}
         self.peak_device = max(self.peak_device or 0, now.memory.used)
         if process is not None:
             self.peak_process = max(self.peak_process or 0, process)
 
-    def reading(self, driver: str, interval: float) -> GpuReading:
-        """All that was seen."""
+    def to_reading(self, driver: str, interval: float) -> GpuReading:
+        """Return the record of all samples."""
         memory = self.before.memory if self.before is not None else None
         return GpuReading(
             uuid=self.card.uuid,
@@ -102,40 +103,40 @@ class Watched(msgspec.Struct, kw_only=True):
 
 
 def is_wsl() -> bool:
-    """Linux under Windows, whose driver moves GPU memory to main memory instead of refusing."""
+    """Return True on Linux under Windows, whose driver moves GPU memory to main memory."""
     return "microsoft" in platform.release().lower()
 
 
-def _held_by_others(level: Level, ours: Container[int]) -> int:
+def _sum_of_others(level: Level, ours: Container[int]) -> int:
     return sum(user.bytes or 0 for user in level.users or () if user.pid not in ours)
 
 
 class Sampler:
-    """Follows one run."""
+    """A sampler of the GPU memory of one run."""
 
     def __init__(self, interval: float = INTERVAL) -> None:
         self.interval = interval
         self.failure: str | None = None
-        """Why there are no figures, or none from some point on."""
+        """Why the figures are missing, or end early."""
         self._nvml: Nvml | None = None
         self._driver = ""
         self._cuda_total: int | None = None
         self._cards: Sequence[Card] = ()
         self._before: dict[str, Level] = {}
-        self._watched: Watched | None = None
+        self._watched: CardWatch | None = None
         self._ours: tuple[int, ...] = ()
-        """Of the run, as NVML lists it."""
+        """Process IDs of the run, as NVML lists them."""
         self._moments: list[Moment] = []
         self._next = 0.0
         try:
             self._nvml = Nvml()
             self._driver = self._nvml.driver
-            self._cards = self._nvml.cards()
+            self._cards = self._nvml.list_cards()
         except NvmlError as error:
             self.failure = str(error)
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the connection to the driver."""
         if self._nvml is not None:
             self._nvml.close()
             self._nvml = None
@@ -150,13 +151,13 @@ class Sampler:
         except NvmlError as error:
             self.failure = str(error)
 
-    def moment(self, name: str, facts: dict[str, Any], pid: int) -> None:
-        """The run waits at a quiet point."""
+    def record_moment(self, name: str, facts: dict[str, Any], pid: int) -> None:
+        """Sample the card while the run waits at a named point, and keep the reading."""
         device = process = None
         self._cuda_total = facts.get("cuda_total", self._cuda_total)
         if self.failure is None:
             try:
-                device, process = self._levels(name, facts, pid)
+                device, process = self._read_moment(name, facts, pid)
             except NvmlError as error:
                 self.failure = str(error)
         self._moments.append(
@@ -169,22 +170,24 @@ class Sampler:
             )
         )
 
-    def _levels(self, name: str, facts: dict[str, Any], pid: int) -> tuple[int | None, int | None]:
+    def _read_moment(
+        self, name: str, facts: dict[str, Any], pid: int
+    ) -> tuple[int | None, int | None]:
         if name == "before":
             for card in self._cards:
                 # Only the card that is used later has to answer.
                 with contextlib.suppress(NvmlError):
-                    self._before[card.uuid] = level_of(card)
+                    self._before[card.uuid] = read_level(card)
             return None, 0
         if self._watched is None:
-            self._watched = self._chosen(facts.get("uuid"), pid)
+            self._watched = self._find_card(facts.get("uuid"), pid)
         return self._take(self._watched)
 
-    def _chosen(self, uuid: str | None, pid: int) -> Watched:
-        """The card of the run, and how its process can be told from others."""
-        card = named(self._cards, uuid)
-        now, before = level_of(card), self._before.get(card.uuid)
-        found = Watched(card=card, before=before, moments=self._moments)
+    def _find_card(self, uuid: str | None, pid: int) -> CardWatch:
+        """Find the card of the run, and decide which process on it is ours."""
+        card = find_by_uuid(self._cards, uuid)
+        now, before = read_level(card), self._before.get(card.uuid)
+        found = CardWatch(card=card, before=before, moments=self._moments)
         if is_wsl():
             found.warnings.append(
                 "WSL moves GPU memory to main memory: a run that succeeds may still not fit"
@@ -203,28 +206,30 @@ class Sampler:
                 "is ours: its memory is not known"
             )
         else:
-            found.warnings.append(_why_difference(now, mine))
+            found.warnings.append(_explain_difference(now, mine))
         if before is not None and self._moments:
             self._moments[0] = Moment(name="before", device=before.memory.used, process=0)
-        found.warnings += [_shared(user) for user in users.values() if user.pid in earlier]
+        found.warnings += [
+            _describe_sharing(user) for user in users.values() if user.pid in earlier
+        ]
         return found
 
-    def _take(self, watched: Watched) -> tuple[int, int | None]:
-        now = level_of(watched.card)
+    def _take(self, watched: CardWatch) -> tuple[int, int | None]:
+        now = read_level(watched.card)
         known = set(watched.others) | set(self._ours)
         if watched.samples:
             late = (user for user in now.users or () if user.pid not in known)
-            watched.warnings += [_shared(user) for user in late]
+            watched.warnings += [_describe_sharing(user) for user in late]
         process = None
         if watched.source == "difference":
-            process = watched.grown(now, self._ours)
+            process = watched.growth(now, self._ours)
         elif watched.source != "unknown":
             process = next((u.bytes for u in now.users or () if u.pid in self._ours), None)
-        watched.take(now, process, self._ours)
+        watched.add_sample(now, process, self._ours)
         return now.memory.used, process
 
-    def figures(self) -> dict[str, Any]:
-        """Return the fields of a measurement that are NVML's, and why some are unknown."""
+    def measurement_fields(self) -> dict[str, Any]:
+        """Return the fields of a ``Measurement`` that NVML gives, and why some are unknown."""
         gpu = self.reading()
         used = gpu.peak_process if gpu is not None else None
         unknown = {}
@@ -235,29 +240,29 @@ class Sampler:
         return {"gpu": gpu, "process_used": used, "unknown": unknown}
 
     def reading(self) -> GpuReading | None:
-        """Return all that was seen; ``None``: nothing, and ``failure`` says why."""
+        """Return the record of all samples; None if no card was found (see ``failure``)."""
         if self._watched is None:
             return None
-        found = self._watched.reading(self._driver, self.interval)
+        found = self._watched.to_reading(self._driver, self.interval)
         warnings = (*found.warnings, *((self.failure,) if self.failure else ()))
         return replace(found, cuda_total=self._cuda_total, warnings=warnings)
 
 
-def named(cards: Sequence[Card], uuid: str | None) -> Card:
-    """The card that PyTorch calls by this UUID, which it writes without the prefix.
+def find_by_uuid(cards: Sequence[Card], uuid: str | None) -> Card:
+    """Find the card, or its MIG slice, by the UUID that PyTorch gives it, without the prefix.
 
-    Of a card that is cut into slices a program sees the one that it is given.
+    A program on a card that is cut into slices sees only the slice in CUDA_VISIBLE_DEVICES.
 
     Raises:
-        NvmlError: there is none, or nobody says which slice.
+        NvmlError: no card has the UUID, or the slice is unknown.
     """
     bare = (uuid or "").removeprefix("GPU-").removeprefix("MIG-")
     alike = [card for card in cards if card.uuid.split("-", 1)[-1] == bare]
     if not alike:
-        told = f"NVML knows no card with the UUID {uuid}" if uuid else "the run names no card"
-        raise NvmlError("missing", f"{told}.")
+        why = f"NVML knows no card with the UUID {uuid}" if uuid else "the run names no card"
+        raise NvmlError("missing", f"{why}.")
     card = min(alike, key=lambda card: not card.mig)
-    if not card.divided:
+    if not card.mig_enabled:
         return card
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
     slices = [one for one in cards if given.startswith("MIG-") and one.uuid.startswith(given)]
@@ -268,12 +273,12 @@ def named(cards: Sequence[Card], uuid: str | None) -> Card:
     return slices[0]
 
 
-def _shared(user: GpuProcess) -> str:
+def _describe_sharing(user: GpuProcess) -> str:
     size = format_bytes(user.bytes) if user.bytes is not None else "an unknown amount"
     return f"the GPU is shared: {user.name} (process {user.pid}) holds {size} of it"
 
 
-def _why_difference(level: Level, mine: GpuProcess | None) -> str:
+def _explain_difference(level: Level, mine: GpuProcess | None) -> str:
     if level.users is None:
         reason = "the driver lists no processes"
     elif mine is not None:

@@ -1,7 +1,7 @@
 """Runs a plan in several processes and collects the answers of all ranks.
 
-Each rank is a child as that of any run. One that fails ends the others; whatever they had said is
-kept.
+Each rank is a child process, like any measured run. A rank that fails ends the others; phases that
+they had reported are kept.
 """
 
 import tempfile
@@ -23,52 +23,52 @@ from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.records.trace import PhaseReading
 from memcalc.workload import layouts
 
-_TIME_TO_TELL = 1.0
-"""Seconds in which the others may say what went wrong, once a rank has failed."""
+_GRACE = 1.0
+"""Seconds that other ranks get to report their own errors after one has failed."""
 
 
 class Member:
-    """A rank: what it has said, and how it ended."""
+    """A rank: the phases it reported, and how it ended."""
 
     def __init__(
-        self, rank: int, world: int, device: str, said: Callable[[PhaseReading], None]
+        self, rank: int, world: int, device: str, on_phase: Callable[[PhaseReading], None]
     ) -> None:
         self.rank = rank
         self.name = f"run (rank {rank} of {world})"
         self.measurement: Measurement | None = None
         self.error: str | None = None
-        """What it said itself, or what is said of how it ended."""
+        """The error that it reported, or a sentence on how it ended."""
         self.died = False
-        """It ended without an answer of its own."""
+        """True if it ended without an answer."""
         self.deserted = False
-        """It failed because others were gone."""
+        """True if it failed because other ranks were gone."""
         self.unwanted = False
-        """It was ended because another one had failed."""
+        """True if it was ended because another rank had failed."""
         self.reached: list[PhaseReading] = []
         self.left = 0.0
-        """When it was gone or had answered, by the monotonic clock."""
+        """When it ended or answered, by the monotonic clock."""
 
-        def reached(reading: PhaseReading) -> None:
+        def keep_phase(reading: PhaseReading) -> None:
             self.reached.append(reading)
-            said(reading)
+            on_phase(reading)
 
-        self._watch = RunWatch(self.name, device, reached)
+        self._watch = RunWatch(self.name, device, keep_phase)
 
     @property
     def place(self) -> str:
-        """Where it was last heard of."""
+        """The last phase that it reported, as the end of a sentence."""
         if not self.reached:
             return " before its first phase"
         last = self.reached[-1]
         return f" after {last.phase.value} of step {last.step + 1}"
 
     def run(self, server: ForkServer, request: Request, where: dict[str, Any]) -> None:
-        """Have it train to its end.
+        """Run the rank to its end in a child process and keep its measurement.
 
         Raises:
             TimeoutError: it took too long.
             UsageError: the plan cannot be run.
-            MeasureError: the others cannot go on without it.
+            MeasureError: it failed, so the other ranks cannot go on.
         """
         try:
             module = "memcalc.measure.ranks.rank"
@@ -88,21 +88,23 @@ class Member:
             self.left = time.monotonic()
 
     def close(self) -> None:
-        """Stop reading its GPU."""
+        """Stop sampling its GPU."""
         self._watch.close()
 
 
 def measure(
-    runner: Runner, request: Request, world: int, said: Callable[[PhaseReading], None]
+    runner: Runner, request: Request, world: int, on_phase: Callable[[PhaseReading], None]
 ) -> Run:
-    """Measure one plan on several devices of this machine; the rank that needs most stands for all.
+    """Measure one plan on several devices of this machine.
+
+    The run's measurement is the one of the rank that needs most memory.
 
     Raises:
         MeasureError: no process can be started.
         UsageError: the plan cannot be run.
     """
     members = [
-        Member(rank, world, request.device, said if rank == 0 else lambda reading: None)
+        Member(rank, world, request.device, on_phase if rank == 0 else lambda reading: None)
         for rank in range(world)
     ]
     try:
@@ -114,12 +116,12 @@ def measure(
         raise wrong
     trouble = first_failure(members)
     if any(isinstance(error, TimeoutError) for error in errors):
-        trouble = took_too_long("run", request.timeout, where_they_are(members))
-    return _of_all(request.plan, members, trouble)
+        trouble = took_too_long("run", request.timeout, list_waiting_ranks(members))
+    return _combine_ranks(request.plan, members, trouble)
 
 
 def _run(runner: Runner, request: Request, members: Sequence[Member]) -> list[BaseException | None]:
-    """Run all ranks to their end; what each raised before others were ended for it."""
+    """Run all ranks; return each one's error, or None where it succeeded or was ended by us."""
     server = runner.server(request.plan)
     with (
         tempfile.TemporaryDirectory(prefix="memcalc-ranks-") as folder,
@@ -129,7 +131,7 @@ def _run(runner: Runner, request: Request, members: Sequence[Member]) -> list[Ba
         runs = [threads.submit(one.run, server, request, where) for one in members]
         try:
             wait(runs, return_when=FIRST_EXCEPTION)
-            wait(runs, timeout=_TIME_TO_TELL)
+            wait(runs, timeout=_GRACE)
             return [run.exception() if run.done() else None for run in runs]
         finally:
             left = [one for one, run in zip(members, runs, strict=True) if not run.done()]
@@ -140,7 +142,10 @@ def _run(runner: Runner, request: Request, members: Sequence[Member]) -> list[Ba
 
 
 def first_failure(members: Sequence[Member]) -> str | None:
-    """What the rank says or is said of that failed by itself; ``None``: none did."""
+    """Return the error of the rank that failed first.
+
+    Returns None if all ranks succeeded, or all ran out of memory.
+    """
     measured = [one for one in members if one.measurement is not None]
     short = [one for one in measured if one.measurement and one.measurement.out_of_memory]
     if short:
@@ -148,20 +153,20 @@ def first_failure(members: Sequence[Member]) -> str | None:
     failed = [one for one in members if one.error is not None]
     if not failed:
         return None
-    # A rank that says what went wrong beats one that just ended, and both one that lost another.
+    # Prefer a rank that reported an error, then one that just ended, to one that lost another.
     spoke = [one for one in failed if not one.died and not one.deserted]
     died = [one for one in failed if one.died]
     blamed = min(spoke or died or failed, key=lambda one: one.left)
     return f"Rank {blamed.rank} of {len(members)}{blamed.place}: {blamed.error}"
 
 
-def where_they_are(members: Sequence[Member]) -> str:
-    """Where those that are not through were last heard of."""
+def list_waiting_ranks(members: Sequence[Member]) -> str:
+    """Return the last phase of each rank that has not finished, as a list in a sentence."""
     waiting = [one for one in members if one.measurement is None]
     return ", ".join(f"rank {one.rank}{one.place}" for one in waiting) or "all ranks through"
 
 
-def _of_all(plan: Plan, members: Sequence[Member], trouble: str | None) -> Run:
+def _combine_ranks(plan: Plan, members: Sequence[Member], trouble: str | None) -> Run:
     ranks = tuple(
         Run(
             plan=replace(plan, rank=one.rank),
@@ -172,7 +177,7 @@ def _of_all(plan: Plan, members: Sequence[Member], trouble: str | None) -> Run:
         for one in members
     )
     measured = (
-        max(ranks, key=_need)
+        max(ranks, key=_memory_rank)
         if plan.rank in (None, "all")
         else ranks[layouts.chosen_rank(plan.rank, len(ranks))]
     ).measurement
@@ -181,8 +186,8 @@ def _of_all(plan: Plan, members: Sequence[Member], trouble: str | None) -> Run:
     return Run(plan=plan, measurement=measured, error=trouble, ranks=ranks)
 
 
-def _need(one: Run) -> tuple[bool, bool, tuple[int, ...]]:
-    """What orders ranks by what they need: out of memory is most, then the highest peak."""
+def _memory_rank(one: Run) -> tuple[bool, bool, tuple[int, ...]]:
+    """Return the sort key of a rank by memory: out of memory is highest, then the peak."""
     if (measured := one.measurement) is None:
         return False, False, ()
     peaks = (steady_peak(measured, rung) for rung in reversed(ALLOCATOR_RUNGS))

@@ -1,7 +1,7 @@
-"""A rank: joins the process group, then trains like a run on one device.
+"""Joins the process group as one rank, then trains like a run on one device.
 
-A request is that of any run, with its rank, how many there are, and a file through which they meet.
-One that fails because others are gone is answered by ``{"deserted": reason}``.
+A request has the fields of any run, and also its rank, the world size and the file of the process
+group's store. The answer of a rank that fails because others are gone is ``{"deserted": reason}``.
 """
 
 import os
@@ -18,18 +18,18 @@ warm = run.warm
 
 
 def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
-    """Measure a plan as one rank, as the module of a child process."""
+    """Measure a plan as one rank; the entry point of a child process."""
     try:
         _join(request)
         return run.answer({**request, "index": request["rank"]}, speaker)
     except Exception as error:
-        if _deserted(error):
+        if _comes_from_other_rank(error):
             return {"deserted": " ".join(str(error).split())[:200]}
         raise
 
 
 def _join(request: dict[str, Any]) -> None:
-    """Join the process group."""
+    """Set the environment of torchrun and join the process group."""
     rank, count = request["rank"], request["world"]
     seen = torch.cuda.device_count() if request["device"] == "cuda" else count
     if seen == 0:
@@ -38,7 +38,7 @@ def _join(request: dict[str, Any]) -> None:
         raise MeasureError(
             f"The plan is for {count} GPUs, and PyTorch sees {seen} here: type --devices {seen}."
         )
-    # As torchrun has them, for libraries that look there; nobody listens at the port.
+    # Libraries read these variables of torchrun; no process listens at the port.
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
     for name, value in (("RANK", rank), ("WORLD_SIZE", count)):
         os.environ[name] = os.environ[f"LOCAL_{name}"] = str(value)
@@ -57,14 +57,14 @@ def _join(request: dict[str, Any]) -> None:
     )
 
 
-def _deserted(error: BaseException) -> bool:
-    """Whether an error comes from the process group, and so from another rank.
+def _comes_from_other_rank(error: BaseException) -> bool:
+    """Return True if an error comes from the process group, and so from another rank.
 
     Gloo raises plain RuntimeErrors that name its own source (gloo/transport/tcp/pair.cc). Failures
     of a model's own code carry the error itself as their cause.
     """
     if error.__cause__ is not None:
-        return _deserted(error.__cause__)
+        return _comes_from_other_rank(error.__cause__)
     if isinstance(error, torch.distributed.DistError):
         return True
     return isinstance(error, RuntimeError) and "gloo/" in str(error)

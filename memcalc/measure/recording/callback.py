@@ -19,16 +19,16 @@ _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 class MemoryCallback(TrainerCallback):  # type: ignore[misc]
-    """Writes what the training cost when it ends, also when it ends out of memory.
+    """A callback that writes the memory of a training when it ends, even if it runs out of memory.
 
-    Nothing that fails in it ends the training: it is a warning, and nothing is recorded.
+    A failure inside the callback is a warning, and nothing is recorded: the training goes on.
 
     Args:
-        output: file to add the result to; ``None``: none, read ``measurement`` instead.
-        plan: fields of ``Plan`` that the Trainer's arguments do not tell, such as ``model``.
+        output: file to add the result to. With None no file is written: read ``measurement``.
+        plan: fields of ``Plan`` that are not in the Trainer's arguments, such as ``model``.
 
     Raises:
-        UsageError: ``plan`` makes no sense.
+        UsageError: ``plan`` has a wrong field or value.
     """
 
     measurement: Measurement | None = None
@@ -44,20 +44,20 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]
         self._recorder: Recorder | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin to record."""
+        """Start to record."""
         model = kwargs.get("model")
         try:
-            told = {**_plan_of(args, model), **self._plan}
-            make(told)
+            plan = {**_plan_from_arguments(args, model), **self._plan}
+            make(plan)
         except Exception as error:
-            told = self._plan
+            plan = self._plan
             warnings.warn(f"memcalc: the arguments are not understood: {error}", stacklevel=2)
-        self._recorder = Recorder(model, output=self._output, plan=told)
+        self._recorder = Recorder(model, output=self._output, plan=plan)
         self._recorder.__enter__()
         atexit.register(self._at_exit)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write what was recorded."""
+        """Stop to record and write the result."""
         self._end(None)
 
     def _at_exit(self) -> None:
@@ -72,8 +72,8 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]
             self.measurement = recorder.measurement
 
 
-def _plan_of(args: Any, model: Any) -> dict[str, Any]:
-    """What the Trainer's arguments say of the run (transformers 5.23)."""
+def _plan_from_arguments(args: Any, model: Any) -> dict[str, Any]:
+    """Return the fields of ``Plan`` in the Trainer's arguments (transformers 5.23)."""
     config = getattr(model, "config", None)
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     precision = "amp-bf16" if args.bf16 else "amp-fp16" if args.fp16 else _DTYPES.get(dtype, "fp32")

@@ -1,8 +1,8 @@
 """Records the memory of a user's training loop, in the format of ``memcalc measure``.
 
-Its phases are told as those of a simulated script are: see ``memcalc.engine.follow.phases``.
+Phases are found as in a simulated script: see ``memcalc.engine.follow.phases``.
 
-The training comes first: whatever fails here ends the recording with a warning, never the loop.
+The training comes first: a failure here ends the recording with a warning, never the loop.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from memcalc.records.measurement import Measurement, last_finished
 from memcalc.records.plan import Plan
 
 _KEPT_STEPS = 2
-"""First steps whose readings are kept; of the others, the highest and the last are."""
+"""Steps at the start whose readings are kept; later, only the highest and the last step are."""
 _MOST_STEPS = 20
-"""Steps after which a CPU run is not followed any more: PyTorch's profiler keeps every event in
-main memory."""
+"""Steps after which a CPU run is no longer recorded: PyTorch's profiler keeps every event in main
+memory."""
 
 
 class Recorder:
     """A context manager around a training loop; ``measurement`` holds the result afterwards.
 
-    Once it is made nothing raises: what goes wrong is a warning, and ``measurement`` may be
-    ``None``. A result that ``output`` cannot take is kept elsewhere, and the warning says where.
+    Only the constructor raises: later failures are warnings, and ``measurement`` may be None. A
+    result that cannot be written to ``output`` is kept elsewhere, and the warning says where.
 
     Args:
-        model: whose calls are the forward phase; ``None``: whatever module is outermost.
-        optimizer: whose steps end a step; ``None``: any.
-        output: file to add the result to; ``None``: none.
-        plan: fields of ``Plan`` that are known of the run, so that it can be estimated too.
+        model: the module whose calls are the forward phase. None means the outermost module.
+        optimizer: the optimizer whose steps are counted. None means any.
+        output: file to add the result to, or None to write no file.
+        plan: fields of ``Plan`` that describe the run, so that it can also be estimated.
 
     Raises:
-        UsageError: ``plan`` makes no sense, or ``model`` is none.
+        UsageError: ``plan`` has a wrong field or value, or ``model`` is no module.
     """
 
     measurement: Measurement | None = None
@@ -61,7 +61,7 @@ class Recorder:
     ) -> None:
         if model is not None and not isinstance(model, torch.nn.Module):
             raise UsageError("memcalc.record takes the model itself; settings go into plan={...}.")
-        # Of several processes of one training, the first one writes.
+        # Only the first process of a training writes.
         first = os.environ.get("RANK", "0") == "0"
         self._output = Path(output) if output is not None and first else None
         self._settings = dict(plan or {})
@@ -71,7 +71,7 @@ class Recorder:
                 results.append(self._output, None)
             except UsageError as error:
                 _warn(f"{error} The result will be kept elsewhere.")
-        self._seen = _SeenByUser(model, optimizer)
+        self._seen = _UserTraining(model, optimizer)
         self._only = optimizer
         self._cuda = torch.cuda.is_available()
         self._recording: Recording | None = None
@@ -86,11 +86,11 @@ class Recorder:
         self.close(error)
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the recording; an error that ended the loop is recorded if memory ran out."""
+        """End the recording; ``error`` is recorded if it says that memory ran out."""
         self._quietly(self._finish, error)
 
     def _quietly(self, act: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a function inside a user's training; a failure ends the recording."""
+        """Call a function and return its result; a failure ends the recording and returns None."""
         if self._failed:
             return None
         try:
@@ -107,12 +107,12 @@ class Recorder:
         if self._cuda:
             self._sampler = Sampler()
             if not torch.cuda.is_initialized():
-                self._sampler.moment("before", {}, os.getpid())
+                self._sampler.record_moment("before", {}, os.getpid())
         self._recording = Recording(
             "cuda" if self._cuda else "cpu",
             self._seen,
             only=self._only,
-            guard=functools.partial(_Guarded, self._quietly),
+            guard=functools.partial(_FailureGuard, self._quietly),
         )
         self._seen.recording = self._recording
         self._recording.__enter__()
@@ -123,7 +123,7 @@ class Recorder:
         if error is None:
             recording.phases.end_training()
         recording.__exit__()
-        more = self._look()
+        more = self._nvml_fields()
         readings = recording.counters.readings()
         if error is None:
             last = last_finished(readings) or 0
@@ -144,16 +144,16 @@ class Recorder:
         steps = ends[1:] if len(ends) > 2 else ends
         return (steps[-1] - steps[0]) / (len(steps) - 1) if len(steps) > 1 else None
 
-    def _look(self) -> dict[str, Any]:
-        """Return what NVML said of the GPU, as fields of a measurement."""
+    def _nvml_fields(self) -> dict[str, Any]:
+        """Return the fields of a measurement that NVML gives; on the CPU, why they are unknown."""
         if self._sampler is None:
             speed = ("seconds_per_step", "samples_per_second")
             unknown = dict.fromkeys(speed, "the profiler that reads memory slows it")
             unknown["level"] = "what was there when the recording began is not counted"
             return {"unknown": unknown}
-        self._sampler.moment("trained", process.facts(), os.getpid())
+        self._sampler.record_moment("trained", process.read_device(), os.getpid())
         self._sampler.close()
-        return self._sampler.figures()
+        return self._sampler.measurement_fields()
 
     def _plan(self) -> Plan:
         model, optimizer = self._seen.model, self._seen.optimizer
@@ -170,8 +170,8 @@ class Recorder:
             return make(known)
 
 
-class _Guarded:
-    """Stands before an object; whatever it does, it does quietly."""
+class _FailureGuard:
+    """A proxy of an object whose methods never raise."""
 
     def __init__(self, quietly: Callable[..., Any], one: Any) -> None:
         self._quietly, self._one = quietly, one
@@ -182,8 +182,8 @@ class _Guarded:
         return act
 
 
-class _SeenByUser(Seen):
-    """Facts of a training of any number of steps: not all of its phases are kept."""
+class _UserTraining(Seen):
+    """Facts about a training of any length: only some of its phases are kept."""
 
     recording: Recording
 

@@ -1,4 +1,4 @@
-"""Follows a training in this process, on a real device, and makes a measurement of it."""
+"""Records a training in this process, on a real device, and returns its measurement."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -24,17 +24,17 @@ _TRAINED = ("weights", "gradients", "state", "seconds_per_step", "samples_per_se
 
 
 class Seen(Observer):
-    """Facts that a training shows while it runs: model, optimizer, gradients, batch."""
+    """Facts about a training, found while it runs: model, optimizer, gradients, batch."""
 
     gradients: int | None = None
-    """Bytes of all gradients, as the optimizer found them last."""
+    """Bytes of all gradients at the start of the last optimizer step."""
 
     def __init__(self, model: torch.nn.Module | None = None, optimizer: Any = None) -> None:
         self.model, self.optimizer = model, optimizer
         self.shape: dict[str, int] = {}
-        """Fields of a plan that are read off batches."""
+        """Fields of a plan that are read from batches."""
         self.ends: list[float] = []
-        """When steps ended."""
+        """Times at which steps ended, in seconds of ``perf_counter``."""
 
     def meets_model(self, module: torch.nn.Module) -> None:
         """Take the first module for the model."""
@@ -42,7 +42,7 @@ class Seen(Observer):
             self.model = module
 
     def enters_model(self, args: Any) -> None:
-        """Read the batch."""
+        """Read batch size and sequence length from the model's arguments."""
         by_place = {str(place): value for place, value in enumerate(args)}
         for name, value in {**by_place, **internals.keywords_of_call()}.items():
             if isinstance(value, torch.Tensor) and value.dim() and torch.is_grad_enabled():
@@ -51,7 +51,7 @@ class Seen(Observer):
                     self.shape["seq"] = max(self.shape.get("seq", 0), value.shape[1])
 
     def enters_step(self, optimizer: Any, *, inside_backward: bool) -> None:
-        """Count the gradients before they are used."""
+        """Keep the bytes of all gradients before the optimizer uses them."""
         if hasattr(optimizer, "param_groups"):
             self.optimizer = optimizer
         # A loop's library may have replaced the parameters since the step before.
@@ -59,14 +59,14 @@ class Seen(Observer):
         self.gradients = storage_bytes(one.grad for one in (*of_model, *held_by(optimizer)))
 
     def leaves_step(self, optimizer: Any, steps: int) -> None:
-        """Take the time."""
+        """Keep the time at which the step ended on the device."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self.ends.append(perf_counter())
 
 
 class Recording(Patches):
-    """Reads the memory of a program phase by phase, from the moment that it is entered."""
+    """A context manager that records the memory of a program phase by phase."""
 
     def __init__(
         self,
@@ -77,14 +77,14 @@ class Recording(Patches):
         only: torch.optim.Optimizer | None = None,
         guard: Callable[[Any], Any] = lambda one: one,
     ) -> None:
-        """Prepare to follow what runs on a device.
+        """Prepare to record what runs on a device.
 
         Args:
             device: ``cuda`` or ``cpu``.
-            seen: learns what the program calls.
-            told: called with each phase as another begins.
-            only: the optimizer whose steps count; None: any.
-            guard: puts something around an object that is called while the program runs.
+            seen: observes what the program calls.
+            told: called with each phase when the next one begins.
+            only: the optimizer whose steps are counted. None means any.
+            guard: wraps an object that is called while the program runs.
 
         Raises:
             MeasureError: on the CPU, another profiler runs already.
@@ -114,7 +114,7 @@ class Recording(Patches):
         self.counters.end()
 
     def weigh(self, model: torch.nn.Module) -> None:
-        """Read the sizes of a model at this moment."""
+        """Keep a model's parameter count and the present bytes of its weights and buffers."""
         self.seen.model = model
         self._sizes = {
             "head": type(model).__name__,
@@ -124,15 +124,15 @@ class Recording(Patches):
         }
 
     def failure(self, error: BaseException | None) -> OutOfMemory | None:
-        """Return how memory ran out, or None if an error says something else."""
-        if error is None or not process.ran_out(error):
+        """Return the figures of an out-of-memory error, or None for any other error."""
+        if error is None or not process.is_out_of_memory(error):
             return None
         return process.read_failure(error, self.phases.step, self.phases.phase, self._refused)
 
     def measurement(
         self, plan: Plan, failure: OutOfMemory | None, seconds_per_step: float | None, **more: Any
     ) -> Measurement:
-        """Return what was read; ``more``: fields of a measurement that the caller knows."""
+        """Return the measurement of the run; ``more``: its fields that the caller knows."""
         seen, samples = self.seen, plan.batch * plan.grad_accum
         if not self._sizes and seen.model is not None:
             self.weigh(seen.model)
@@ -159,5 +159,5 @@ class Recording(Patches):
             out_of_memory=failure,
             seconds=perf_counter() - self._began,
             **{**known, "unknown": unknown | known.get("unknown", {})},
-            **process.measured(cuda=self._cuda),
+            **process.fields_of_process(cuda=self._cuda),
         )

@@ -1,7 +1,7 @@
 """Trains one plan in this process and reads its memory; as a child, it reports each phase.
 
-A request is the fields of ``Request``, answered by ``{"measurement": ...}``. Events are
-``{"phase": reading}`` and, where the run waits to be looked at, ``{"moment": name, "facts": ...,
+A request has the fields of ``Request``; the answer is ``{"measurement": ...}``. Events are
+``{"phase": reading}`` and, when the run waits for NVML to be read, ``{"moment": name, "facts": ...,
 "pid": ...}``.
 """
 
@@ -34,27 +34,27 @@ from memcalc.workload.model import report_by_name
 
 
 class Reporter:
-    """Tells the process that asked how a run goes; without a speaker it does nothing."""
+    """A sender of a run's progress to the parent process; without a speaker it sends nothing."""
 
     def __init__(self, speaker: Speaker | None = None) -> None:
         self._speaker = speaker
         self.place = ""
-        """Where the run is, as far as it is known."""
+        """The last phase that ended, as the end of a sentence."""
 
-    def said(self, reading: PhaseReading) -> None:
-        """Tell that a phase has ended."""
+    def report_phase(self, reading: PhaseReading) -> None:
+        """Tell the parent process that a phase has ended."""
         self.place = f" after {reading.phase.value} of step {reading.step + 1}"
         if self._speaker is not None:
             self._speaker.tell(phase=encode(reading))
 
-    def moment(self, name: str) -> None:
-        """Wait at a quiet point until the asker has read what it wants to read."""
+    def wait_at(self, name: str) -> None:
+        """Wait at a named point until the parent process has read the GPU's memory."""
         if self._speaker is not None:
-            self._speaker.wait(moment=name, facts=process.facts(), pid=os.getpid())
+            self._speaker.wait(moment=name, facts=process.read_device(), pid=os.getpid())
 
 
 def measure(plan: Plan, options: Options, reporter: Reporter | None = None) -> Measurement:
-    """Train for real.
+    """Train or generate as a plan says, on a real device, and return the measurement.
 
     Raises:
         MeasureError: there is no such device, or the weights cannot be loaded.
@@ -68,23 +68,23 @@ def measure(plan: Plan, options: Options, reporter: Reporter | None = None) -> M
     measurement = _measure(program, options, reporter)
     del program
     _free(options.device)
-    reporter.moment("freed")
+    reporter.wait_at("freed")
     return measurement
 
 
 def _measure(program: Program, options: Options, reporter: Reporter) -> Measurement:
-    """Run a program, and return what it took; nothing of it is left on the device."""
+    """Run a program and return its measurement."""
     recording, failure, seconds = None, None, None
     with contextlib.ExitStack() as stack:
-        reporter.moment("before")
+        reporter.wait_at("before")
         _open(options.device, options.index)
-        reporter.moment("context")
+        reporter.wait_at("context")
         if options.snapshot is not None:
-            stack.enter_context(_recorded(options.snapshot))
-        recording = Recording(options.device, Seen(), told=reporter.said)
+            stack.enter_context(_record_snapshot(options.snapshot))
+        recording = Recording(options.device, Seen(), told=reporter.report_phase)
         try:
             job = _run(program, options, recording)
-            reporter.moment("trained")
+            reporter.wait_at("trained")
             seconds = _time_step(job, max(2, options.steps - 2)) if job is not None else None
         except (RuntimeError, MemoryError) as error:
             failure = recording.failure(error)
@@ -106,8 +106,8 @@ def _measure(program: Program, options: Options, reporter: Reporter) -> Measurem
 
 
 @contextlib.contextmanager
-def _recorded(snapshot: str) -> Iterator[None]:
-    """Record what PyTorch's allocator does, and write it into a file at the end."""
+def _record_snapshot(snapshot: str) -> Iterator[None]:
+    """Record the history of PyTorch's allocator, and write the snapshot to a file at the end."""
     torch.cuda.memory._record_memory_history(max_entries=10**7, stacks="python")
     try:
         yield
@@ -117,7 +117,7 @@ def _recorded(snapshot: str) -> Iterator[None]:
 
 
 def _open(device: str, index: int) -> None:
-    """Make the CUDA context, and nothing else yet."""
+    """Create the CUDA context of a GPU; do nothing on the CPU."""
     if device == "cuda":
         torch.cuda.init()
         torch.cuda.set_device(index)
@@ -125,7 +125,10 @@ def _open(device: str, index: int) -> None:
 
 
 def _run(program: Program, options: Options, recording: Recording) -> Job | None:
-    """Load a program, and train for some steps or generate; return the job of a training."""
+    """Load a program, and train for some steps or generate.
+
+    Returns the job of a training, or None after inference.
+    """
     plan, device, phases = program.plan, options.device, recording.phases
     with recording:
         program, optimizer = programs.load(program, device, phases.begin)
@@ -143,21 +146,21 @@ def _run(program: Program, options: Options, recording: Recording) -> Job | None
 
 
 def _time_step(job: Job, steps: int) -> float:
-    """Take the time of steps without readings, which stop the device at every phase."""
+    """Return the seconds per step, without readings, which stop the device at every phase."""
     job = replace(job, plan=replace(job.plan, eval=None), restore=None)
     began = 0.0
 
     def batch() -> Any:
         nonlocal began
-        began = began or _finished(job.device)
+        began = began or _synchronized_time(job.device)
         return job.batch()
 
     loops.of(job.plan).run(replace(job, batch=batch), steps)
-    return (_finished(job.device) - began) / steps
+    return (_synchronized_time(job.device) - began) / steps
 
 
-def _finished(device: str) -> float:
-    """The time at which the device has done what it was given."""
+def _synchronized_time(device: str) -> float:
+    """Wait for the device to finish its work, and return the time in seconds."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -171,23 +174,23 @@ def _free(device: str) -> None:
             torch.cuda.empty_cache()
 
 
-_MAKE_IT_ASK = ("torchao", "flash_attn", "flash_attn_interface")
-"""Packages for which transformers (5.23) asks CUDA, or imports what does, as it is imported."""
+_CUDA_QUERYING_PACKAGES = ("torchao", "flash_attn", "flash_attn_interface")
+"""Packages that make the import of transformers (5.23) query CUDA."""
 
 
 def warm(architecture: str = "") -> None:
-    """Import what runs have in common, but nothing that asks CUDA: a fork could not use it then.
+    """Import what runs have in common, but nothing that queries CUDA: forks could not use it then.
 
-    bitsandbytes asks at once; transformers does where it finds others.
+    bitsandbytes always queries it; transformers does if certain packages are installed.
     """
-    if architecture and not any(map(importlib.util.find_spec, _MAKE_IT_ASK)):
+    if architecture and not any(map(importlib.util.find_spec, _CUDA_QUERYING_PACKAGES)):
         import transformers
 
         _ = transformers.PreTrainedModel
 
 
 def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
-    """Measure a plan, as the module of a child process."""
+    """Measure a plan; the entry point of a child process."""
     asked, reporter = decode(Request, request), Reporter(speaker)
     with report_by_name(asked.plan.model, lambda: reporter.place):
         return {"measurement": encode(measure(asked.plan, asked, reporter))}

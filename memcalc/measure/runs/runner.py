@@ -21,11 +21,11 @@ from memcalc.records.measurement import Measurement
 from memcalc.records.plan import Plan
 from memcalc.records.trace import PhaseReading
 
-_OF_THE_DEVICE = (
+_DEVICE_PREFIXES = (
     *("CUDA_", "CUBLAS_", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH_", "TRITON_"),
     "MEMCALC_",
 )
-"""How the names of variables begin that settle PyTorch and this machine's devices."""
+"""Prefixes of the environment variables that configure PyTorch and this machine's devices."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,13 +37,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     weights: bool = False
     """Load real weights instead of random ones."""
     index: int = 0
-    """Which of the GPUs that PyTorch sees."""
+    """Index of the GPU among those that PyTorch sees."""
     snapshot: str | None = None
     """File for ``torch.cuda.memory._dump_snapshot`` of the whole run."""
 
 
 class Request(Options, frozen=True, kw_only=True):
-    """One run to measure."""
+    """A run to measure."""
 
     plan: Plan
     timeout: float = 600.0
@@ -51,7 +51,7 @@ class Request(Options, frozen=True, kw_only=True):
 
 
 class Runner(contextlib.AbstractContextManager["Runner"]):
-    """Measures plans one after another, each in a child process of its own."""
+    """A runner that measures plans one after another, each in a new child process."""
 
     def __init__(self) -> None:
         self._server: ForkServer | None = None
@@ -60,20 +60,20 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
         self.close()
 
     def close(self) -> None:
-        """Leave no process behind."""
+        """End the fork server, if one was started."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
-    def measure(self, request: Request, said: Callable[[PhaseReading], None]) -> Measurement:
-        """Measure one plan.
+    def measure(self, request: Request, on_phase: Callable[[PhaseReading], None]) -> Measurement:
+        """Measure one plan; ``on_phase`` is called with each phase that ends.
 
         Raises:
-            MeasureTimeoutError: the run took too long; it is gone.
+            MeasureTimeoutError: the run took too long and was ended.
             MeasureError: the run failed, or died.
             UsageError: the plan cannot be run.
         """
-        watch = RunWatch("run", request.device, said)
+        watch = RunWatch("run", request.device, on_phase)
         try:
             server = self.server(request.plan)
             return watch.measurement(watch.ask(server, "memcalc.measure.runs.run", request))
@@ -83,66 +83,66 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
             watch.close()
 
     def server(self, plan: Plan) -> ForkServer:
-        """Return the server for a plan's run: PyTorch reads its environment as it is imported."""
-        environment = environment_of(plan)
+        """Return a fork server with the plan's environment, which PyTorch reads on import."""
+        environment = child_environment(plan)
         if self._server is None or self._server.environment != environment:
             self.close()
             self._server = ForkServer(MeasureError, environment)
         return self._server
 
 
-def environment_of(plan: Plan) -> dict[str, str]:
-    """Return the variables that a run needs, so that measurements can be repeated."""
+def child_environment(plan: Plan) -> dict[str, str]:
+    """Return the environment of a run: only the variables that it needs, to be repeatable."""
     shell = os.environ
-    device = {name: value for name, value in shell.items() if name.startswith(_OF_THE_DEVICE)}
+    device = {name: value for name, value in shell.items() if name.startswith(_DEVICE_PREFIXES)}
     kept = {**variables.composed(shell), **device}
     if plan.alloc_conf:
         kept["PYTORCH_ALLOC_CONF"] = plan.alloc_conf
     kept.setdefault("TRANSFORMERS_VERBOSITY", "error")
     kept["TOKENIZERS_PARALLELISM"] = "false"
-    # Whoever asks for a GPU while packages are imported asks NVML: no fork could use CUDA after it.
+    # Imports that look for a GPU then ask NVML: after a query of CUDA no fork could use it.
     kept["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     return kept
 
 
 class RunWatch:
-    """Follows a run in a child process: what it tells while it goes, and NVML of its GPU."""
+    """A watch over a run in a child process: its events, and NVML's samples of its GPU."""
 
-    def __init__(self, name: str, device: str, said: Callable[[PhaseReading], None]) -> None:
-        """Read what is on the GPUs; ``name``: what the run is called in sentences."""
-        self._name, self._said = name, said
+    def __init__(self, name: str, device: str, on_phase: Callable[[PhaseReading], None]) -> None:
+        """Open NVML for a run on a GPU; ``name``: the run's name in sentences."""
+        self._name, self._on_phase = name, on_phase
         self._sampler = Sampler() if device == "cuda" else None
 
     def ask(
         self, server: ForkServer, module: str, request: Request, **where: Any
     ) -> dict[str, Any]:
-        """Run a request by a job module, with its place among other processes, if any.
+        """Run a request by a job module in a child, and return the child's answer.
 
-        It raises what ``ForkServer.ask`` does.
+        ``where``: its place among other processes, if any. Raises the errors of ``ForkServer.ask``.
         """
         return server.ask(
             module,
             self._name,
             {**encode(request), **where},
             hint=(models.find(request.plan.model).model_type,),
-            heard=self._hear,
+            heard=self._handle_event,
             tick=self._sampler.tick if self._sampler is not None else lambda: None,
             interval=INTERVAL if self._sampler is not None else math.inf,
             timeout=request.timeout,
         )
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _handle_event(self, event: dict[str, Any]) -> None:
         if "phase" in event:
-            self._said(decode(PhaseReading, event["phase"]))
+            self._on_phase(decode(PhaseReading, event["phase"]))
         elif self._sampler is not None:
             # The run waits until its GPU is read.
-            self._sampler.moment(event["moment"], event["facts"], event["pid"])
+            self._sampler.record_moment(event["moment"], event["facts"], event["pid"])
 
     def measurement(self, answer: dict[str, Any]) -> Measurement:
-        """Return what the run has measured, with what NVML said.
+        """Decode the measurement in a child's answer, and add NVML's figures.
 
         Raises:
-            MeasureError: it cannot be read.
+            MeasureError: the answer cannot be read.
         """
         try:
             measured = decode(Measurement, answer["measurement"])
@@ -150,10 +150,10 @@ class RunWatch:
             raise MeasureError(f"The {self._name} sent an unreadable measurement.") from None
         if self._sampler is None:
             return measured
-        read = self._sampler.figures()
+        read = self._sampler.measurement_fields()
         return replace(measured, **{**read, "unknown": measured.unknown | read["unknown"]})
 
     def close(self) -> None:
-        """Stop reading the GPU."""
+        """Stop sampling the GPU."""
         if self._sampler is not None:
             self._sampler.close()
