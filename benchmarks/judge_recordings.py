@@ -160,12 +160,12 @@ def _run(plan: Any, multiprocessors: int, told: Connection) -> None:
     from memcalc.children.child import Breadcrumbs
     from memcalc.engine import ranks
     from memcalc.errors import MemcalcError
-    from memcalc.estimation.question import asked
+    from memcalc.estimation.question import look_up
     from memcalc.estimation.worker import SimulatedRun
     from memcalc.workload import layouts
 
     try:
-        question = asked(plan)
+        question = look_up(plan)
         target = replace(question.target, multiprocessors=multiprocessors)
         speaker: Any = types.SimpleNamespace(breadcrumbs=Breadcrumbs())
         traces = SimulatedRun(replace(question, target=target), speaker, {}).trace_ranks()

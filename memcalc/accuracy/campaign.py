@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from memcalc.catalog import gpus
 from memcalc.errors import NO_GPU, MemcalcError, UsageError
 from memcalc.estimation.estimate import answers
-from memcalc.estimation.question import code_in
+from memcalc.estimation.question import find_user_code
 from memcalc.estimation.validate import check
 from memcalc.files.results import Run
 from memcalc.measure.ranks import group
@@ -104,7 +104,7 @@ def _plan_to_estimate(run: Run, watcher: Watcher, typed: bool) -> Plan | None:
     if run.measurement is None or run.prediction is not None:
         return None
     measured, plan = run.measurement, run.measurement.plan
-    code = code_in(plan)
+    code = find_user_code(plan)
     if code is not None and not typed:
         watcher.note(f"no estimate of {code}: it is code, which a file cannot have run")
         return None

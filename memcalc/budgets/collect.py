@@ -120,10 +120,10 @@ def _estimates(runs: Sequence[BudgetedRun], question: Question) -> Iterator[Evid
 
 def _over_lengths(answer: Prediction, lengths: str, timeout: float) -> Prediction | MemcalcError:
     """Return the answer over batches of varying length."""
-    from memcalc.estimation.lengths import over_batches, varied
+    from memcalc.estimation.lengths import run_varying_lengths, with_varied_peak
 
     try:
-        return over_batches(answer, varied(answer.plan, lengths, timeout))
+        return with_varied_peak(answer, run_varying_lengths(answer.plan, lengths, timeout))
     except MemcalcError as error:
         return error
 

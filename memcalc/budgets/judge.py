@@ -161,12 +161,12 @@ def _judge_fit(budget: Budget, evidence: Evidence) -> Verdict:
     if prediction is None or prediction.fit is None:
         return _unknown(budget, "no estimate for this GPU")
     fit, spare = prediction.fit, _spare(budget, prediction.fit.capacity)
-    found = fits.with_spare(fit, prediction.context, spare)
+    found = fits.verdict_with_spare(fit, prediction.context, spare)
     reason = why(budget, evidence, None)
     if found is FitVerdict.TIGHT:
-        reason = f"{found.value}: {fits.why_tight(fit)}"
+        reason = f"{found.value}: {fits.explain_tight(fit)}"
     elif found is FitVerdict.LEAKS and prediction.growth is not None:
-        reason = f"{found.value}: {fits.growth_words(prediction.growth)}"
+        reason = f"{found.value}: {fits.describe_growth(prediction.growth)}"
     elif found is FitVerdict.DOES_NOT_FIT and fit.allowed is not None:
         reason = f"per_process_memory_fraction allows no more; {reason}"
     return Verdict(

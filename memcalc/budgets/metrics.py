@@ -1,7 +1,7 @@
 """The figures a budget can name, and where each is found in an estimate or a measurement."""
 
 from memcalc.budgets.records import Evidence, Figure
-from memcalc.estimation.fits import growth_words
+from memcalc.estimation.fits import describe_growth
 from memcalc.records.measurement import Measurement, steady_peak
 from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Prediction
@@ -68,7 +68,7 @@ def _look_up_estimate(prediction: Prediction, metric: str) -> Figure:
     rung = metric.removeprefix("peak.")
     grows = prediction.growth
     if grows is not None and grows.matters and (rung != metric or metric == grows.component):
-        return Figure(bytes=None, reason=f"{rung} has no limit: {growth_words(grows)}")
+        return Figure(bytes=None, reason=f"{rung} has no limit: {describe_growth(grows)}")
     if rung != metric:
         value: int | None = getattr(prediction.peak, rung)
         reason = prediction.unknown.get(rung, f"the estimate holds no {rung} peak")

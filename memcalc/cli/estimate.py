@@ -12,7 +12,7 @@ from memcalc.cli.output import chosen, deliver_predictions, put
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_output, write_recipe
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.estimate import advised, answers
+from memcalc.estimation.estimate import add_advice, answers
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import EMULATED
@@ -78,7 +78,7 @@ def command(
             if isinstance(answer, Prediction):
                 found.append(answer)
             else:
-                failed.append(advised(answer, plan, method))
+                failed.append(add_advice(answer, plan, method))
                 if len(plans) > 1:
                     say(f"{name_apart(plan, plans)}: {failed[-1]}")
     if not found:
@@ -114,9 +114,9 @@ def _check_lengths(lengths: str, plans: list[Plan], name: str, method: str) -> N
 
 def _replay_lengths(answer: Prediction, lengths: str) -> Prediction:
     """Replay batches of these lengths, and return the answer with what they need."""
-    from memcalc.estimation.lengths import varied
+    from memcalc.estimation.lengths import run_varying_lengths
     from memcalc.records.trace import EQUAL_LENGTHS
 
     with progress(f"replaying batches of {lengths}"):
         told = tuple(one for one in answer.assumptions if not one.startswith(EQUAL_LENGTHS))
-        return replace(answer, varied=varied(answer.plan, lengths), assumptions=told)
+        return replace(answer, varied=run_varying_lengths(answer.plan, lengths), assumptions=told)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from memcalc.errors import UsageError
 from memcalc.estimation.kept import Traced
-from memcalc.estimation.question import code_in
+from memcalc.estimation.question import find_user_code
 from memcalc.files import artifact, cache
 from memcalc.files.results import predictions, with_traces
 from memcalc.records.plan import Plan
@@ -82,7 +82,9 @@ def plans_in(data: dict[str, Any], path: Path, verb: str) -> list[Plan]:
         UsageError: it is damaged, or names code, which is not run for a file.
     """
     plans = [found.plan for found in predictions(data, path)]
-    code = next((code_in(plan) for plan in plans if not plan.command and code_in(plan)), None)
+    code = next(
+        (find_user_code(plan) for plan in plans if not plan.command and find_user_code(plan)), None
+    )
     if code is not None:
         raise UsageError(f"{path} names {code}, which is code: type memcalc {verb} {code} itself.")
     return plans

@@ -3,7 +3,7 @@
 Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"
 (arXiv 2205.05198), equations 1 and 2: a block with 16-bit activations and dropout keeps
 ``sbh (34 + 5 as/h)`` bytes for backward. Here the same terms, counted by tensor, so that other
-widths, gated MLPs, grouped heads and kernels that never store the s x s scores can be told apart.
+widths, gated MLPs, grouped heads and kernels that never store the s x s scores are covered.
 
 Legend: b batch, s tokens, h hidden, f width of the MLP, a heads, g key-value heads, d head size,
 L layers, V vocabulary.
@@ -43,27 +43,27 @@ class Blocks(msgspec.Struct, frozen=True, kw_only=True):
     dropout: bool
     gated: bool
     unfused: bool
-    """The MLP's activation keeps what each of its single operations needs."""
+    """True if the MLP's activation runs as single operations, each of which saves its inputs."""
     cached: bool
-    """A causal model that returns its keys and values unless it is told not to."""
+    """True for a causal model that returns keys and values by default."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """How the blocks are run."""
+    """The settings under which the blocks run."""
 
     batch: int
     seq: int
     element: int
     """Bytes of the activations that matrix products read."""
     stored_scores: bool
-    """The s x s attention scores are kept (eager attention)."""
+    """True if the s x s attention scores are kept (eager attention)."""
     checkpointing: bool
     logits: bool
-    """A language-model head and its loss run over every token."""
+    """True if a language-model head and its loss run over every token."""
 
 
 def read_blocks(config: Mapping[str, Any]) -> Blocks | None:
-    """Find the sizes in a config; ``None`` where there is no closed form for the architecture."""
+    """Read the sizes in a config; return None if its architecture has no closed form."""
     model_type = config.get("model_type")
     if model_type not in _GATED and model_type not in _UNGATED:
         return None
@@ -101,8 +101,8 @@ def _first(config: Mapping[str, Any], *keys: str) -> int | None:
     return None
 
 
-def saved(blocks: Blocks, setting: Setting) -> int:
-    """Bytes kept for backward at the end of forward, logits and loss included."""
+def activation_bytes(blocks: Blocks, setting: Setting) -> int:
+    """Return the bytes saved for backward at the end of forward, with logits and loss."""
     if setting.checkpointing:
         inside = _layer(blocks, setting)
         tokens = setting.batch * setting.seq
@@ -133,23 +133,23 @@ def _layer(blocks: Blocks, setting: Setting) -> int:
 
 
 def head(blocks: Blocks, setting: Setting) -> int:
-    """Logits, their fp32 copy where they are in half precision, and the log-softmax in fp32."""
+    """Return the bytes of logits, of their fp32 copy if they are 16-bit, and of the log-softmax."""
     copy = 1 if setting.element < _FLOAT else 0
     return logits(blocks, setting) + (1 + copy) * _float_logits(blocks, setting)
 
 
 def logits(blocks: Blocks, setting: Setting) -> int:
-    """Bytes of the scores over the vocabulary, as the model returns them."""
+    """Return the bytes of the scores over the vocabulary, in the model's dtype."""
     return setting.batch * setting.seq * blocks.vocabulary * setting.element
 
 
 def loss_gradient(blocks: Blocks, setting: Setting) -> int:
-    """Bytes of the first gradient of backward: of the logits, in fp32, beside all that is saved."""
+    """Return the bytes of backward's first gradient: of the logits, in fp32."""
     return _float_logits(blocks, setting) if setting.logits else 0
 
 
 def outputs(blocks: Blocks, setting: Setting) -> int:
-    """Bytes of what a language model returns: logits, and keys and values (``use_cache``)."""
+    """Return the bytes of a language model's outputs: logits, keys and values (``use_cache``)."""
     if not setting.logits:
         return 0
     cached = blocks.cached and not setting.checkpointing

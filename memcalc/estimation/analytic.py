@@ -1,4 +1,4 @@
-"""A prediction from closed forms alone: weights, gradients, states exact, the rest by formula."""
+"""Predicts from closed forms alone: weights, gradients, states exact, the rest by formula."""
 
 import fnmatch
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from memcalc.estimation.activations import (
     NO_FORM,
     NO_FORM_ADAPTERS,
     Setting,
+    activation_bytes,
     loss_gradient,
     outputs,
     read_blocks,
-    saved,
 )
-from memcalc.estimation.described import described, is_whole
-from memcalc.estimation.fits import Device, device_of, hopeless
+from memcalc.estimation.base_prediction import build_prediction, is_whole
+from memcalc.estimation.fits import Device, cannot_fit, make_device
 from memcalc.records.model import Inventory, OptimizerState, Parameter, Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import PhasePeak, Prediction
@@ -42,20 +42,20 @@ _LIST_TEMPORARIES = {"adadelta": 1, "adagrad": 2}
 """Whole lists of temporaries that a foreach step holds; one for the rest (torch/optim, 2.13)."""
 
 
-class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run over one micro-batch keeps, in bytes; zero where ``unknown`` says why."""
+class ActivationBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that a run over one micro-batch keeps; all 0 if ``unknown`` gives a reason."""
 
     seq: int | None
     activations: int = 0
     """Saved for backward when forward ends."""
     loss_gradient: int = 0
     outputs: int = 0
-    """Returned by the model; where the loop keeps them, until the next forward has ended."""
+    """Returned by the model; a loop may keep them until the next forward has ended."""
     unknown: str = ""
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not depend on the batch, in bytes."""
+class FixedBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes that do not depend on the batch."""
 
     weights: int
     buffers: int
@@ -74,7 +74,7 @@ def estimate(
     """Predict without running any code, for tensors in the plan's precision.
 
     Raises:
-        UsageError: no model has the numbers of the config.
+        UsageError: the sizes in the config contradict each other.
     """
     if source.config is not None and (why := dimensions.refusal(source.config, source.name)):
         raise UsageError(why)
@@ -82,18 +82,18 @@ def estimate(
     in_backward = plan.optim_in_backward or choice.row.in_backward
     together = [max(inventory.trainable, key=lambda p: p.numel)] if in_backward else None
     updated = together or list(inventory.trainable)
-    kept = Kept(
+    kept = FixedBytes(
         weights=sum(p.bytes for p in inventory.parameters),
         buffers=sum(t.bytes for t in inventory.tensors if t.buffer),
         states=state.total(Place.DEVICE),
         gradients=sum(p.bytes for p in updated),
     )
-    live = _live(plan, source, inventory)
+    live = _activation_bytes(plan, source, inventory)
     levels, parts = _phases(plan, live, kept=kept, scratch=_step_temporaries(choice, updated))
     top = max(levels, key=levels.__getitem__)
-    # The one verdict that needs no replay: what is held for certain is more than the GPU has.
-    device = device_of(gpu) if gpu is not None else None
-    fit = hopeless(sum(astuple(kept)), device) if device is not None else None
+    # This verdict needs no replay: the bytes that every step holds exceed the GPU.
+    device = make_device(gpu) if gpu is not None else None
+    fit = cannot_fit(sum(astuple(kept)), device) if device is not None else None
     assumptions: tuple[str, ...] = (
         f"{plan.batch} x {live.seq} tokens",
         "activations by the closed form of Korthikanti et al. 2022, adapted",
@@ -102,21 +102,23 @@ def estimate(
         assumptions = (f"activations are left out of every figure: {live.unknown}",)
     phases = [PhasePeak(phase=phase, requested=level) for phase, level in levels.items()]
     return replace(
-        described(plan, inventory, choice, state, phases, parts[top], "analytic"),
+        build_prediction(plan, inventory, choice, state, phases, parts[top], "analytic"),
         config=source.digest,
         seq=live.seq,
         gradients=kept.gradients,
         fit=replace(fit, metric="requested") if fit is not None else None,
         assumptions=assumptions,
         uncounted=(*_UNCOUNTED[: None if plan.eval else -1], *plan.unread),
-        unknown=_unknown(live, None if fit is not None else device, kept, levels[top]),
+        unknown=_unknown_reasons(live, None if fit is not None else device, kept, levels[top]),
     )
 
 
-def _unknown(live: Live, device: Device | None, kept: Kept, peak: int) -> dict[str, str]:
-    """Return why closed forms cannot tell some figures.
+def _unknown_reasons(
+    live: ActivationBytes, device: Device | None, kept: FixedBytes, peak: int
+) -> dict[str, str]:
+    """Return the reason of each unknown figure, by its name.
 
-    ``device``: where a run may fit; ``None``: none was named, or it surely does not.
+    ``device``: the GPU to fit; None if none was named, or the run certainly does not fit.
     """
     reason = "the analytic method does not replay the allocator; use --method trace"
     unknown = dict.fromkeys(("allocated", "reserved", "process_used"), reason)
@@ -134,7 +136,7 @@ def _unknown(live: Live, device: Device | None, kept: Kept, peak: int) -> dict[s
 
 
 def _phases(
-    plan: Plan, live: Live, *, kept: Kept, scratch: int
+    plan: Plan, live: ActivationBytes, *, kept: FixedBytes, scratch: int
 ) -> tuple[dict[Phase, int], dict[Phase, dict[Component, int]]]:
     """Return the peak and the components of each phase of the steady step.
 
@@ -167,11 +169,13 @@ def _phases(
     return {phase: sum(part.values()) for phase, part in parts.items()}, parts
 
 
-def _live(plan: Plan, source: ModelSource, inventory: Inventory) -> Live:
+def _activation_bytes(plan: Plan, source: ModelSource, inventory: Inventory) -> ActivationBytes:
     config = source.config or {}
     blocks = read_blocks(config) if plan.adapters is None else None
     if blocks is None:
-        return Live(seq=plan.seq, unknown=NO_FORM if plan.adapters is None else NO_FORM_ADAPTERS)
+        return ActivationBytes(
+            seq=plan.seq, unknown=NO_FORM if plan.adapters is None else NO_FORM_ADAPTERS
+        )
     seq = plan.seq if plan.seq is not None else lengths(config).default
     setting = Setting(
         batch=plan.batch,
@@ -186,9 +190,9 @@ def _live(plan: Plan, source: ModelSource, inventory: Inventory) -> Live:
     # autocast_mode.cpp, ``cached_cast``, 2.13).
     read = [p for p in inventory.trainable if p.module in ("Linear", "Conv1D")]
     copies = sum(2 * p.numel for p in read) if plan.precision.startswith("amp") else 0
-    return Live(
+    return ActivationBytes(
         seq=seq,
-        activations=saved(blocks, setting) + copies,
+        activations=activation_bytes(blocks, setting) + copies,
         loss_gradient=loss_gradient(blocks, setting),
         outputs=outputs(blocks, setting),
     )
@@ -205,11 +209,11 @@ def _step_temporaries(choice: Choice, updated: Sequence[Parameter]) -> int:
 
 
 def least(plan: Plan, inventory: Inventory) -> int:
-    """Return the bytes that every step holds when backward ends.
+    """Return a lower bound of the bytes that every step holds when backward ends.
 
-    Weights and optimizer state, and all gradients unless each is used inside backward. Beside
-    adapters only the weights that they adapt count. Over GPUs it is the mean of what they divide,
-    which the fullest holds at least; nothing where shards wait in host memory.
+    It counts weights, optimizer state, and all gradients unless each is used inside backward; with
+    adapters, only the weights that they adapt. Over GPUs it is the mean of their shares, because
+    the fullest GPU holds at least the mean. It is 0 if shards wait in host memory.
 
     Raises:
         MemcalcError: the optimizer has no closed form, or nothing is left to train.
@@ -220,7 +224,7 @@ def least(plan: Plan, inventory: Inventory) -> int:
         return 0
     shards = spread.shards if divided else 1
     # Adapters leave the weights around them in the plan's precision.
-    planned = as_planned(inventory, replace(plan, lora=None))
+    planned = apply_precision(inventory, replace(plan, lora=None))
     weights = sum(parameter.bytes for parameter in planned.parameters)
     if plan.adapters is not None:
         return weights // shards
@@ -231,10 +235,10 @@ def least(plan: Plan, inventory: Inventory) -> int:
     return (weights + gradients + state) // shards
 
 
-def as_planned(inventory: Inventory, plan: Plan) -> Inventory:
-    """Return the inventory in the plan's precision, frozen as planned; buffers change dtype too.
+def apply_precision(inventory: Inventory, plan: Plan) -> Inventory:
+    """Return the inventory with the plan's precision and frozen parameters; buffers change too.
 
-    That of a model with adapters is in its precision already: peft widens some of them.
+    With adapters the precision stays: the inventory has it already, and peft widens some tensors.
 
     Raises:
         UsageError: a pattern matches no parameter, or nothing is left to train.
@@ -246,7 +250,7 @@ def as_planned(inventory: Inventory, plan: Plan) -> Inventory:
         if not any(fnmatch.fnmatch(p.name, pattern) for p in inventory.parameters):
             raise UsageError(f"--freeze {pattern!r} matches no parameter: try '*embeddings*'.")
 
-    def as_it_is_planned(tensor: Parameter) -> Parameter:
+    def apply_to_tensor(tensor: Parameter) -> Parameter:
         frozen = any(fnmatch.fnmatch(tensor.name, pattern) for pattern in plan.freeze)
         floating = tensor.dtype in ("float32", "float16", "bfloat16")
         wanted = dtype if dtype is not None and floating else tensor.dtype
@@ -254,7 +258,7 @@ def as_planned(inventory: Inventory, plan: Plan) -> Inventory:
             return tensor
         return replace(tensor, dtype=wanted, trainable=tensor.trainable and not frozen)
 
-    planned = replace(inventory, tensors=tuple(map(as_it_is_planned, inventory.tensors)))
+    planned = replace(inventory, tensors=tuple(map(apply_to_tensor, inventory.tensors)))
     if not planned.trainable:
         raise UsageError("Nothing is left to train: freeze fewer parameters.")
     return planned

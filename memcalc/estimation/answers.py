@@ -1,4 +1,4 @@
-"""Answers plans: from the cache, or by runs side by side within the machine's memory."""
+"""Answers plans from the cache, or by parallel runs within the machine's memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memcalc.catalog.plan import to_simulate
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation import kept
 from memcalc.estimation.kept import Traced
-from memcalc.estimation.question import canonical, code_in
+from memcalc.estimation.question import canonical, find_user_code
 from memcalc.estimation.validate import Checked, check
 from memcalc.files import cache
 from memcalc.records.plan import Plan
@@ -27,21 +27,21 @@ from memcalc.records.prediction import Prediction
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from memcalc.estimation.engine import Engine, Judged
+    from memcalc.estimation.engine import Engine, JudgedRun
     from memcalc.estimation.fits import Device
 
 Answer = Prediction | MemcalcError
 T = TypeVar("T")
 U = TypeVar("U")
 RUN_BYTES = 1 << 30
-"""Room that one run is given: 0.4 GB were seen with PyTorch's CPU build, more with CUDA's."""
+"""Main memory to allow for each run, in bytes: PyTorch's CPU build took 0.4 GB, CUDA's more."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 class Answers:
-    """Answers plans; what to ask next may depend on answers. Threads may share it.
+    """A source of answers to plans; the next plan may depend on them. Threads may share it.
 
-    Answers are kept in the cache's folder, and traces where they were asked for.
+    Answers are kept in the cache's folder, and also traces if they were requested.
     """
 
     def __init__(
@@ -54,12 +54,15 @@ class Answers:
         saved: Sequence[Traced] = (),
         timeout: float = math.inf,
     ) -> None:
-        """Start nothing yet; ``workers``: the most runs at once, ``None``: as many as have room.
+        """Keep the settings; no run starts yet.
 
-        ``counted``: answers say how many operations a step takes, which costs one step more.
-        ``figures``: of answers the ladder is enough, which saves half of a run.
-        ``saved``: runs of commands, which are never run again without being asked for.
-        ``timeout``: seconds after which a run is ended.
+        Args:
+            use_cache: read answers from the cache and write them there.
+            workers: the most runs at once. With None the machine's memory decides.
+            counted: answers have the operations of a step, which takes one step more.
+            figures: answers need only the peaks of the ladder, which halves the time of a run.
+            saved: traced runs of commands; a command is never run again here.
+            timeout: seconds after which a run is ended.
         """
         self._timeout = timeout
         self._use_cache = use_cache
@@ -80,23 +83,23 @@ class Answers:
 
     def predict(self, plans: Sequence[Plan]) -> Iterator[Answer]:
         """Answer plans in order; a plan that fails yields its error and the rest go on."""
-        return map(self._add_notes, plans, cast(Iterator[Answer], self._each(plans, ())))
+        return map(self._add_notes, plans, cast(Iterator[Answer], self._answer_each(plans, ())))
 
     def trace(self, plan: Plan) -> Traced:
-        """Trace one plan and keep its events, or find them in the cache.
+        """Return the prediction and events of one plan, from the cache or by a run.
 
         Raises:
             MemcalcError: it cannot be traced.
         """
-        return self.trace_beside(plan, ())[0]
+        return self.trace_with(plan, ())[0]
 
-    def trace_beside(self, plan: Plan, others: Sequence[Plan]) -> tuple[Traced, Iterator[Answer]]:
-        """Trace one plan, as ``trace`` does, while others are answered side by side with it.
+    def trace_with(self, plan: Plan, others: Sequence[Plan]) -> tuple[Traced, Iterator[Answer]]:
+        """Trace one plan, and answer others in parallel with it.
 
         Raises:
-            MemcalcError: it cannot be traced.
+            MemcalcError: the first plan cannot be traced; other plans yield their errors.
         """
-        found = self._each([plan, *others], [plan])
+        found = self._answer_each([plan, *others], [plan])
         traced = next(found)
         if isinstance(traced, MemcalcError):
             raise traced
@@ -104,39 +107,39 @@ class Answers:
         return traced, map(self._add_notes, others, cast(Iterator[Answer], found))
 
     def traces(self, plans: Sequence[Plan]) -> Iterator[Traced | MemcalcError]:
-        """Trace several plans, in order, side by side; what fails yields its error."""
-        return cast(Iterator[Traced | MemcalcError], self._each(plans, plans))
+        """Trace several plans in parallel, in order; a plan that fails yields its error."""
+        return cast(Iterator[Traced | MemcalcError], self._answer_each(plans, plans))
 
-    def side_by_side(self, function: Callable[[T], U], items: Sequence[T]) -> Iterator[U]:
-        """Call a function that asks for each item, as many at once as have room; keep the order.
+    def map_parallel(self, function: Callable[[T], U], items: Sequence[T]) -> Iterator[U]:
+        """Call a function for each item in up to ``workers`` threads; yield results in order.
 
-        Each result comes as soon as it is known; what a call raises is raised in its place. Nothing
-        more is asked when nobody takes results any more.
+        An error of a call is raised in its place. No more calls start once the caller stops taking
+        results.
         """
         if min(self.workers, len(items)) <= 1:
             yield from map(function, items)
             return
-        with self._started(function, items) as results:
+        with self._start_threads(function, items) as results:
             for result in results:
                 yield result.result()
 
-    def as_known(self, jobs: Sequence[Callable[[], T]]) -> Iterator[T]:
-        """Call functions that ask, as ``side_by_side`` does; yield each result once it is known."""
+    def iterate_results(self, jobs: Sequence[Callable[[], T]]) -> Iterator[T]:
+        """Call functions in up to ``workers`` threads; yield each result once it is known."""
         if min(self.workers, len(jobs)) <= 1:
             yield from (job() for job in jobs)
             return
         from concurrent.futures import as_completed
 
-        with self._started(lambda job: job(), jobs) as results:
+        with self._start_threads(lambda job: job(), jobs) as results:
             for result in as_completed(results):
                 yield result.result()
 
     @contextlib.contextmanager
-    def _started(
+    def _start_threads(
         self, function: Callable[[T], U], items: Sequence[T]
     ) -> Iterator[Sequence[Future[U]]]:
-        """Call a function for each item in threads, and give what will be its results."""
-        # Imported here, for an answer that is known has no need of it.
+        """Start threads that call a function for each item; yield the futures of the results."""
+        # Imported here: an answer from the cache does not need it.
         from concurrent.futures import Future
 
         results: list[Future[U]] = [Future() for _ in items]
@@ -150,7 +153,7 @@ class Answers:
                     return
                 try:
                     result.set_result(function(item))
-                except BaseException as error:  # Whoever waits for it must hear of it.
+                except BaseException as error:  # It is raised where the result is read.
                     result.set_exception(error)
 
         for _ in range(min(self.workers, len(items))):
@@ -160,28 +163,32 @@ class Answers:
             yield results
         except (KeyboardInterrupt, SystemExit):
             waiting.clear()  # before the runs that end here make room for others
-            _engine().close()
+            _import_engine().close()
             raise
         finally:
             waiting.clear()
 
-    def judge(self, plan: Plan, devices: Sequence[Device], lengths: Sequence[int] = ()) -> Judged:
-        """Run one plan, over batches of these lengths if any, and see which devices it fits.
+    def judge(
+        self, plan: Plan, devices: Sequence[Device], lengths: Sequence[int] = ()
+    ) -> JudgedRun:
+        """Run one plan, over batches of these lengths if any; return its peaks and fit by device.
 
         Raises:
             MemcalcError: it cannot be answered.
         """
         with self._turn:
-            return _engine().judge(plan, devices, lengths, timeout=self._timeout)
+            return _import_engine().judge(plan, devices, lengths, timeout=self._timeout)
 
-    def _each(self, plans: Sequence[Plan], traced: Collection[Plan]) -> Iterator[Traced | Answer]:
+    def _answer_each(
+        self, plans: Sequence[Plan], traced: Collection[Plan]
+    ) -> Iterator[Traced | Answer]:
         """Answer each plan from the cache, or run it and cache the answer.
 
-        ``traced``: those of the plans whose events are asked for.
+        ``traced``: the plans whose events are requested too.
         """
-        known = {one: self._load_traced(one) if one in traced else self._load(one) for one in plans}
+        known = {one: self._load_trace(one) if one in traced else self._load(one) for one in plans}
         missing = [plan for plan, found in known.items() if found is None]
-        runs = self.side_by_side(lambda plan: self._run(plan, plan in traced), missing)
+        runs = self.map_parallel(lambda plan: self._run(plan, plan in traced), missing)
         fresh = zip(missing, runs, strict=True)
         for plan in plans:
             while (found := known[plan]) is None:
@@ -194,7 +201,7 @@ class Answers:
         try:
             with self._turn:
                 if traced:
-                    return _engine().trace(plan, timeout=self._timeout)
+                    return _import_engine().trace(plan, timeout=self._timeout)
                 if plan.engine is not None and isinstance(checked, Checked):
                     from memcalc.estimation.serving import exact
 
@@ -202,7 +209,7 @@ class Answers:
                     if found is not None:
                         return found
                 how = {"counted": self._counted, "figures": self._figures}
-                return _engine().predict(plan, timeout=self._timeout, **how)
+                return _import_engine().predict(plan, timeout=self._timeout, **how)
         except MemcalcError as error:
             return error
         except OSError as error:
@@ -218,7 +225,7 @@ class Answers:
         return replace(answer, assumptions=assumed, uncounted=missed)
 
     def _load(self, plan: Plan) -> Answer | None:
-        """Return the answer that the cache holds of a plan, or what is wrong with it."""
+        """Return the cached answer of a plan, its error if it is refused, or None."""
         checked = self._check(plan)
         if isinstance(checked, MemcalcError):
             return checked
@@ -227,17 +234,20 @@ class Answers:
             found = kept.load(self._key(plan, "figures"), plan)
         return None if self._counted and found is not None and found.flops is None else found
 
-    def _load_traced(self, plan: Plan) -> Traced | MemcalcError | None:
-        """Return the same with the events; of a command, those of when it last ran."""
+    def _load_trace(self, plan: Plan) -> Traced | MemcalcError | None:
+        """Return the cached answer of a plan with its events, its error, or None.
+
+        The events of a command are from its last run.
+        """
         if plan.command:
             run = to_simulate(plan, "-o run.json ")
             gone = EstimateError(f"the command's trace is no longer kept: type {run}")
-            known = kept.load_traced(kept.simulated_key(plan), plan)
+            known = kept.load_trace(kept.simulated_key(plan), plan)
             return self._saved.get(plan) or known or gone
         checked = self._check(plan)
         if isinstance(checked, MemcalcError):
             return checked
-        return kept.load_traced(self._key(plan), plan)
+        return kept.load_trace(self._key(plan), plan)
 
     def _store(self, plan: Plan, answer: object) -> None:
         whole = isinstance(answer, Traced) or not self._figures
@@ -246,7 +256,7 @@ class Answers:
             kept.store(key, answer)
 
     def _check(self, plan: Plan) -> Checked | MemcalcError:
-        """Return what a plan names, or why it is refused; found once."""
+        """Return the checked plan, or the error that refuses it; each plan is checked once."""
         if plan not in self._checked:
             try:
                 self._checked[plan] = check(plan)
@@ -255,12 +265,12 @@ class Answers:
         return self._checked[plan]
 
     def _key(self, plan: Plan, kind: str = "trace") -> str | None:
-        """Return a plan's key in the cache, or None if it is not kept there."""
+        """Return a plan's key in the cache, or None if its answer is not cached."""
         checked = self._check(plan)
         if isinstance(checked, MemcalcError) or not self._use_cache:
             return None
         config = checked.source.config
-        if config is None or code_in(plan) is not None:
+        if config is None or find_user_code(plan) is not None:
             return None
         if plan.engine is not None:
             from memcalc.estimation.serving import exact
@@ -269,8 +279,8 @@ class Answers:
         return cache.key(canonical(plan), config, kind)
 
 
-def _engine() -> Engine:
-    """Return the engine; imported here, for an answer that is known asks nobody."""
+def _import_engine() -> Engine:
+    """Return the engine, imported at its first use: a cached answer does not need it."""
     from memcalc.estimation.engine import engine
 
     return engine
@@ -285,12 +295,12 @@ def free_memory() -> int:
     """Return the bytes that new processes may take, of the machine or a container with less."""
     import psutil
 
-    left = _left_in_container()
+    left = _container_memory()
     available: int = psutil.virtual_memory().available
     return available if left is None else min(available, left)
 
 
-def _left_in_container() -> int | None:
+def _container_memory() -> int | None:
     try:
         limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
         return limit - int((_CGROUP / "memory.current").read_text(encoding="ascii"))

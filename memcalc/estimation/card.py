@@ -1,4 +1,4 @@
-"""The memory of a simulated GPU that a process finds."""
+"""The memory of a simulated GPU that a process sees."""
 
 from typing import NamedTuple
 
@@ -11,19 +11,19 @@ class Card(NamedTuple):
     """The memory of a simulated GPU, in bytes."""
 
     kept: int
-    """The driver's own, which NVML counts and CUDA does not offer."""
+    """Bytes of the driver, which NVML counts and CUDA does not offer."""
     outside: int
-    """Held by the process outside the allocator."""
+    """Bytes that the process holds outside the allocator."""
     room: int
-    """Free for the allocator."""
+    """Bytes free for the allocator."""
 
     def variables(self) -> dict[str, str]:
-        """Return the settings of the stub driver for it."""
+        """Return the environment variables that give the stub driver these sizes."""
         return {"MEMCALC_STUB_KEPT": str(self.kept), "MEMCALC_STUB_OUTSIDE": str(self.outside)}
 
 
-def card_of(gpu: Gpu | None) -> Card:
-    """Return the memory of a GPU; ``None``: one on which nothing is ever full."""
+def card_memory(gpu: Gpu | None) -> Card:
+    """Return the memory of a GPU; without a GPU, of one that is never full."""
     context = contexts.ranges(gpu).total
     outside = context.likely if context.likely is not None else context.low
     if gpu is None:

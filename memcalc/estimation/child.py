@@ -1,8 +1,8 @@
 """The estimating child: opens the stub driver before importing PyTorch, then answers.
 
-``{"plan": ...}`` is answered by ``{"prediction": ...}``, with ``"keep": true`` also by its
-``"trace"``, packed; with ``"devices": [...]`` by ``{"judged": ...}``, and ``"inventory": true`` by
-``{"inventory": ...}``, for which nothing is run.
+The answer to ``{"plan": ...}`` is ``{"prediction": ...}``, with ``"keep": true`` also its packed
+``"trace"``. With ``"devices": [...]`` it is ``{"judged": ...}``, and with ``"inventory": true``,
+for which nothing is run, ``{"inventory": ...}``.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ if TYPE_CHECKING:
     from memcalc.children.child import Speaker
 
 _BETWEEN_COLLECTIONS = 100_000
-"""Objects that are made before Python looks for garbage: reading a history makes as many, and
-looking through them again and again takes a tenth of the time."""
+"""New objects before Python collects garbage. Reading a history makes as many, and at Python's
+default the collector would take a tenth of the time."""
 
 
 def warm(*hint: str) -> None:
-    """Import what runs of an architecture have in common."""
+    """Open the stub driver and import what runs of an architecture have in common."""
     driver.open_here()
     importlib.import_module("memcalc.estimation.worker").warm(*hint)
 
 
 def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
-    """Answer a request."""
+    """Open the stub driver and answer a request; the entry point of a child process."""
     driver.open_here()
     gc.set_threshold(_BETWEEN_COLLECTIONS)
-    said: dict[str, Any] = importlib.import_module("memcalc.estimation.worker").answer(
-        request, speaker
-    )
-    return said
+    worker = importlib.import_module("memcalc.estimation.worker")
+    found: dict[str, Any] = worker.answer(request, speaker)
+    return found

@@ -1,4 +1,4 @@
-"""Asks forks of warm processes to run plans over the stub driver."""
+"""Runs plans over the stub driver, in forks of warm processes."""
 
 import atexit
 import contextlib
@@ -20,7 +20,7 @@ from memcalc.engine import driver, environment, replay, simulated_gpu
 from memcalc.errors import EstimateError, took_too_long
 from memcalc.estimation.fits import Device
 from memcalc.estimation.kept import Traced
-from memcalc.estimation.question import asked, code_in
+from memcalc.estimation.question import find_user_code, look_up
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.levels import Levels
@@ -34,75 +34,75 @@ T = TypeVar("T")
 JOB = "memcalc.estimation.child"
 """The job module that runs plans."""
 RUN = "simulated run"
-"""What a fork that runs a plan is called in sentences."""
+"""The name in sentences of a fork that runs a plan."""
 KIND = "-engine"
 """The kind of fork server that has opened the stub driver."""
 _IDLE = 300.0
-"""Seconds after which fork servers that nobody asks are ended."""
+"""Seconds after which idle fork servers are ended."""
 _KEPT = 3
-"""Fork servers that are kept for who asks next; one takes 0.4 GB."""
-_OF_LOOPS = {"trainer": ("peft", "transformers.trainer"), "accelerate": ("accelerate",)}
-"""What loops import, and with it bitsandbytes."""
+"""Idle fork servers that are kept for the next question; each takes 0.4 GB."""
+_LOOP_MODULES = {"trainer": ("peft", "transformers.trainer"), "accelerate": ("accelerate",)}
+"""Modules that training loops import, with bitsandbytes."""
 _ENVIRONMENT = {
-    # Whoever asks for a GPU while packages are imported asks NVML, and not CUDA.
+    # Imports that look for a GPU then ask NVML, and not CUDA.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
 
 
-class Judged(msgspec.Struct, frozen=True, kw_only=True):
+class JudgedRun(msgspec.Struct, frozen=True, kw_only=True):
     """The highest levels of one run, and whether it fits each of some devices."""
 
     peaks: Levels
     """In bytes."""
     fits: tuple[Fit, ...]
     seq: int | None
-    """Tokens per sample that were settled on; ``None``: the model takes no tokens."""
+    """Tokens per sample of the run, or None if the model takes no tokens."""
     assumptions: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
 
 
 class Releases(NamedTuple):
-    """What a fork server has loaded, and for what."""
+    """The releases and code that a fork server has loaded."""
 
     torch: str | None = None
-    """Release; ``None``: the installed one."""
+    """Release, or None for the installed one."""
     transformers: str | None = None
     users_code: bool = False
-    """Code of the user's own, which finds the shell's own variables."""
+    """True for the user's own code, which gets all variables of the shell."""
     flash_attn: bool = False
-    """It asks for flash-attn, for which its process may have a stand-in."""
+    """True if flash-attn is used, for which the process may have a stand-in."""
 
     @staticmethod
-    def of(plan: Plan) -> "Releases":
-        """Return what a plan runs with."""
-        own = code_in(plan) is not None
+    def from_plan(plan: Plan) -> "Releases":
+        """Return the releases that a plan runs with."""
+        own = find_user_code(plan) is not None
         asks = plan.attention == FLASH_ATTN
         return Releases(plan.torch, plan.transformers, own, asks)
 
 
 class Engine:
-    """The fork servers of all that this process asks: the second question imports nothing.
+    """The fork servers of this process: a second question imports nothing.
 
-    One starts when it is first asked, and ends with this process, or after ``_IDLE`` seconds in
-    which nobody asked. Threads may share it.
+    A server starts with its first question, and ends with this process, or after ``_IDLE`` seconds
+    without a question. Threads may share the engine.
     """
 
     def __init__(self) -> None:
-        """Start nothing yet."""
+        """Make an engine without servers."""
         self.forget()
 
     def forget(self) -> None:
-        """Start anew without ending the servers: a forked process does not own them."""
+        """Drop all servers without ending them: a forked process does not own them."""
         self._lock = threading.Lock()
         self._servers: dict[Any, ForkServer] = {}
-        """By what they were started for; the one that was asked last is the last."""
+        """Servers by their releases, environment and GPU, least recently used first."""
         self._askers: Counter[Any] = Counter()
         self._timer: threading.Timer | None = None
 
     def close(self) -> None:
-        """Leave no process behind."""
+        """End all servers."""
         with self._lock:
             for server in self._servers.values():
                 server.close()
@@ -115,8 +115,8 @@ class Engine:
 
         Args:
             plan: what to run.
-            counted: run one step more, for its floating-point operations.
-            figures: the ladder is enough, and scratch of kernels may count as temporary.
+            counted: run one more step to count its floating-point operations.
+            figures: return only the ladder's peaks; scratch of kernels may count as temporary.
             timeout: seconds after which the run is ended.
 
         Raises:
@@ -126,7 +126,7 @@ class Engine:
         return decode(Prediction, answer["prediction"])
 
     def trace(self, plan: Plan, *, timeout: float = math.inf) -> Traced:
-        """Run one plan, and keep the events; arguments and errors are those of ``predict``."""
+        """Run one plan; return the prediction with its events. Raises like ``predict``."""
         answer = self._run(plan, timeout, keep=True)
         try:
             trace = unpack(decode(bytes, answer["trace"]))
@@ -141,42 +141,42 @@ class Engine:
         lengths: Sequence[int] = (),
         *,
         timeout: float = math.inf,
-    ) -> Judged:
-        """Run one plan, over batches of these lengths if any, and see which devices it fits."""
-        told = [encode(device) for device in devices]
-        answer = self._run(plan, timeout, devices=told, lengths=list(lengths))
-        return decode(Judged, answer["judged"])
+    ) -> JudgedRun:
+        """Run one plan, over batches of these lengths if any; return its peaks and fits."""
+        encoded = [encode(device) for device in devices]
+        answer = self._run(plan, timeout, devices=encoded, lengths=list(lengths))
+        return decode(JudgedRun, answer["judged"])
 
     def inventory(self, plan: Plan) -> Inventory:
-        """Return the tensors of a plan's model, and of its adapters where it has some."""
+        """Return the tensors of a plan's model and adapters; the model is not run."""
         return decode(Inventory, self._run(plan, math.inf, inventory=True)["inventory"])
 
     def player(self, plan: Plan | None = None) -> Play:
-        """Return what replays calls in forks, by the PyTorch of a plan, or the installed one.
+        """Return a function that replays allocator calls in forks with a plan's PyTorch.
 
-        It raises ``EstimateError`` where there is no PyTorch with CUDA.
+        Without a plan it is the installed one. The function raises EstimateError without CUDA.
         """
         return replay.through(lambda request: self.ask(replay.__name__, replay.NAME, request, plan))
 
     def ask(
         self, module: str, name: str, request: dict[str, Any], plan: Plan | None = None
     ) -> dict[str, Any]:
-        """Ask a fork of the server with a plan's PyTorch, or the installed one.
+        """Send a request to a fork with a plan's PyTorch, or the installed one; return the answer.
 
-        ``module``, ``name`` and ``request`` are those of ``ForkServer.ask``.
+        For ``module``, ``name`` and ``request`` see ``ForkServer.ask``.
         """
         own = Releases(plan.torch, plan.transformers) if plan is not None else Releases()
         with self._lend(own, {}, alone=False) as server:
             return server.ask(module, name, request)
 
     def _run(self, plan: Plan, timeout: float, **request: Any) -> dict[str, Any]:
-        """Have a plan run, and again where the answer asks for that."""
+        """Run a plan in a fork; run it again, changed, as long as the answer asks for that."""
         hint = (models.find(plan.model).model_type, *_modules(plan))
         answer: dict[str, Any] = {"again": {"plan": encode(plan)}}
         while "again" in answer:
             request |= answer["again"]
             alone = bool(request.get("alone"))
-            with self._lend(Releases.of(plan), _gpu_of(plan), alone=alone) as server:
+            with self._lend(Releases.from_plan(plan), _gpu_settings(plan), alone=alone) as server:
                 try:
                     answer = server.ask(JOB, RUN, request, hint=hint, timeout=timeout)
                 except TimeoutError:
@@ -187,10 +187,10 @@ class Engine:
     def _lend(
         self, releases: Releases, gpu: Mapping[str, str], *, alone: bool
     ) -> Iterator[ForkServer]:
-        """Find or make a server; it is not ended while somebody asks it.
+        """Find or make a server, and yield it; it is not ended before the block ends.
 
-        ``gpu``: settings of the GPU that it starts with, if it has not started; ``alone``: none
-        will do that has started with another.
+        ``gpu``: the settings of the GPU that a new server starts with; ``alone``: do not use a
+        server that started with another GPU.
         """
         own = tuple(gpu.items()) if alone else None
         key = releases, tuple(sorted(os.environ.items())), own
@@ -220,29 +220,30 @@ os.register_at_fork(after_in_child=engine.forget)
 
 
 def _server(releases: Releases, gpu: Mapping[str, str], alone: bool) -> ForkServer:
+    """Make a fork server with these releases and GPU settings; it starts when it is asked."""
     found = environment.find(releases.torch, releases.transformers)
-    told = {driver.ENVIRONMENT: msgspec.json.encode(found).decode()} if found.path else {}
-    # Nothing is compiled here: as it is imported, Inductor shall make no folder.
+    added = {driver.ENVIRONMENT: msgspec.json.encode(found).decode()} if found.path else {}
+    # Nothing is compiled here: the import of Inductor must not make a folder.
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()
-    told["TORCHINDUCTOR_CACHE_DIR"] = inductor
+    added["TORCHINDUCTOR_CACHE_DIR"] = inductor
     own = (variables.without_settings if releases.users_code else variables.composed)(os.environ)
-    own |= {**gpu, **_ENVIRONMENT, **told}
+    own |= {**gpu, **_ENVIRONMENT, **added}
     if alone:
-        own[WARM] = ""  # That of the tests started with another.
+        own[WARM] = ""  # The tests' own server started with another GPU.
     return ForkServer(EstimateError, own, kind=KIND, first=found.path)
 
 
-def _gpu_of(plan: Plan) -> dict[str, str]:
-    """Return settings of a plan's GPU, by which imports see it."""
-    question = asked(plan)
+def _gpu_settings(plan: Plan) -> dict[str, str]:
+    """Return the variables through which imports see a plan's GPU; empty on the CPU."""
+    question = look_up(plan)
     return {} if plan.target == "cpu" else simulated_gpu.settings(question.gpu, question.target)
 
 
 def _modules(plan: Plan) -> tuple[str, ...]:
-    """Return the modules that a plan's run on a GPU imports and many runs have in common."""
+    """Return the packages that a plan's run on a GPU imports, to be imported before the fork."""
     if plan.target == "cpu":
         return ()
-    used = _OF_LOOPS.get(plan.loop, ())
+    used = _LOOP_MODULES.get(plan.loop, ())
     if plan.adapters is not None:
         used = ("peft", *used)
     quantizes = plan.scheme is not None or registry.of(plan).row.package == "bitsandbytes"

@@ -12,7 +12,7 @@ from memcalc import registry
 from memcalc.catalog import inventory, models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, MemcalcError, UsageError
-from memcalc.estimation.analytic import as_planned
+from memcalc.estimation.analytic import apply_precision
 from memcalc.estimation.analytic import estimate as by_closed_forms
 from memcalc.estimation.answers import Answer, Answers
 from memcalc.estimation.question import shell_notes
@@ -25,7 +25,7 @@ from memcalc.workload import layouts
 
 
 def analytic_answers(plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
-    """Answer each plan, or say why it cannot be."""
+    """Answer each plan by closed forms; a plan that fails yields its error."""
     inventories: dict[tuple[str, ...], Inventory] = {}
     for plan in plans:
         try:
@@ -50,8 +50,8 @@ def _by_closed_forms(plan: Plan, inventories: dict[tuple[str, ...], Inventory]) 
     adapted = (plan.adapters, plan.precision) if plan.adapters is not None else ()
     key = (source.name, checked.head.name, *adapted)
     if key not in inventories:
-        inventories[key] = inventory_of(checked)
-    tensors = as_planned(inventories[key], plan)
+        inventories[key] = load_inventory(checked)
+    tensors = apply_precision(inventories[key], plan)
     state = registry.state_of(choice, tensors.parameters, plan)
     answer = by_closed_forms(plan, source, tensors, state, choice, checked.gpu)
     return replace(
@@ -61,8 +61,8 @@ def _by_closed_forms(plan: Plan, inventories: dict[tuple[str, ...], Inventory]) 
     )
 
 
-def inventory_of(checked: Checked) -> Inventory:
-    """Return the tensors of a plan's model: those that are shipped, or built in a child process.
+def load_inventory(checked: Checked) -> Inventory:
+    """Return the tensors of a plan's model, shipped or built in a child process.
 
     Raises:
         MemcalcError: the model cannot be built.
@@ -83,12 +83,15 @@ def estimate(
     plan = make({"model": model, **settings})
     answer = next(iter(answers([plan], method=method, use_cache=use_cache)))
     if isinstance(answer, MemcalcError):
-        raise advised(answer, plan, method)
+        raise add_advice(answer, plan, method)
     return replace(answer, assumptions=(*answer.assumptions, *shell_notes(plan)))
 
 
-def advised(error: MemcalcError, plan: Plan, method: str) -> MemcalcError:
-    """The error with what can be known without a trace, where it is a trace that failed."""
+def add_advice(error: MemcalcError, plan: Plan, method: str) -> MemcalcError:
+    """Return the error of a failed trace with the advice to use ``--method analytic``.
+
+    Other errors, and plans that the analytic method cannot answer either, return the error alone.
+    """
     if not isinstance(error, EstimateError) or method == "analytic":
         return error
     if not isinstance(next(analytic_answers([plan])), Prediction):
@@ -109,8 +112,8 @@ def answers(
 ) -> Iterator[Answer]:
     """Answer plans in order; a plan that fails yields its error and the rest go on.
 
-    ``workers`` is the most processes that trace at once; ``None``: what the machine has room for.
-    ``timeout``: seconds after which a run is ended, which is an error.
+    ``workers`` is the most processes that trace at once; with None the machine's memory decides.
+    ``timeout``: seconds after which a run is ended with an error.
     """
     check_value("method", Method, method)
     if method == "analytic":

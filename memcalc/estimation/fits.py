@@ -1,8 +1,8 @@
-"""Whether a run fits a GPU: its calls replayed at the size the device really has.
+"""Judges whether a run fits a GPU, by a replay of its calls at the device's real size.
 
-When memory runs short, PyTorch's allocator gives its cached blocks back and tries again; so more
-may be reserved on a larger device than the smaller one has, and the run fits nevertheless. What
-counts is whether a request fails. Source: ``DeviceCachingAllocator::malloc`` in
+When memory runs short, PyTorch's allocator frees its cached blocks and tries again. So a run may
+reserve more on a larger device than a smaller one has, and fit the smaller one nevertheless. A run
+does not fit if a request fails. Source: ``DeviceCachingAllocator::malloc`` in
 c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13, which runs the replay.
 """
 
@@ -15,7 +15,7 @@ from memcalc.catalog.contexts import library_span, ranges, together
 from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.nccl import nccl_span
 from memcalc.engine.alloc_conf import AllocatorSettings
-from memcalc.estimation.question import version_of
+from memcalc.estimation.question import torch_version
 from memcalc.records.levels import Levels
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Growth, Span
@@ -30,9 +30,9 @@ EAGER = "CUDA context and all kernels of PyTorch, loaded at the start"
 CUDNN = "code of cuDNN's convolutions, loaded whole"
 OLD_DRIVER = "all kernels at the start, with a driver before 515"
 _SINCE_515 = (2, 1)
-"""PyTorch of which every build needs a driver that loads kernels lazily: those for CUDA 12 run on
-525 and later, and 2.0 was built for 11.7, which runs on 450 and later. Sources: CUDA Compatibility,
-minimum driver versions; CUDA Programming Guide 4.7.3, requirements for lazy loading (515)."""
+"""First PyTorch whose builds all need a driver that loads kernels lazily: builds for CUDA 12 need
+525, and 2.0 was built for 11.7, which needs 450. Sources: CUDA Compatibility, minimum driver
+versions; CUDA Programming Guide 4.7.3, requirements for lazy loading (515)."""
 
 
 def outside_span(
@@ -42,12 +42,12 @@ def outside_span(
     convolves: bool = False,
     groups: tuple[int, ...] = (),
 ) -> Span:
-    """Return the bytes outside the allocator with a model there, on any GPU where none is named.
+    """Return the bytes of a process outside the allocator; without a GPU, the range over all GPUs.
 
-    ``convolves``: it has convolutions, for which cuDNN is loaded; ``groups``: processes in each
-    group that communicates, beside those of the plan's layout; of a script these are all.
+    ``convolves``: the model has convolutions, so cuDNN is loaded; ``groups``: the size of each
+    group that communicates through NCCL, in addition to the groups of the plan's layout.
     """
-    named = _loaded(gpu, plan, convolves=convolves)
+    named = _spans_by_name(gpu, plan, convolves=convolves)
     total = named.pop(None)
     if plan is not None and not plan.command:
         groups = (*groups, *layouts.spread(plan).groups)
@@ -60,13 +60,18 @@ def outside_span(
     return replace(total, parts=parts)
 
 
-def _loaded(gpu: Gpu | None, plan: Plan | None, *, convolves: bool) -> dict[str | None, Span]:
-    """Return context and code by name, and the whole under ``None``, as kernels are loaded."""
+def _spans_by_name(
+    gpu: Gpu | None, plan: Plan | None, *, convolves: bool
+) -> dict[str | None, Span]:
+    """Return the bytes of CUDA context and kernels' code by name, and the total under None.
+
+    They depend on whether kernels are loaded lazily.
+    """
     held = ranges(gpu)
     lazy: dict[str | None, Span] = {CONTEXT: held.context, CODE: held.modules, None: held.total}
     if gpu is None or plan is None or plan.module_loading == "lazy":
         return lazy
-    version = version_of(plan.torch)
+    version = torch_version(plan.torch)
     if plan.module_loading is None and version >= _SINCE_515:
         return lazy
     # All kernels of a library are loaded at once.
@@ -85,23 +90,23 @@ def _loaded(gpu: Gpu | None, plan: Plan | None, *, convolves: bool) -> dict[str 
 
 
 MARGIN = 0.03
-"""A run that leaves less of the GPU is tight: other processes and fragmentation need as much."""
+"""Share of the GPU that a fitting run leaves free, for other processes and fragmentation."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run should fit. Sizes in bytes."""
+    """A GPU that a run should fit. Sizes in bytes."""
 
     name: str
     capacity: int
     context: Span
-    """Of the process, outside the allocator."""
+    """The memory of the process outside the allocator."""
 
     def room(self, context: int) -> int:
         """Return the bytes left for the allocator."""
         return max(self.capacity - context, 0)
 
     def cards(self, conf: str) -> tuple[Card, Card]:
-        """Return the card as the allocator finds it beside the largest context, and the smallest.
+        """Return the card with the room that the largest context leaves, and the smallest.
 
         ``conf``: ``PYTORCH_ALLOC_CONF`` of the run.
         """
@@ -112,8 +117,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         return high, low
 
 
-def device_of(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = None) -> Device:
-    """Return a GPU as a run of this plan finds it, or a device of so many bytes in its place."""
+def make_device(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = None) -> Device:
+    """Return the device of a GPU for runs of a plan; ``memory``: bytes to assume in its place."""
     capacity = memory if memory is not None else gpu.memory if gpu is not None else 0
     size = f" of {format_bytes(capacity)}" if memory is not None else ""
     name = gpu.name if gpu is not None else "a GPU"
@@ -124,8 +129,8 @@ def device_of(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = No
     )
 
 
-def with_spare(fit: Fit, context: Span | None, spare: int) -> FitVerdict:
-    """Return the verdict for a run that leaves so many bytes free beyond the margin."""
+def verdict_with_spare(fit: Fit, context: Span | None, spare: int) -> FitVerdict:
+    """Return the verdict of a fit if ``spare`` bytes of the GPU must stay free."""
     room, low = fit.capacity - spare, fit.needed
     if context is not None and context.likely is not None:
         low += context.low - context.likely
@@ -136,12 +141,12 @@ def with_spare(fit: Fit, context: Span | None, spare: int) -> FitVerdict:
 
 
 def margin(capacity: int) -> int:
-    """Return the bytes of a GPU that stay free where a run fits it."""
+    """Return the bytes of a GPU that a fitting run leaves free."""
     return int(capacity * MARGIN)
 
 
-def why_tight(fit: Fit) -> str:
-    """Say in a few words what makes a fit tight."""
+def explain_tight(fit: Fit) -> str:
+    """Return the reason why a fit is tight, in a few words."""
     if fit.retries:
         times = "once" if fit.retries == 1 else f"{fit.retries} times"
         return f"it runs only because the allocator frees cached blocks {times}"
@@ -150,8 +155,8 @@ def why_tight(fit: Fit) -> str:
     return f"only {format_bytes(fit.least_margin)} to spare with the largest context"
 
 
-def growth_words(grows: Growth) -> str:
-    """Say by how much a script grows, until when, and where."""
+def describe_growth(grows: Growth) -> str:
+    """Return a clause on a script's growth: bytes per step, steps until it is full, and where."""
     often = "a step on average" if grows.varies else "every step"
     full = f", out of memory after about {grows.steps:,} more steps" if grows.steps else ""
     at = f"; made at {grows.line}" if grows.line else ""
@@ -163,9 +168,9 @@ def growth_words(grows: Growth) -> str:
 def cards_to_try(
     settings: AllocatorSettings, device: Device, unlimited: Levels
 ) -> tuple[Card, ...]:
-    """Return the cards to replay a run on, the one with less room first; often none is needed.
+    """Return the cards to replay a run on, the one with less room first; empty if it surely fits.
 
-    ``unlimited``: peaks of the run where nothing is ever full.
+    ``unlimited``: peaks of the run without a memory limit.
     """
     cards = device.cards(settings.text)
     by_size = settings.gc_threshold > 0 or settings.memory_fraction < 1
@@ -180,7 +185,10 @@ def judge(
     device: Device,
     unlimited: Levels,
 ) -> Fit:
-    """Replay a run with the largest context that is likely; with the smallest it is tight."""
+    """Judge whether a run fits a device: replay it beside the largest and the smallest context.
+
+    A run that fits beside the smallest context only is tight.
+    """
     allowed = settings.allowed(device.capacity)
     cards = cards_to_try(settings, device, unlimited)
     for card, found in zip(cards, (None, FitVerdict.TIGHT), strict=False):
@@ -192,8 +200,8 @@ def judge(
     return _fit(device, allowed, found, unlimited.reserved)
 
 
-def hopeless(least: int, device: Device) -> Fit | None:
-    """Return the fit if so many live bytes alone are too many for the device, else ``None``."""
+def cannot_fit(least: int, device: Device) -> Fit | None:
+    """Return the fit of a run whose live bytes alone exceed the device, else None."""
     if least <= device.room(device.context.low):
         return None
     return Fit(
@@ -208,7 +216,7 @@ def hopeless(least: int, device: Device) -> Fit | None:
 def _fit(
     device: Device, allowed: int | None, found: FitVerdict | None, reserved: int, retries: int = 0
 ) -> Fit:
-    """Return the fit for so many reserved bytes; ``found`` is ``None`` if they have room."""
+    """Return the fit of a run by its reserved bytes; ``found``: a verdict that is known already."""
     likely = device.context.likely
     outside = likely if likely is not None else device.context.high
     high = reserved + device.context.high

@@ -1,4 +1,4 @@
-"""Answers and traces in the cache, under everything that they depend on."""
+"""Stores answers and traces in the cache, under keys of everything that they depend on."""
 
 import contextlib
 import hashlib
@@ -17,17 +17,17 @@ _LARGEST_SCRIPT = 1 << 22
 
 
 class Traced(msgspec.Struct, frozen=True, kw_only=True):
-    """A prediction and the events it was read from."""
+    """A prediction and the trace that it was made from."""
 
     prediction: Prediction
     trace: Trace
 
 
 def store(name: str, answer: Prediction | Traced) -> None:
-    """Keep an answer under a name, unless it was found without a network that it asked for."""
+    """Cache an answer, unless a missing network changed it."""
     prediction = answer.prediction if isinstance(answer, Traced) else answer
     if any(offline.MISSING in sentence for sentence in prediction.uncounted):
-        return  # An answer with a network is another.
+        return  # The answer would differ with a network.
     _store(name, answer)
 
 
@@ -39,20 +39,20 @@ def _store(name: str, answer: Prediction | Traced) -> None:
 
 
 def load(name: str | None, plan: Plan) -> Prediction | None:
-    """Return what is kept under a name, as the answer to this spelling of the question."""
+    """Return the cached prediction under a name, with this plan in it, or None."""
     found = cache.load(name, Prediction) if name is not None else None
     return replace(found, plan=plan) if found is not None else None
 
 
-def load_traced(name: str | None, plan: Plan) -> Traced | None:
-    """Return an answer with its events, where the cache has both."""
+def load_trace(name: str | None, plan: Plan) -> Traced | None:
+    """Return the cached prediction with its events, or None if one of them is missing."""
     known = load(name, plan)
     events = cache.load(name, Trace) if name is not None and known is not None else None
     return None if known is None or events is None else Traced(prediction=known, trace=events)
 
 
 def keep(traced: Traced) -> None:
-    """Keep what a command did for those who ask again, and that it ran here."""
+    """Cache a command's trace, and the fact that the command ran in this folder."""
     plan = traced.prediction.plan
     _store(simulated_key(plan), traced)
     if plan.command:
@@ -60,12 +60,12 @@ def keep(traced: Traced) -> None:
 
 
 def may_run_again(plan: Plan) -> bool:
-    """Return whether the command has run in this folder, and its files are as they were."""
+    """Return True if the command ran in this folder before, and its files have not changed."""
     return cache.load(_command_key(plan), Prediction) is not None
 
 
 def simulated_key(plan: Plan) -> str:
-    """Return the cache key of what a command did."""
+    """Return the cache key of a command's trace."""
     return cache.key(plan, {}, "simulated")
 
 

@@ -1,8 +1,8 @@
-"""Batches of varying length: a hundred of them are run one after the other.
+"""Runs a hundred batches of varying length one after the other.
 
-A batch is as long as its longest sample. The allocator keeps what it took for the batches before,
-cut to their sizes, so what it reserves depends on the order they come in. A hundred batches are
-drawn, always the same ones, and three ways of training on them are compared.
+A batch is as long as its longest sample. The allocator keeps blocks of earlier batches, so reserved
+memory depends on the order of lengths. A hundred batches are drawn with a fixed seed, and three
+ways of training on them are compared.
 """
 
 import math
@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
-from memcalc.estimation.engine import Judged
-from memcalc.estimation.fits import device_of
-from memcalc.estimation.question import Asked, asked
+from memcalc.estimation.engine import JudgedRun
+from memcalc.estimation.fits import make_device
+from memcalc.estimation.question import Question, look_up
 from memcalc.files.untrusted_values import content
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Prediction, Varied, Way
@@ -32,10 +32,12 @@ _LENGTH = re.compile("0*[1-9][0-9]{0,6}")
 
 
 def samples(text: str, count: int, longest: int | None) -> list[int]:
-    """Draw lengths as ``FORM`` says, cut at the longest; the same for the same text.
+    """Draw lengths in tokens from a distribution or a file (see ``FORM``), cut at ``longest``.
+
+    Equal arguments give equal lengths.
 
     Raises:
-        UsageError: it is none of these, or the file holds something else than lengths.
+        UsageError: the text has no such form, or the file holds something other than lengths.
     """
     draw = random.Random(_SEED)
     form = DRAWN.fullmatch(text)
@@ -57,10 +59,13 @@ def samples(text: str, count: int, longest: int | None) -> list[int]:
     return [min(max(length, 1), most) for length in drawn]
 
 
-def varied(plan: Plan, text: str, timeout: float = math.inf) -> Varied:
-    """Run a hundred batches of these lengths, cut at ``plan.seq``, in three ways.
+def run_varying_lengths(plan: Plan, text: str, timeout: float = math.inf) -> Varied:
+    """Run a hundred batches of varying length in three ways and return the peaks of each way.
 
-    ``timeout``: seconds after which one of them is ended.
+    Args:
+        plan: the run; ``plan.seq`` limits the lengths.
+        text: the distribution or file of lengths, as ``samples`` reads it.
+        timeout: seconds after which a run is ended.
 
     Raises:
         MemcalcError: the plan could not be run, or its model takes one length only.
@@ -72,7 +77,7 @@ def varied(plan: Plan, text: str, timeout: float = math.inf) -> Varied:
             "--lengths is for batches that memcalc makes, and --input describes them: leave one "
             "out."
         )
-    question = asked(plan)
+    question = look_up(plan)
     drawn = samples(text, BATCHES * plan.batch, plan.seq)
     # A batch is as long as its longest sample.
     as_drawn, bucketed = (
@@ -110,21 +115,21 @@ def varied(plan: Plan, text: str, timeout: float = math.inf) -> Varied:
 
 
 def _run(
-    question: Asked, runs: Sequence[tuple[str, Plan, Sequence[int]]], timeout: float
-) -> list[Judged]:
-    """Run each of these, as many at once as the machine has room for."""
+    question: Question, runs: Sequence[tuple[str, Plan, Sequence[int]]], timeout: float
+) -> list[JudgedRun]:
+    """Run named plans over batches of these lengths, in parallel within the machine's memory."""
     gpu = question.gpu
-    devices = [device_of(gpu, plan=question.plan)] if gpu is not None else []
+    devices = [make_device(gpu, plan=question.plan)] if gpu is not None else []
     answers = Answers(workers=None, timeout=timeout)
 
-    def one(run: tuple[str, Plan, Sequence[int]]) -> Judged:
+    def one(run: tuple[str, Plan, Sequence[int]]) -> JudgedRun:
         return answers.judge(run[1], devices, run[2])
 
-    return list(answers.side_by_side(one, runs))
+    return list(answers.map_parallel(one, runs))
 
 
-def over_batches(answer: Prediction, found: Varied) -> Prediction:
-    """An estimate whose peak and fit are those of all the batches, in the order drawn."""
+def with_varied_peak(answer: Prediction, found: Varied) -> Prediction:
+    """Return an estimate with the peak and fit over all batches, in the order drawn."""
     drawn, peak = found.ways[0], answer.peak
     more = drawn.reserved - (peak.reserved or 0)
     used = peak.process_used

@@ -1,4 +1,4 @@
-"""Makes a prediction from a trace: levels by phase, and components at the peak."""
+"""Makes a prediction from a trace: peaks by phase, and components at the peak."""
 
 from collections.abc import Iterator
 
@@ -6,15 +6,15 @@ from msgspec.structs import replace
 
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError
-from memcalc.estimation.described import described, highest
-from memcalc.estimation.fits import device_of, outside_span
-from memcalc.estimation.question import Asked
+from memcalc.estimation.base_prediction import build_prediction, highest
+from memcalc.estimation.fits import make_device, outside_span
+from memcalc.estimation.question import Question
 from memcalc.estimation.replays import (
     Replays,
-    judged,
+    judge_devices,
     outcome,
+    replay_full_gpu,
     requested_phases,
-    when_crowded,
 )
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
@@ -24,7 +24,7 @@ from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace, comp
 from memcalc.records.trace import highest as highest_events
 
 _CONVOLVES = ("convolution", "_convolution", "cudnn_convolution")
-"""How the names of PyTorch's convolutions begin."""
+"""Prefixes of the names of PyTorch's convolutions."""
 _NOT_COUNTED = "memcalc explain counts them, and so does memcalc suggest"
 _NO_ALLOCATOR = "a CPU run has no CUDA allocator"
 UNCOUNTED = (
@@ -33,12 +33,12 @@ UNCOUNTED = (
 )
 
 
-def predict(question: Asked, trace: Trace, state: OptimizerState, play: Play) -> Prediction:
-    """Make a prediction from a trace; ``play`` replays it if its GPU would be full."""
-    said = tuple(_said_of_cache(question.plan, trace))
+def predict(question: Question, trace: Trace, state: OptimizerState, play: Play) -> Prediction:
+    """Make a prediction from a trace; ``play`` replays its calls if the plan's GPU is too small."""
+    said = tuple(_note_cache(question.plan, trace))
     if question.plan.target == "cpu":
-        answer = _described(question, trace, state, requested_phases(trace), said)
-        # The CPU has no caching allocator: what is requested is all there is to say.
+        answer = _build(question, trace, state, requested_phases(trace), said)
+        # The CPU has no caching allocator: only requested bytes are known.
         missed = "CPU kernel scratch space", "the Python process itself"
         unknown = dict.fromkeys(("allocated", "reserved", "process_used"), _NO_ALLOCATOR)
         return replace(
@@ -50,21 +50,21 @@ def predict(question: Asked, trace: Trace, state: OptimizerState, play: Play) ->
     reached = outcome(trace)
     crowded, unplayed = None, ""
     try:
-        crowded = when_crowded(question, run, reached.peaks)
+        crowded = replay_full_gpu(question, run, reached.peaks)
     except EstimateError as error:
         unplayed = str(error)
     phases = (crowded or reached).phases
-    answer = _on_cuda(_described(question, trace, state, phases, said), trace, question.gpu)
+    answer = _on_cuda(_build(question, trace, state, phases, said), trace, question.gpu)
     reserved = answer.peak.reserved or 0
     if crowded is not None:
-        answer = replace(answer, allocator=given_back(reserved, reached.peaks.reserved))
+        answer = replace(answer, allocator=freed_cache_span(reserved, reached.peaks.reserved))
     if question.gpu is None:
         return answer
-    device = device_of(question.gpu, plan=question.plan)
+    device = make_device(question.gpu, plan=question.plan)
     if answer.context is not None:
         device = replace(device, context=answer.context)
     try:
-        (fit,) = judged(question, run, [device])
+        (fit,) = judge_devices(question, run, [device])
     except EstimateError as error:
         unplayed = str(error)
     if unplayed:
@@ -72,19 +72,19 @@ def predict(question: Asked, trace: Trace, state: OptimizerState, play: Play) ->
     return replace(answer, fit=fit)
 
 
-def _described(
-    question: Asked,
+def _build(
+    question: Question,
     trace: Trace,
     state: OptimizerState,
     phases: tuple[PhasePeak, ...],
     said: tuple[str, ...],
 ) -> Prediction:
-    """Return a prediction of what tensors ask for, and of what is held at the peak."""
+    """Return a prediction of requested bytes, with the components at the peak."""
     held = components(trace, highest_events(trace)[highest(phases).phase])
     plan, inventory = question.plan, trace.inventory
     why = next((note for note in trace.assumptions if note.startswith(UNCOUNTED_FLOPS)), None)
     return replace(
-        described(plan, inventory, question.choice, state, phases, held, "trace"),
+        build_prediction(plan, inventory, question.choice, state, phases, held, "trace"),
         seq=trace.seq,
         gradients=most_of(trace, Component.GRADIENTS),
         flops=trace.flops,
@@ -96,7 +96,7 @@ def _described(
 
 
 def _on_cuda(answer: Prediction, trace: Trace, gpu: Gpu | None) -> Prediction:
-    """Return the prediction with the rungs above requested, as far as they are known."""
+    """Add a GPU's rungs to a prediction: allocated, reserved, and process memory if known."""
     convolves = any(storage.op.startswith(_CONVOLVES) for storage in trace.storages)
     context = outside_span(gpu, answer.plan, convolves=convolves, groups=trace.groups)
     reserved = max(phase.reserved or 0 for phase in answer.phases)
@@ -122,18 +122,21 @@ def _on_cuda(answer: Prediction, trace: Trace, gpu: Gpu | None) -> Prediction:
 GIVEN_BACK = "cached blocks that the allocator frees as the GPU fills up"
 
 
-def given_back(reserved: int, unlimited: int) -> Span:
-    """Return the range from reserved on this GPU, cache given back, to reserved on a larger one."""
+def freed_cache_span(reserved: int, unlimited: int) -> Span:
+    """Return the range between reserved bytes at this GPU's size and without a limit.
+
+    The difference is cached blocks that the allocator frees when the GPU is full.
+    """
     low, high = min(reserved, unlimited), max(reserved, unlimited)
     source = "replayed at the GPU's size and without a limit; the larger is that of a larger GPU"
     part = Span(name=GIVEN_BACK, low=low, likely=reserved, high=high, source=source)
     return Span(low=low, likely=reserved, high=high, source=GIVEN_BACK, parts=(part,))
 
 
-def _said_of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
-    """Say how many bytes a token adds to the cache, and when the cache exceeds the weights."""
+def _note_cache(plan: Plan, trace: Trace) -> Iterator[str]:
+    """Yield notes: the KV cache's bytes per token, and when the cache exceeds the weights."""
     if plan.gathers:
-        yield from _of_gathered(plan, trace)
+        yield from _note_quantized_cache(plan, trace)
         return
     by_stream: dict[int, dict[int, int]] = {}
     for storage in trace.storages:
@@ -163,8 +166,8 @@ def _said_of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
     )
 
 
-def _of_gathered(plan: Plan, trace: Trace) -> Iterator[str]:
-    """Say the same of a cache that quantizes many tokens at once, such as a prompt."""
+def _note_quantized_cache(plan: Plan, trace: Trace) -> Iterator[str]:
+    """Yield a note: bytes per token of a KV cache that quantizes many tokens at once."""
     held = sum(
         storage.bytes
         for storage in trace.storages

@@ -1,4 +1,4 @@
-"""One answer of several ranks: the one that needs most, beside the figures of all."""
+"""Combines the answers of several ranks into one: that rank's which needs most memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,13 +14,13 @@ _WORST = *FITTING, FitVerdict.LEAKS, FitVerdict.DOES_NOT_FIT
 
 
 def need(prediction: Prediction) -> tuple[int, int, int]:
-    """Return how bad an answer is: whether it fits, and how much is reserved and allocated."""
+    """Return a sort key of answers by memory: the fit's verdict, then reserved and allocated."""
     fit, peak = prediction.fit, prediction.peak
     worst = _WORST.index(fit.verdict) if fit is not None else 0
     return worst, peak.reserved or 0, peak.allocated or peak.requested
 
 
-def on_rank(
+def make_rank_row(
     rank: int,
     prediction: Prediction,
     *,
@@ -28,7 +28,7 @@ def on_rank(
     stage: int | None = None,
     code: int = 0,
 ) -> OnRank:
-    """Return the row of a rank in the table of all."""
+    """Return a rank's row in the table of all ranks."""
     dominant = max(prediction.components, key=lambda name: prediction.components[name])
     return OnRank(
         rank=rank,
@@ -42,25 +42,25 @@ def on_rank(
     )
 
 
-def of_processes(told: Mapping[int, dict[str, Any]], over: Spread) -> dict[str, Any]:
-    """Return the answer, as a worker gives it, of the rank that needs most, with a row for each.
+def combine_ranks(answers: Mapping[int, dict[str, Any]], over: Spread) -> dict[str, Any]:
+    """Return the worker's answer of the rank that needs most memory, with a row for each rank.
 
-    ``told`` has the answers of ranks that were run: one of each stage, or the first and the last.
+    ``answers``: by rank, of the ranks that ran: one of each stage, or the first and the last.
     """
-    found = {rank: decode(Prediction, one["prediction"]) for rank, one in told.items()}
+    found = {rank: decode(Prediction, one["prediction"]) for rank, one in answers.items()}
     most = max(found, key=lambda rank: (need(found[rank]), -rank))
     staged, each = over.stages > 1, over.world // over.stages
     rows = []
     for rank, one in found.items():
         others = range(rank + 1, rank + each) if staged or len(found) == 1 else ()
         stage = rank // each if staged else None
-        rows.append(on_rank(rank, one, alike=tuple(others), stage=stage))
+        rows.append(make_rank_row(rank, one, alike=tuple(others), stage=stage))
     prediction = replace(found[most], rank=most, ranks=tuple(rows))
-    return {**told[most], "prediction": encode(prediction)}
+    return {**answers[most], "prediction": encode(prediction)}
 
 
-def numbered(ranks: Sequence[int]) -> str:
-    """Name ranks: those that follow one another by the first and the last."""
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as words, with ranges: ``ranks 0, 2 to 7``."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:

@@ -19,27 +19,27 @@ from memcalc.version import installed
 
 _VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})(?![0-9])")
 ASSUMED = Target(capability=(8, 0), multiprocessors=108, torch=(2, 14))
-"""NVIDIA A100: what a run without a named GPU stands for."""
+"""The GPU of a run that names none: an NVIDIA A100."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a plan that does not change with batch and sequence."""
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan with its optimizer, GPU and PyTorch looked up."""
 
     plan: Plan
     choice: Choice
     gpu: Gpu | None
     target: Target
     notes: tuple[str, ...]
-    """What was assumed of the target."""
+    """Assumptions about the model and the target, as sentences."""
 
     @property
     def settings(self) -> AllocatorSettings:
-        """Of the allocator, as the plan's PyTorch reads them."""
+        """The allocator's settings, as the plan's PyTorch reads them."""
         return parse_alloc_conf(self.plan.alloc_conf, torch=self.target.torch)
 
 
 def canonical(plan: Plan) -> Plan:
-    """The plan with its names as the catalog spells them: other spellings ask the same.
+    """Return the plan with the catalog's spellings of its names, so that equal plans compare equal.
 
     Raises:
         UsageError: it names something unknown.
@@ -52,8 +52,8 @@ def canonical(plan: Plan) -> Plan:
     )
 
 
-def asked(plan: Plan) -> Asked:
-    """Look up what a plan names.
+def look_up(plan: Plan) -> Question:
+    """Look up the optimizer, GPU and PyTorch that a plan names.
 
     Raises:
         UsageError: it names something unknown.
@@ -61,49 +61,49 @@ def asked(plan: Plan) -> Asked:
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     target, notes = resolve(plan, gpu)
     notes = (*models.notes(plan.model), *notes)
-    return Asked(plan=plan, choice=registry.of(plan), gpu=gpu, target=target, notes=notes)
+    return Question(plan=plan, choice=registry.of(plan), gpu=gpu, target=target, notes=notes)
 
 
-def code_in(plan: Plan) -> str | None:
-    """The user's own code that an estimate would import and run.
+def find_user_code(plan: Plan) -> str | None:
+    """Return the name of the user's own code that an estimate would import and run.
 
-    A person who types it wants that. A file is data: what it names is never run for it.
+    A person who types the name wants that. A file is data: code that it names is never run.
 
     Returns:
-        The command, the model or the optimizer; ``None``: all of it is known to memcalc.
+        The command, model or optimizer; None if memcalc knows all that the plan names.
     """
     if plan.command or ":" in plan.model:
         return plan.name
     try:
         known = not registry.of(plan).row.foreign
     except UsageError:
-        # Unknown to all: whoever asks about it is told so, and nothing is imported.
+        # An unknown name is an error elsewhere, and nothing is imported.
         known = True
     return None if known else plan.optim
 
 
 def shell_notes(plan: Plan) -> tuple[str, ...]:
-    """Return sentences on this shell's variables that could change a figure and are left out."""
+    """Return sentences on variables of this shell that could change a figure but are ignored."""
     if plan.command:
         return ()
     names = variables.left_out(os.environ)
-    told = next((os.environ[name] for name in VARIABLES if name in names), "")
+    conf = next((os.environ[name] for name in VARIABLES if name in names), "")
     if plan.alloc_conf:
-        names, told = tuple(name for name in names if name not in VARIABLES), ""
+        names, conf = tuple(name for name in names if name not in VARIABLES), ""
     if not names:
         return ()
     listed, verb = ", ".join(names), "is" if len(names) == 1 else "are"
-    instead = f"; --alloc-conf {told} is" if told else ""
+    instead = f"; --alloc-conf {conf} is" if conf else ""
     return (f"{listed} of this shell {verb} no part of an estimate{instead}",)
 
 
 def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
-    """Settle the target; returns it with what was assumed.
+    """Return the GPU's and PyTorch's properties for a plan, and the assumptions about them.
 
     Raises:
         UsageError: the PyTorch version is not of the form 2.13.
     """
-    target = replace(ASSUMED, torch=version_of(plan.torch))
+    target = replace(ASSUMED, torch=torch_version(plan.torch))
     notes: tuple[str, ...] = ()
     if plan.target == "cpu":
         return target, notes
@@ -117,11 +117,11 @@ def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
     return target, notes
 
 
-def version_of(text: str | None) -> tuple[int, int]:
-    """The version of PyTorch that will run, (major, minor); ``None``: the installed one.
+def torch_version(text: str | None) -> tuple[int, int]:
+    """Return PyTorch's version as (major, minor); without a text, of the installed PyTorch.
 
     Raises:
-        UsageError: it is no version, or one whose allocator nobody has read.
+        UsageError: the text is no version, or it is older than 2.0.
     """
     found = _VERSION.match(text or installed("torch") or "")
     if found is None:

@@ -1,4 +1,4 @@
-"""Levels that a run reached on its device, and would reach on others.
+"""Reads the peaks of a run on its device, and replays it on other devices.
 
 The run's own figures are PyTorch's counters. For a smaller card, or other settings of the
 allocator, PyTorch's allocator replays the run's calls (``engine.replay``).
@@ -12,8 +12,8 @@ from msgspec.structs import asdict, replace
 
 from memcalc.engine.alloc_conf import without_fraction
 from memcalc.engine.simulated_gpu import MEMORY
-from memcalc.estimation.fits import Device, cards_to_try, device_of, judge
-from memcalc.estimation.question import Asked, asked
+from memcalc.estimation.fits import Device, cards_to_try, judge, make_device
+from memcalc.estimation.question import Question, look_up
 from memcalc.records.levels import Levels
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, PhasePeak, Prediction
 from memcalc.records.replay import Call, Card, Play, Replay, Wanted
@@ -21,13 +21,13 @@ from memcalc.records.trace import Phase, Trace, components, counts
 from memcalc.records.trace import highest as highest_events
 
 
-def room_of(question: Asked) -> Device | None:
-    """Return the GPU of the question as a device; ``None``: it names none."""
-    return device_of(question.gpu, plan=question.plan) if question.gpu is not None else None
+def device_of_question(question: Question) -> Device | None:
+    """Return the GPU of a question as a device, or None if it names no GPU."""
+    return make_device(question.gpu, plan=question.plan) if question.gpu is not None else None
 
 
 class Replays:
-    """Replays of a run's calls; each card is asked about once."""
+    """Replays of a run's calls on cards; each card is replayed once."""
 
     def __init__(self, trace: Trace, play: Play) -> None:
         self.trace = trace
@@ -42,29 +42,30 @@ class Replays:
         """
         new = [card for card in dict.fromkeys(cards) if card not in self._known]
         if new:
-            found = self._play(list(calls_of(self.trace)), new, Wanted())
+            found = self._play(list(list_calls(self.trace)), new, Wanted())
             self._known.update(zip(new, found, strict=True))
         return [self._known[card] for card in cards]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest levels of a run, and those of each phase that counts."""
+    """The peaks of a run, and of each phase that counts."""
 
     peaks: Levels
     phases: tuple[PhasePeak, ...]
 
 
 def outcome(trace: Trace) -> Outcome:
-    """Return what a run on CUDA reached where nothing was in its way."""
+    """Return the peaks of a CUDA run that had no memory limit."""
     rungs = Levels.__struct_fields__
     peaks = {rung: max(getattr(one, rung) or 0 for one in trace.readings) for rung in rungs}
     return Outcome(peaks=Levels(**peaks), phases=_phases(trace))
 
 
 def read_replay(replayed: Replay, trace: Trace) -> Trace:
-    """Return the trace of a run with the peaks of its replay, as if it had run so.
+    """Return a run's trace with the peaks that its replay reached.
 
-    What tensors request is the run's: PyTorch's counter also has what waits for another stream.
+    Requested bytes are at most the run's own: PyTorch's counter includes freed blocks that wait for
+    another stream.
     """
     readings = tuple(
         replace(own, **{**asdict(peaks), "requested": min(peaks.requested, own.requested or 0)})
@@ -74,7 +75,7 @@ def read_replay(replayed: Replay, trace: Trace) -> Trace:
 
 
 def requested_phases(trace: Trace) -> tuple[PhasePeak, ...]:
-    """Return the peaks of the phases that count, of a run without a caching allocator."""
+    """Return the requested peaks of the phases that count, for a run without caching allocator."""
     events = highest_events(trace)
     return tuple(
         PhasePeak(phase=phase, requested=sum(components(trace, events[phase]).values()))
@@ -84,7 +85,7 @@ def requested_phases(trace: Trace) -> tuple[PhasePeak, ...]:
 
 
 def _phases(trace: Trace) -> tuple[PhasePeak, ...]:
-    """Return the peaks of the phases that count, rung by rung, and the first step's."""
+    """Return the peaks of the phases that count, on each rung, and in the first step."""
     found = []
     for phase in Phase:
         of_phase = [reading for reading in trace.readings if reading.phase is phase]
@@ -97,20 +98,20 @@ def _phases(trace: Trace) -> tuple[PhasePeak, ...]:
     return tuple(found)
 
 
-def roomy_card(question: Asked) -> Card:
-    """Return the card of a run that tells what it needs: nothing on it is ever full."""
+def roomy_card(question: Question) -> Card:
+    """Return the card of a run without a memory limit."""
     memory = question.gpu.memory if question.gpu is not None else MEMORY
     return Card(conf=without_fraction(question.plan.alloc_conf), capacity=memory)
 
 
-def when_crowded(question: Asked, run: Replays, unlimited: Levels) -> Outcome | None:
-    """Replay the run on a GPU that would be full otherwise, and return what it reaches there.
+def replay_full_gpu(question: Question, run: Replays, unlimited: Levels) -> Outcome | None:
+    """Replay the run at its GPU's size if it would reserve more than the GPU has.
 
     Returns:
-        ``None``: all that the allocator would keep has room, or giving cached blocks back does not
+        The peaks of the replay. None if everything has room, or freeing cached blocks does not
         help.
     """
-    device = room_of(question)
+    device = device_of_question(question)
     if device is None:
         return None
     if unlimited.reserved <= device.room(device.context.high):
@@ -124,17 +125,17 @@ def when_crowded(question: Asked, run: Replays, unlimited: Levels) -> Outcome | 
 
 
 def on_device(prediction: Prediction, trace: Trace, device: Device, play: Play) -> Prediction:
-    """Judge the same prediction by a device that need not be the plan's GPU."""
-    (fit,) = judged(asked(prediction.plan), Replays(trace, play), [device])
+    """Return a prediction with the fit on another device than the plan's GPU."""
+    (fit,) = judge_devices(look_up(prediction.plan), Replays(trace, play), [device])
     return replace(prediction, fit=fit)
 
 
-def judged(
-    question: Asked, run: Replays, devices: Sequence[Device], reached: Levels | None = None
+def judge_devices(
+    question: Question, run: Replays, devices: Sequence[Device], reached: Levels | None = None
 ) -> list[Fit]:
     """Judge whether a run fits each of some devices.
 
-    ``reached``: its peaks without a limit; ``None``: those that it was read to have.
+    ``reached``: its peaks without a limit; by default they are read from the trace.
     """
     peaks = reached if reached is not None else outcome(run.trace).peaks
     settings = question.settings
@@ -144,8 +145,8 @@ def judged(
     return [judge(run.on, settings, device, peaks) for device in devices]
 
 
-def calls_of(trace: Trace) -> Iterator[Call]:
-    """Yield every call of the allocator, in order, as ``records.replay`` has them."""
+def list_calls(trace: Trace) -> Iterator[Call]:
+    """Yield every call of the allocator in order, in the form of ``records.replay``."""
     marks: list[tuple[int, Call]] = [(mark.index, ("mark",)) for mark in trace.marks]
     told: list[tuple[int, Call]] = [
         (

@@ -1,4 +1,4 @@
-"""Checks a plan before anything heavy is imported, and hands on what it names."""
+"""Checks a plan before anything heavy is imported, and looks up what it names."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from memcalc.catalog import gpus, inventory, models, positions, quantized
 from memcalc.catalog.gpus import Gpu
 from memcalc.engine.alloc_conf import parse_alloc_conf
 from memcalc.errors import SettingError, UsageError
-from memcalc.estimation.analytic import as_planned
-from memcalc.estimation.question import ASSUMED, version_of
+from memcalc.estimation.analytic import apply_precision
+from memcalc.estimation.question import ASSUMED, torch_version
 from memcalc.files import compiler, extras
 from memcalc.records.model import Inventory
 from memcalc.records.names import AUTOCAST_DTYPES, FLASH_ATTN, PLAIN_TENSORS
@@ -21,11 +21,11 @@ from memcalc.registry import Choice
 from memcalc.workload import cache_layers, layouts, liger, loops, tasks
 
 _FLASH_ATTN_SINCE = (8, 0)
-"""Capability of GPUs."""
+"""The lowest compute capability that flash-attn supports."""
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid plan, and everything that it names."""
+    """A valid plan, with the model, task, optimizer and GPU that it names."""
 
     plan: Plan
     source: models.ModelSource
@@ -35,23 +35,23 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what an answer says of the model's config and its checkpoint."""
+        """Return the notes of an answer about the model's config and checkpoint."""
         return self.notes_at(self.plan.seq)
 
     def notes_at(self, seq: int | None) -> tuple[str, ...]:
-        """Return the same for another length of samples."""
+        """Return the notes about config and checkpoint for samples of another length."""
         config, revision = self.source.config, self.source.revision
         said = (f"the config is revision {revision} of the hub",) if revision else ()
         return (*self.plan.assumed, *said, *positions.notes(config, seq), *quantized.notes(config))
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """Return what the model's checkpoint may take beside what an answer counts."""
+        """Return the memory that an answer does not count because of the model's checkpoint."""
         return quantized.uncounted(self.source.config)
 
 
 def check(plan: Plan) -> Checked:
-    """Find everything that a plan names, and check that its settings go together.
+    """Look up everything that a plan names, and check that its settings go together.
 
     Raises:
         SettingError: an unknown model, task, optimizer or GPU, or a setting that the model or
@@ -61,9 +61,9 @@ def check(plan: Plan) -> Checked:
     if plan.command is not None:
         told = f"A command runs as it is: type memcalc simulate -- {plan.command}"
         raise SettingError("command", told)
-    with _blamed_on("model"):
+    with _name_setting("model"):
         source = models.find(plan.model)
-    with _blamed_on("task"):
+    with _name_setting("task"):
         head = tasks.choose(source, plan.task)
     _check_quant(plan, source)
     if plan.liger:
@@ -85,28 +85,28 @@ def check(plan: Plan) -> Checked:
 
 
 def check_names(plan: Plan) -> tuple[Choice, Gpu | None]:
-    """Find what a plan names without looking for its model: its optimizer and its GPU.
+    """Look up a plan's optimizer and GPU, and check its other names except the model's.
 
     Raises:
         SettingError: something is unknown, or has no meaning.
     """
-    with _blamed_on("task"):
+    with _name_setting("task"):
         if plan.task != "auto":
             tasks.find(plan.task)
-    with _blamed_on("loop"):
+    with _name_setting("loop"):
         loops.of(plan)
-    with _blamed_on("optim"):
+    with _name_setting("optim"):
         choice = registry.of(plan)
         registry.check_precision(choice, plan)
     _check_layout(plan, choice)
-    with _blamed_on("cache"):
+    with _name_setting("cache"):
         cache_layers.check(plan.cache)
-    with _blamed_on("gpu"):
+    with _name_setting("gpu"):
         gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     _check_flash_attn(plan, gpu)
-    with _blamed_on("torch"):
-        version = version_of(plan.torch)
-    with _blamed_on("alloc_conf"):
+    with _name_setting("torch"):
+        version = torch_version(plan.torch)
+    with _name_setting("alloc_conf"):
         parse_alloc_conf(plan.alloc_conf, torch=version)
     return choice, gpu
 
@@ -124,7 +124,7 @@ def _check_flash_attn(plan: Plan, gpu: Gpu | None) -> None:
 
 
 def _check_layout(plan: Plan, choice: Choice) -> None:
-    with _blamed_on("parallel"):
+    with _name_setting("parallel"):
         layout = layouts.of(plan)
         layouts.chosen_rank(plan.rank, layouts.spread(plan).world)
         several = layout.name != layouts.SINGLE
@@ -137,7 +137,7 @@ def _check_layout(plan: Plan, choice: Choice) -> None:
         told = "compile is not supported with DeepSpeed's engine yet: leave one of them out."
         raise SettingError("compile", told)
     if several and plan.loop != "plain":
-        _check_wrapped(plan, layout)
+        _check_accelerate(plan, layout)
     if several and plan.resume and (layout.name != "ddp" or plan.loop != "plain"):
         told = "--resume works in the plain loop with ddp only: leave it out."
         raise SettingError("resume", f"Over several GPUs, {told}")
@@ -163,8 +163,8 @@ def _check_layout(plan: Plan, choice: Choice) -> None:
         raise SettingError("target", f"--parallel {plan.parallel} needs GPUs: leave --target out.")
 
 
-def _check_wrapped(plan: Plan, layout: layouts.Layout) -> None:
-    """A loop that wraps the model by accelerate."""
+def _check_accelerate(plan: Plan, layout: layouts.Layout) -> None:
+    """Refuse a layout or its settings under a loop that wraps the model by accelerate."""
     if layout.handed_over is None:
         raise SettingError(
             "loop",
@@ -226,7 +226,7 @@ def _check_liger(source: models.ModelSource) -> None:
 
 
 def checkpoint_refusal(plan: Plan, source: models.ModelSource) -> str | None:
-    """Return why a quantized checkpoint cannot be answered for this plan; ``None``: it can."""
+    """Return why memcalc cannot answer a plan for a quantized checkpoint, or None if it can."""
     if source.config is None:
         return None
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
@@ -239,8 +239,8 @@ _WHOLE = ("ddp", "zero1")
 """Layouts that leave the weights whole on each GPU."""
 
 
-def _unspread(plan: Plan) -> str | None:
-    """Return why the plan's layout cannot divide a base of bitsandbytes; ``None``: it can."""
+def _layout_refusal(plan: Plan) -> str | None:
+    """Return why the plan's layout cannot divide a base of bitsandbytes, or None if it can."""
     layout = layouts.spread(plan).layout
     if layout in (*_WHOLE, *layouts.SHARDED) and (layout in _WHOLE or plan.scheme != "int8"):
         return None
@@ -260,14 +260,14 @@ def _unspread(plan: Plan) -> str | None:
 
 
 def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
-    """Return why a plan's base cannot be loaded quantized; ``None``: nothing known prevents it."""
+    """Return why a plan's base cannot be loaded quantized, or None if it can."""
     if source.factory is not None:
         return f"it is for models that transformers loads, and {source.name} is a callable"
     several = layouts.spread(plan).world > 1
     if plan.scheme is not None and plan.scheme.startswith("torchao-"):
         refused = quantized.torchao_refusal(plan.scheme, trains=not plan.infers, several=several)
         return refused or extras.lacking("it needs", "torchao", "torch-memcalc[torchao]")
-    if several and (refused := _unspread(plan)) is not None:
+    if several and (refused := _layout_refusal(plan)) is not None:
         return refused
     already = quantized.settings_in(source.config)
     if already is not None and layouts.spread(plan).layout in layouts.SHARDED:
@@ -278,10 +278,10 @@ def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
 
 
 def _check_parameters(plan: Plan, shipped: Inventory) -> None:
-    """Check patterns and targets against the model's parameters."""
+    """Check that the plan's freeze patterns or LoRA targets match parameters of the model."""
     if plan.adapters is None:
-        with _blamed_on("freeze"):
-            as_planned(shipped, plan)
+        with _name_setting("freeze"):
+            apply_precision(shipped, plan)
         return
     targets = adapter(plan.adapters).target
     owners = {parameter.name.rpartition(".")[0] for parameter in shipped.parameters}
@@ -296,8 +296,8 @@ def _check_parameters(plan: Plan, shipped: Inventory) -> None:
 
 
 @contextlib.contextmanager
-def _blamed_on(setting: str) -> Iterator[None]:
-    """Name the setting that an error is about, so that the line of a file can be named."""
+def _name_setting(setting: str) -> Iterator[None]:
+    """Turn errors inside the block into ``SettingError`` of one setting."""
     try:
         yield
     except SettingError:

@@ -1,7 +1,7 @@
-"""Answers a question by a run over the stub driver, in a fork of its own.
+"""Answers a question by a run over the stub driver, in a new fork.
 
-What a run changes in PyTorch, in packages or on the simulated GPU is gone with the fork, so that
-the second answer is that of a fresh process.
+Changes that a run makes in PyTorch, in packages or on the simulated GPU end with the fork, so
+earlier runs do not change an answer.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from memcalc.engine.cudnn import loading
 from memcalc.engine.cudnn.library import Library, Missing
 from memcalc.engine.packages import bitsandbytes, stand_ins
 from memcalc.errors import UsageError
-from memcalc.estimation.described import state_for
-from memcalc.estimation.engine import JOB, RUN, Judged
+from memcalc.estimation.base_prediction import state_for
+from memcalc.estimation.engine import JOB, RUN, JudgedRun
 from memcalc.estimation.fits import Device
 from memcalc.estimation.predict import predict
-from memcalc.estimation.processes import of_processes
-from memcalc.estimation.question import ASSUMED, Asked, asked
-from memcalc.estimation.replays import Replays, judged, outcome, room_of
+from memcalc.estimation.processes import combine_ranks
+from memcalc.estimation.question import ASSUMED, Question, look_up
+from memcalc.estimation.replays import Replays, device_of_question, judge_devices, outcome
 from memcalc.estimation.serving.answer import Model, ServingEngine, predicted
 from memcalc.estimation.serving.probe import generating, read
 from memcalc.files.artifact import decode, encode
@@ -45,18 +45,18 @@ from memcalc.workload.job import Program
 from memcalc.workload.model import report_by_name
 
 _OUT_OF_MEMORY = "OutOfMemoryError"
-"""PyTorch's own, by its name."""
-_OF_CUDNN = ("convolution", "_convolution", "_thnn", "lstm", "gru", "rnn")
-"""How the names of such operators begin where PyTorch's own kernels run."""
-_ROOMY = 80 * GIB
-"""Bytes of the card that a generation runs on where no GPU is named."""
-_OF_TRANSFORMERS = ("masking_utils", "modeling_layers", "models.auto.modeling_auto")
-"""What every model of transformers imports."""
+"""Name of PyTorch's error class."""
+_CUDNN_PREFIXES = ("convolution", "_convolution", "_thnn", "lstm", "gru", "rnn")
+"""Prefixes of operators that cuDNN computes; without cuDNN, PyTorch's own kernels run."""
+_DEFAULT_CARD = 80 * GIB
+"""Bytes of the card that a generation runs on if no GPU is named."""
+_TRANSFORMERS_MODULES = ("masking_utils", "modeling_layers", "models.auto.modeling_auto")
+"""Modules that every model of transformers imports."""
 
 
 def warm(architecture: str = "", *modules: str) -> None:
-    """Import what runs of an architecture have in common; of a callable, nothing is known."""
-    for name in (*_OF_TRANSFORMERS, f"models.{architecture}.modeling_{architecture}"):
+    """Import the modules that runs of an architecture have in common, and those named."""
+    for name in (*_TRANSFORMERS_MODULES, f"models.{architecture}.modeling_{architecture}"):
         if architecture:
             with contextlib.suppress(ImportError):
                 importlib.import_module(f"transformers.{name}")
@@ -65,8 +65,8 @@ def warm(architecture: str = "", *modules: str) -> None:
             bitsandbytes.load(modules)
 
 
-class AskAgainError(Exception):
-    """The request has to be asked again in another fork, with more in it."""
+class RetryRequestError(Exception):
+    """A request that must be asked again in another fork, with the fields in ``more`` added."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__()
@@ -74,28 +74,28 @@ class AskAgainError(Exception):
 
 
 def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
-    """Answer a request; ``{"again": more}``: it has to be asked again, with more in it.
+    """Answer a request; the answer ``{"again": more}`` asks for a retry with more fields.
 
     Raises:
         MemcalcError: it cannot be answered.
     """
     internals.use_one_thread()
-    # Code that asks for the GPU as it is imported finds the one that this process started with.
+    # Imports that ask for the GPU find the one that this process started with.
     internals.allow_cuda_after_fork()
     plan = decode(Plan, request["plan"])
     try:
         if plan.engine is not None:
             if request.get("keep"):
                 raise UsageError("Only memcalc estimate answers for an engine: leave out engine.")
-            return {"prediction": encode(_served(plan, speaker))}
+            return {"prediction": encode(_predict_serving(plan, speaker))}
         if request.get("inventory"):
             source = models.find(plan.model)
             return {"inventory": encode(whole(source, tasks.choose(source, plan.task), plan))}
-        simulated = SimulatedRun(asked(plan), speaker, request)
+        simulated = SimulatedRun(look_up(plan), speaker, request)
         if "rank" in request:
             return {"trace": pack(simulated.trace(request["rank"]))}
-        return _said_of_ranks(simulated, request, _player(speaker))
-    except AskAgainError as error:
+        return _answer_of_ranks(simulated, request, _player(speaker))
+    except RetryRequestError as error:
         return {"again": error.more}
     except simulated_gpu.AnotherGpuError:
         if request.get("alone"):
@@ -108,19 +108,19 @@ def _player(speaker: Speaker) -> Play:
 
 
 class SimulatedRun:
-    """One run of a plan in this process, which CUDA over the stub driver belongs to then."""
+    """A run of a plan in this process, with CUDA over the stub driver."""
 
-    def __init__(self, question: Asked, speaker: Speaker, request: dict[str, Any]) -> None:
-        """Let this process have the GPU, and build the program without memory for its weights.
+    def __init__(self, question: Question, speaker: Speaker, request: dict[str, Any]) -> None:
+        """Insert the simulated GPU, and build the program without memory for its weights.
 
-        ``request``: how it is run; ``room`` is the bytes that allocations may take, ``rank`` the
-        only one to run.
+        ``request``: the settings of the run; ``room`` is the bytes that allocations may take,
+        ``rank`` the only one to run.
         """
         self.question = question
         self._speaker, self._request = speaker, request
         plan = question.plan
-        # A cache that grows leaves blocks behind that are too small for it, and nothing but a
-        # device that is full makes the allocator give them back: a generation runs on its GPU.
+        # A growing cache leaves blocks behind that are too small for it. Only a full device makes
+        # the allocator free them: a generation runs at its GPU's size.
         usual = UNLIMITED if plan.generate is None else _room(question)
         self.room = int(request.get("room", usual))
         if plan.target != "cpu":
@@ -133,36 +133,36 @@ class SimulatedRun:
             simulated_gpu.check_imports(question.target)
 
     def trace_ranks(self) -> dict[int, Trace]:
-        """Run the ranks that are asked about: one of them here.
+        """Return the traces of the ranks that the plan asks about; several run in forks.
 
         Raises:
-            MemcalcError: one cannot be run.
+            MemcalcError: a rank cannot be run.
         """
         first, *others = ranks.asked(self.program)
         if not others:
             return {first: self.trace(first)}
-        return {rank: self._ask_for(rank) for rank in (first, *others)}
+        return {rank: self._trace_in_fork(rank) for rank in (first, *others)}
 
-    def _ask_for(self, rank: int) -> Trace:
-        """Have a rank run in a fork of its own."""
-        said = self._speaker.server.ask(JOB, RUN, {**self._request, "rank": rank})
-        if "again" in said:
-            raise AskAgainError(**said["again"])
-        return unpack(decode(bytes, said["trace"]))
+    def _trace_in_fork(self, rank: int) -> Trace:
+        """Run one rank in a new fork and return its trace."""
+        answer = self._speaker.server.ask(JOB, RUN, {**self._request, "rank": rank})
+        if "again" in answer:
+            raise RetryRequestError(**answer["again"])
+        return unpack(decode(bytes, answer["trace"]))
 
     def trace(self, rank: int) -> Trace:
-        """Run one rank here."""
+        """Run one rank in this process and return its trace."""
         question, crumbs = self.question, self._speaker.breadcrumbs
         plan, request = question.plan, self._request
         keep = bool(request.get("keep"))
-        cudnn = self._settle(rank)
+        cudnn = self._apply_settings(rank)
         try:
             with report_by_name(plan.model, crumbs.where):
                 traced = run.trace(
                     self.program,
                     lengths=request.get("lengths", ()),
                     detailed=keep,
-                    # Figures alone do not tell what operators ask for, so none need be named.
+                    # Figures alone do not need the names of operators.
                     named=not request.get("figures") and "devices" not in request,
                     counted=keep or bool(request.get("counted")),
                     # A benchmark wants zeros.
@@ -173,25 +173,28 @@ class SimulatedRun:
             ran_out = type(error).__name__ == _OUT_OF_MEMORY
             if not ran_out or plan.generate is None or self.room >= UNLIMITED:
                 raise
-            # The answer is that of the first device of 2, 4, 8 times the size on which it fits.
-            raise AskAgainError(room=2 * max(self.room, GIB)) from None
+            # The answer is from the first device of 2, 4, 8 times the size on which it fits.
+            raise RetryRequestError(room=2 * max(self.room, GIB)) from None
         notes = [
             *question.notes,
             *stand_ins.said(),
             *traced.assumptions,
-            *_said_of_room(question, self.room),
+            *_note_card_size(question, self.room),
         ]
         missed = traced.uncounted
         if plan.target != "cpu":
             notes += loading.assumptions()
             if isinstance(cudnn, Missing) and (
-                any(one.op.startswith(_OF_CUDNN) for one in traced.storages)
+                any(one.op.startswith(_CUDNN_PREFIXES) for one in traced.storages)
             ):
                 missed = (*missed, *cudnn.uncounted)
         return replace(traced, assumptions=tuple(dict.fromkeys(notes)), uncounted=missed)
 
-    def _settle(self, rank: int) -> Library | Missing | None:
-        """Let PyTorch have the plan's settings; return its cuDNN, or None on the CPU."""
+    def _apply_settings(self, rank: int) -> Library | Missing | None:
+        """Apply the plan's settings to PyTorch, join the ranks, and return the cuDNN that plans.
+
+        Returns None on the CPU.
+        """
         plan, target = self.question.plan, self.question.target
         spread = layouts.spread(plan)
         if plan.target == "cpu":
@@ -212,13 +215,13 @@ class SimulatedRun:
         return cudnn
 
 
-def _served(plan: Plan, speaker: Speaker) -> Prediction:
-    """Return what a serving engine would reserve.
+def _predict_serving(plan: Plan, speaker: Speaker) -> Prediction:
+    """Return the prediction of what a serving engine reserves.
 
     Raises:
-        MemcalcError: it would not start, or its rules are not known for such a model.
+        MemcalcError: it would not start, or its rules are unknown for such a model.
     """
-    question = asked(plan)
+    question = look_up(plan)
     assert question.gpu is not None
     if (models.find(plan.model).config or {}).get("quantization_config"):
         raise UsageError(
@@ -228,9 +231,9 @@ def _served(plan: Plan, speaker: Speaker) -> Prediction:
     generates = SimulatedRun(replace(question, plan=generating(plan)), speaker, {}).program
     serves = ServingEngine(plan, question.gpu, _served_model(generates))
     length = (generates.seq or 0) + (plan.generate or 0)
-    # What no engine takes is refused before anything is run.
+    # Refuse what no engine takes before anything is run.
     serves.check(length)
-    probe = SimulatedRun(asked(serves.probe()), speaker, {"keep": True})
+    probe = SimulatedRun(look_up(serves.probe()), speaker, {"keep": True})
     traced = probe.trace(0)
     state = state_for(probe.question, traced)
     prediction = predict(probe.question, traced, state, _player(speaker))
@@ -238,18 +241,21 @@ def _served(plan: Plan, speaker: Speaker) -> Prediction:
     return predicted(prediction, plan, serving, question.gpu)
 
 
-def _room(question: Asked) -> int:
-    """Return the allocator's bytes on the plan's GPU beside the largest context; 80 GiB if none."""
-    device = room_of(question)
+def _room(question: Question) -> int:
+    """Return the allocator's bytes on the plan's GPU beside the largest context.
+
+    They are 80 GiB if the plan names no GPU.
+    """
+    device = device_of_question(question)
     if device is None:
-        return _ROOMY
+        return _DEFAULT_CARD
     return min(
         device.room(device.context.high), question.settings.allowed(device.capacity) or UNLIMITED
     )
 
 
-def _said_of_room(question: Asked, room: int) -> Iterator[str]:
-    """Say what of reserved memory depends on the size of the device that a generation ran on."""
+def _note_card_size(question: Question, room: int) -> Iterator[str]:
+    """Yield a note on the card's size that a generation ran on, if reserved depends on it."""
     size = format_bytes(room)
     if question.plan.generate is not None and question.gpu is None:
         yield f"reserved is from a run on a card of {size} (name yours with --gpu)"
@@ -257,33 +263,39 @@ def _said_of_room(question: Asked, room: int) -> Iterator[str]:
         yield f"does not fit; reserved is from a run on an imaginary {size} card"
 
 
-def _said_of_ranks(simulated: SimulatedRun, request: dict[str, Any], play: Play) -> dict[str, Any]:
-    """Answer for the ranks that run: for the one that needs most, or for each."""
+def _answer_of_ranks(
+    simulated: SimulatedRun, request: dict[str, Any], play: Play
+) -> dict[str, Any]:
+    """Return the answer of the ranks that run: of the one that needs most, or a row of each."""
     question, traces = simulated.question, simulated.trace_ranks()
     over, every = layouts.spread(question.plan), question.plan.rank == "all"
     if len(traces) == 1 and not every:
-        return _said(question, next(iter(traces.values())), request, play)
+        return _answer_of_run(question, next(iter(traces.values())), request, play)
     if "devices" in request or (over.stages == 1 and not every):
-        return _said(question, ranks.largest(traces, over.world), request, play)
-    told = {rank: _said(question, traced, request, play) for rank, traced in traces.items()}
-    return of_processes(told, over)
+        return _answer_of_run(question, ranks.largest(traces, over.world), request, play)
+    found = {
+        rank: _answer_of_run(question, traced, request, play) for rank, traced in traces.items()
+    }
+    return combine_ranks(found, over)
 
 
-def _said(question: Asked, traced: Trace, request: dict[str, Any], play: Play) -> dict[str, Any]:
-    """Answer for a run: whether it fits some devices, or what it costs."""
+def _answer_of_run(
+    question: Question, traced: Trace, request: dict[str, Any], play: Play
+) -> dict[str, Any]:
+    """Return the answer of one run: its fit on devices if requested, else its prediction."""
     if "devices" not in request:
         kept = {"trace": pack(traced)} if request.get("keep") else {}
         found = predict(question, traced, state_for(question, traced), play)
         return {"prediction": encode(found), **kept}
     devices = [decode(Device, one) for one in request["devices"]]
-    told = Judged(
+    judged = JudgedRun(
         peaks=outcome(traced).peaks,
-        fits=tuple(judged(question, Replays(traced, play), devices)),
+        fits=tuple(judge_devices(question, Replays(traced, play), devices)),
         seq=traced.seq,
         assumptions=traced.assumptions,
         uncounted=traced.uncounted,
     )
-    return {"judged": encode(told)}
+    return {"judged": encode(judged)}
 
 
 def _served_model(program: Program) -> Model:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
-from memcalc.estimation.fits import growth_words, why_tight
+from memcalc.estimation.fits import describe_growth, explain_tight
 from memcalc.records.fields import COMPARED, varied_settings
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
@@ -250,7 +250,7 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
             f"{'until then' if refusal.last else 'of a run without a limit'}"
         )
     if grows is not None and grows.matters:
-        yield growth_words(grows)
+        yield describe_growth(grows)
 
 
 def fit_word(fit: Fit | None) -> str:
@@ -269,7 +269,7 @@ def fit_words(fit: Fit) -> str:
         # Closed forms know only the least that is held.
         does = "needs at least" if fit.metric == "requested" else "needs"
     if found is FitVerdict.TIGHT:
-        rest = why_tight(fit)
+        rest = explain_tight(fit)
     else:
         rest = f"{format_bytes(abs(fit.margin))} {'to spare' if fit.margin >= 0 else 'too much'}"
     return f"{found.value} on {fit.gpu}: {does} {format_bytes(fit.needed)} of {offered}, {rest}"

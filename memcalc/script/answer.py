@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from memcalc.estimation.engine import engine
 from memcalc.estimation.kept import Traced
 from memcalc.estimation.predict import predict
-from memcalc.estimation.processes import FITTING, need, numbered, on_rank
-from memcalc.estimation.question import Asked
+from memcalc.estimation.processes import FITTING, format_ranks, make_rank_row, need
+from memcalc.estimation.question import Question
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import LONGER, FitVerdict, OnGpu, Prediction
@@ -60,7 +60,7 @@ def _until_then(prediction: Prediction, code: int) -> Prediction:
 
 
 def predict_gpus(
-    question: Asked, traces: Mapping[int, Trace], state: OptimizerState
+    question: Question, traces: Mapping[int, Trace], state: OptimizerState
 ) -> Traced | None:
     """Predict for the GPU that holds most, beside the peaks of all; None: none was used."""
     found = {
@@ -94,7 +94,7 @@ def combine_ranks(found: Mapping[int, Simulated], answers: RankAnswers, plan: Pl
     prediction = replace(prediction, plan=plan, rank=most if answers.world > 1 else None)
     if plan.rank == "all":
         rows = tuple(
-            on_rank(
+            make_rank_row(
                 rank,
                 one.prediction,
                 alike=answers.alike.get(rank, ()),
@@ -112,19 +112,19 @@ def combine_ranks(found: Mapping[int, Simulated], answers: RankAnswers, plan: Pl
 def _describe_others(answers: RankAnswers, found: Mapping[int, Simulated]) -> Iterator[str]:
     """Yield sentences on ranks that were not run, or have nothing on the GPU."""
     for rank, others in answers.alike.items():
-        are = "are" if len(others) > 1 else "is"
+        are, do = ("are", "do") if len(others) > 1 else ("is", "does")
         if not answers.stages:
-            yield f"{numbered(others)} {are} not run: the first and the last take the same"
+            yield f"{format_ranks(others)} {are} not run: the first and the last take the same"
         else:
             yield (
-                f"{numbered(others)} {'do' if len(others) > 1 else 'does'} what rank {rank} does "
+                f"{format_ranks(others)} {do} what rank {rank} does "
                 "on a share of the same size, by the groups that the script makes, and "
                 f"{are} not run"
             )
     empty = [rank for rank, one in found.items() if one.traced is None]
     if empty:
-        yield f"{numbered(empty)} put nothing on a GPU"
+        yield f"{format_ranks(empty)} put nothing on a GPU"
     covered = {*found, *itertools.chain.from_iterable(answers.alike.values())}
     left = [rank for rank in range(answers.world) if rank not in covered]
     if left:
-        yield f"{numbered(left)} {'are' if len(left) > 1 else 'is'} not run"
+        yield f"{format_ranks(left)} {'are' if len(left) > 1 else 'is'} not run"

@@ -16,7 +16,7 @@ from memcalc.children import exit_reason
 from memcalc.engine import source_lines
 from memcalc.errors import EstimateError, UsageError, unknown
 from memcalc.estimation.kept import Traced, keep
-from memcalc.estimation.question import asked
+from memcalc.estimation.question import look_up
 from memcalc.records.prediction import Prediction
 from memcalc.script import pickling
 from memcalc.script.simulate import plan_of, run_work
@@ -42,7 +42,7 @@ class Simulation:
         plan = plan_of([source_lines.line() or sys.argv[0] or "python"], **self._settings)
         frame = sys._getframe(1)
         body = pickling.body_at(frame)
-        self._found, self._error = run_work(asked(plan), pickling.dump("the block", body))
+        self._found, self._error = run_work(look_up(plan), pickling.dump("the block", body))
         self._undo = pickling.skip(frame)
         return self
 
@@ -87,7 +87,7 @@ def run_in_child(work: Callable[[], Any], settings: Mapping[str, Any], name: str
         EstimateError: the process died.
         Exception: what the code raised.
     """
-    found, error = run_work(asked(plan_of([name], **settings)), pickling.dump(name, work))
+    found, error = run_work(look_up(plan_of([name], **settings)), pickling.dump(name, work))
     if error is not None:
         raise error
     if found is not None:

@@ -23,9 +23,9 @@ from memcalc.engine.cudnn import loading
 from memcalc.engine.environment.search import Environment
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError, took_too_long
-from memcalc.estimation.card import card_of
+from memcalc.estimation.card import card_memory
 from memcalc.estimation.kept import Traced
-from memcalc.estimation.question import Asked
+from memcalc.estimation.question import Question
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.files.untrusted_values import reason
 from memcalc.records.replay import UNLIMITED
@@ -83,7 +83,7 @@ class Run:
 
     def __init__(
         self,
-        question: Asked,
+        question: Question,
         program: Program,
         launch: Launch | None,
         folder: Path,
@@ -240,7 +240,7 @@ class Run:
     def _environment(self, *, limited: bool) -> dict[str, str]:
         """Return the process's variables: the stub driver, the GPU, and the simulation's caches."""
         question, plan = self._question, self._question.plan
-        told = card_of(question.gpu)
+        told = card_memory(question.gpu)
         room = told.room if limited else UNLIMITED
         local = self._launch.local if self._launch is not None else None
         # A process that a launcher starts has a GPU of its own, and sees that alone.

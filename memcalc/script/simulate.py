@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import STEPS, make
 from memcalc.engine.packages.stand_ins import STAND_INS
-from memcalc.estimation.card import card_of
+from memcalc.estimation.card import card_memory
 from memcalc.estimation.kept import Traced, keep
-from memcalc.estimation.question import Asked, asked
+from memcalc.estimation.question import Question, look_up
 from memcalc.records.plan import Plan
 from memcalc.script.answer import Simulated, add_ending, combine_ranks
 from memcalc.script.command import Program, find_launched
@@ -48,13 +48,13 @@ def simulate(
     folder = Path.cwd() if folder is None else folder
     program, launch = find_launched(plan, folder)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
-    run = Run(asked(plan), program, launch, folder)
+    run = Run(look_up(plan), program, launch, folder)
     check_imports(program, plan.command or "", folder, plan.python or sys.executable, STAND_INS)
     run.timeout = timeout
     began = time.monotonic()
     ran, room = run.with_stand_ins(limited=gpu is not None, quiet=quiet), None
     if gpu is not None:
-        room = card_of(gpu).room
+        room = card_memory(gpu).room
     each = {rank: _run_unlimited(run, rank, one, room) for rank, one in ran.found.items()}
     if len(each) == 1:
         ((rank, one),) = each.items()
@@ -74,7 +74,7 @@ def simulate(
     return found
 
 
-def run_work(question: Asked, work: bytes) -> tuple[Traced | None, BaseException | None]:
+def run_work(question: Question, work: bytes) -> tuple[Traced | None, BaseException | None]:
     """Call a pickled function over the stub driver; returns what it took, and what it raised.
 
     Raises:

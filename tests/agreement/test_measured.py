@@ -16,8 +16,8 @@ from memcalc.engine import driver
 driver.open_here()
 from memcalc.catalog.plan import make
 from memcalc.engine import simulated_gpu
-from memcalc.estimation.question import asked
-question = asked(make(json.loads(sys.argv[1])))
+from memcalc.estimation.question import look_up
+question = look_up(make(json.loads(sys.argv[1])))
 simulated_gpu.insert(question.gpu, question.target)
 simulated_gpu.check(question.target)
 from memcalc.measure.runs.run import Options, measure

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from memcalc.__main__ import run
 from memcalc.children.client import ForkServer
-from memcalc.estimation.question import code_in
+from memcalc.estimation.question import find_user_code
 from memcalc.files import artifact
 from memcalc.files.results import Run, save
 from memcalc.records.measurement import Measurement
@@ -265,4 +265,4 @@ def test_a_training_configuration_cannot_name_code_either(memcalc, evil):
     ],
 )
 def test_code_is_told_from_names_that_memcalc_knows(model, optim, code):
-    assert code_in(Plan(model=model, optim=optim)) == code
+    assert find_user_code(Plan(model=model, optim=optim)) == code

@@ -23,7 +23,7 @@ def replayed(calls, card=NEVER_FULL, **wanted):
     return found
 
 
-def calls_of(operations):
+def list_calls(operations):
     """Yield a recording's operations as calls, up to the first request that failed."""
     for number, operation in enumerate(operations):
         match operation:
@@ -47,7 +47,7 @@ def test_a_replay_has_the_levels_of_the_recording_at_every_checkpoint(path):
     recording = json.loads(gzip.decompress(path.read_bytes()))
     operations, memory = recording["operations"], recording["device_bytes"]
     card = Card(conf=recording["scenario"]["conf"], capacity=memory, room=memory)
-    found = replayed(list(calls_of(operations)), card, levels=0)
+    found = replayed(list(list_calls(operations)), card, levels=0)
     rows, events = iter(recording["checkpoints"]), 0
     levels = [Levels(**dict.fromkeys(RUNGS, 0)), *found.levels]
     compared, emptied = 0, False

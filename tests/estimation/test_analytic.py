@@ -7,9 +7,9 @@ import pytest
 from memcalc.catalog import dimensions
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
-from memcalc.estimation.activations import Blocks, Setting, saved
-from memcalc.estimation.described import rules_of_thumb
-from memcalc.estimation.estimate import advised, answers, estimate
+from memcalc.estimation.activations import Blocks, Setting, activation_bytes
+from memcalc.estimation.base_prediction import rules_of_thumb
+from memcalc.estimation.estimate import add_advice, answers, estimate
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase
 from memcalc.units import GIB, MIB
@@ -59,7 +59,7 @@ def test_the_closed_form_is_korthikantis_for_16_bit_blocks_with_dropout():
         batch=2, seq=256, element=2, stored_scores=True, checkpointing=False, logits=False
     )
     s, b, h, a = 256, 2, 1024, 16
-    assert saved(blocks, setting) == s * b * h * 34 + 5 * a * s * s * b
+    assert activation_bytes(blocks, setting) == s * b * h * 34 + 5 * a * s * s * b
 
 
 def test_accumulated_gradients_are_alive_in_forward():
@@ -201,7 +201,7 @@ def answers_of(asked):
 def test_closed_forms_are_named_after_a_failed_trace_where_they_have_an_answer(
     settings, method, hinted
 ):
-    error = advised(EstimateError("It failed."), make({"model": "gpt2", **settings}), method)
+    error = add_advice(EstimateError("It failed."), make({"model": "gpt2", **settings}), method)
     assert ("--method analytic" in str(error)) == hinted
 
 

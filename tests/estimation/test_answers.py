@@ -25,7 +25,7 @@ def test_every_item_is_asked_about_once_and_answered_in_its_place(count, workers
         asked.append(item)
         return -item
 
-    found = Answers(workers=workers).side_by_side(ask, range(count))
+    found = Answers(workers=workers).map_parallel(ask, range(count))
     assert list(found) == [-item for item in range(count)]
     assert sorted(asked) == list(range(count))
 
@@ -41,7 +41,7 @@ def test_a_slow_answer_does_not_hold_up_the_others():
         if item == 7:
             others.wait(20)
 
-    list(Answers(workers=2).side_by_side(ask, range(8)))
+    list(Answers(workers=2).map_parallel(ask, range(8)))
     assert seen == [1, 2, 3, 4, 5, 6, 7, 0]
 
 
@@ -51,7 +51,7 @@ def test_what_a_call_raises_is_raised_in_its_place_and_the_others_are_answered()
             raise RuntimeError("lost")
         return item
 
-    found = Answers(workers=2).side_by_side(ask, range(3))
+    found = Answers(workers=2).map_parallel(ask, range(3))
     assert next(found) == 0
     with pytest.raises(RuntimeError, match="lost"):
         next(found)
@@ -71,9 +71,9 @@ def test_no_more_runs_at_once_than_there_is_room_for(monkeypatch):
 
     def several(batch):
         ask = functools.partial(answers.judge, devices=())
-        return list(answers.side_by_side(ask, [Plan(model="a", batch=batch + n) for n in range(4)]))
+        return list(answers.map_parallel(ask, [Plan(model="a", batch=batch + n) for n in range(4)]))
 
-    list(answers.side_by_side(several, [10, 20, 30]))
+    list(answers.map_parallel(several, [10, 20, 30]))
     assert max(most) == 2
 
 
@@ -84,7 +84,7 @@ def test_nothing_more_is_asked_when_nobody_listens_any_more():
         asked.append(item)
         time.sleep(0.01)
 
-    found = Answers(workers=2).side_by_side(ask, range(100))
+    found = Answers(workers=2).map_parallel(ask, range(100))
     next(found)
     found.close()
     time.sleep(0.05)
@@ -94,13 +94,13 @@ def test_nothing_more_is_asked_when_nobody_listens_any_more():
 def test_a_run_under_other_settings_is_what_its_replay_under_them_says(traced):
     from msgspec.structs import replace
 
-    from memcalc.estimation.question import asked
+    from memcalc.estimation.question import look_up
     from memcalc.estimation.replays import Replays, roomy_card
 
     plan = replace(traced.prediction.plan, alloc_conf="roundup_power2_divisions:2")
     answers = Answers(use_cache=False)
     (found,) = answers.predict([plan])
-    (replay,) = Replays(traced.trace, engine.player()).on([roomy_card(asked(plan))])
+    (replay,) = Replays(traced.trace, engine.player()).on([roomy_card(look_up(plan))])
     assert found.peak.allocated == replay.peaks.allocated
     assert found.peak.reserved == replay.peaks.reserved
     assert found.peak.allocated > traced.prediction.peak.allocated

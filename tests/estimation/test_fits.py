@@ -23,9 +23,9 @@ from memcalc.estimation.fits import (
     judge,
     margin,
     outside_span,
-    with_spare,
+    verdict_with_spare,
 )
-from memcalc.estimation.question import asked
+from memcalc.estimation.question import look_up
 from memcalc.records.levels import Levels
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict, Prediction, Span
@@ -109,7 +109,7 @@ def test_what_shall_stay_free_is_taken_off_the_device_and_the_verdict_follows(
 ):
     conf = fraction and f"per_process_memory_fraction{fraction}"
     fit = judge(reserve_all, parse_alloc_conf(conf), device(capacity * MIB), UNROUNDED)
-    found = with_spare(fit, SPAN, spare * MIB)
+    found = verdict_with_spare(fit, SPAN, spare * MIB)
     if fit.verdict is FitVerdict.DOES_NOT_FIT or 400 + spare > capacity:
         assert found is FitVerdict.DOES_NOT_FIT
     else:
@@ -147,11 +147,11 @@ def test_where_nothing_can_replay_a_run_it_is_said_why_its_fit_is_unknown(traced
 
     before = traced.prediction
     plan = replace(before.plan, alloc_conf="per_process_memory_fraction:0.9")
-    found = predict.predict(asked(plan), traced.trace, before.optimizer_state, nobody)
+    found = predict.predict(look_up(plan), traced.trace, before.optimizer_state, nobody)
     assert found.fit is None
     assert found.unknown["fit"] == "There is no PyTorch: type pip install torch."
     assert found.peak == before.peak
-    played = predict.predict(asked(plan), traced.trace, before.optimizer_state, engine.player())
+    played = predict.predict(look_up(plan), traced.trace, before.optimizer_state, engine.player())
     assert played.fit.verdict is FitVerdict.FITS
 
 
@@ -197,7 +197,7 @@ def test_an_old_driver_may_load_all_kernels_where_an_old_pytorch_runs_on_it():
 
 
 def test_a_full_gpu_gets_cached_blocks_back():
-    span = predict.given_back(reserved=70, unlimited=90)
+    span = predict.freed_cache_span(reserved=70, unlimited=90)
     assert (span.low, span.likely, span.high) == (70, 70, 90)
     assert [part.name for part in span.parts] == [predict.GIVEN_BACK]
 
@@ -236,7 +236,9 @@ def test_a_gpu_for_a_run_on_the_cpu_is_refused():
 
 
 def test_a_run_on_the_cpu_is_not_said_to_have_the_kernels_of_a_gpu():
-    assert not any("A100" in note for note in asked(make({"model": "gpt2", "target": "cpu"})).notes)
+    assert not any(
+        "A100" in note for note in look_up(make({"model": "gpt2", "target": "cpu"})).notes
+    )
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp-bf16"])

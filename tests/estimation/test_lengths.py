@@ -9,7 +9,7 @@ from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation.engine import engine
 from memcalc.estimation.estimate import answers
-from memcalc.estimation.lengths import samples, varied
+from memcalc.estimation.lengths import run_varying_lengths, samples
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_every_batch_of_another_length_counts(plan):
 
 @pytest.mark.nightly
 def test_a_hundred_batches_take_no_less_than_the_largest_alone(plan):
-    found = varied(plan, "uniform:8,64")
+    found = run_varying_lengths(plan, "uniform:8,64")
     drawn, bucketed, expandable = found.ways
     assert (found.batches, found.longest) == (100, 64)
     assert found.least < drawn.allocated <= found.most <= drawn.reserved
@@ -95,7 +95,7 @@ def of_images(tmp_path):
 
 def test_a_model_of_images_takes_no_lengths(of_images):
     with pytest.raises(UsageError, match="takes no tokens"):
-        varied(make(of_images), "uniform:8,64")
+        run_varying_lengths(make(of_images), "uniform:8,64")
 
 
 @pytest.fixture

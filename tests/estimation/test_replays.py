@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from memcalc.catalog.plan import make
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.engine import engine
-from memcalc.estimation.question import asked
+from memcalc.estimation.question import look_up
 from memcalc.estimation.replays import Replays, outcome, requested_phases, roomy_card
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 
@@ -28,7 +28,7 @@ RUNS = {
 
 def check(traced):
     trace = traced.trace
-    (found,) = Replays(trace, engine.player()).on([roomy_card(asked(traced.prediction.plan))])
+    (found,) = Replays(trace, engine.player()).on([roomy_card(look_up(traced.prediction.plan))])
     assert (found.refused, found.retries) == (None, 0)
     for reading, peaks in zip(trace.readings, found.intervals, strict=True):
         for rung in ALLOCATOR_RUNGS:
@@ -58,7 +58,7 @@ def test_each_card_is_replayed_once(traced):
         asked_for.extend(cards)
         return engine.player()(calls, cards, wanted)
 
-    run, card = Replays(traced.trace, play), roomy_card(asked(traced.prediction.plan))
+    run, card = Replays(traced.trace, play), roomy_card(look_up(traced.prediction.plan))
     other = replace(card, conf="expandable_segments:True")
     first, second = run.on([card, other])
     assert run.on([other, card]) == [second, first]

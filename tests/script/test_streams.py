@@ -1,7 +1,7 @@
 """Programs whose tensors a second stream uses."""
 
 from memcalc.estimation.engine import engine
-from memcalc.estimation.replays import calls_of
+from memcalc.estimation.replays import list_calls
 from memcalc.records.replay import UNLIMITED, Card, Wanted
 
 MIB = 1 << 20
@@ -34,7 +34,9 @@ def test_what_waits_for_a_stream_is_reserved_and_said_and_replays_alike(run):
     peak = traced.prediction.peak
     assert peak.requested <= peak.allocated < peak.reserved - 32 * MIB
     assert "of what shows as cached waits for another stream" in traced.prediction.assumptions[0]
-    (replay,) = engine.player()(list(calls_of(traced.trace)), [Card(capacity=UNLIMITED)], Wanted())
+    (replay,) = engine.player()(
+        list(list_calls(traced.trace)), [Card(capacity=UNLIMITED)], Wanted()
+    )
     assert [(one.allocated, one.reserved) for one in replay.intervals] == [
         (one.allocated, one.reserved) for one in traced.trace.readings
     ]

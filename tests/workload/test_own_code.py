@@ -8,7 +8,7 @@ from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.engine import engine
-from memcalc.estimation.question import code_in
+from memcalc.estimation.question import find_user_code
 from memcalc.records.prediction import Prediction
 from memcalc.registry.build import build
 from memcalc.workload.model import report_by_name
@@ -153,7 +153,7 @@ def test_any_other_class_is_built_from_its_own_code(file, name):
     assert not choice.row.closed_form
     assert "own code" in choice.row.unknown
     assert type(build(choice, torch.nn.Linear(2, 2))).__name__ == "Slow"
-    assert code_in(make({"model": "gpt2", "optim": name})) == name
+    assert find_user_code(make({"model": "gpt2", "optim": name})) == name
 
 
 def test_a_class_that_is_no_optimizer_is_refused(file):

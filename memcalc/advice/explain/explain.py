@@ -25,7 +25,7 @@ from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.engine import engine
 from memcalc.estimation.kept import Traced, may_run_again
-from memcalc.estimation.question import code_in
+from memcalc.estimation.question import find_user_code
 from memcalc.records.fields import version_changes
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -64,7 +64,7 @@ def chapter_of_saved(saved: Prediction, answers: Answers, *, depth: int | None =
     """
     found: Chapter | str
     # Of a command the trace is kept; it is never run again.
-    code = code_in(saved.plan) if not saved.plan.command else None
+    code = find_user_code(saved.plan) if not saved.plan.command else None
     if saved.method != "trace":
         found = "the analytic method has no timeline"
     elif code is not None:

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from memcalc.errors import UsageError
 from memcalc.estimation.kept import Traced
-from memcalc.estimation.question import asked
-from memcalc.estimation.replays import calls_of, roomy_card
+from memcalc.estimation.question import look_up
+from memcalc.estimation.replays import list_calls, roomy_card
 from memcalc.files.snapshot_writer import save_snapshot
 from memcalc.records.levels import Levels
 from memcalc.records.plan import Plan
@@ -110,7 +110,7 @@ def _until_its_end(trace: Trace) -> Trace:
 
 
 def _replay(trace: Trace, plan: Plan, play: Play, wanted: Wanted) -> Replay:
-    (found,) = play(list(calls_of(trace)), [roomy_card(asked(plan))], wanted)
+    (found,) = play(list(list_calls(trace)), [roomy_card(look_up(plan))], wanted)
     return found
 
 

@@ -10,7 +10,7 @@ from memcalc.advice.fit.runs import Runs
 from memcalc.catalog import gpus as catalog
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.answers import Answers
-from memcalc.estimation.fits import device_of
+from memcalc.estimation.fits import make_device
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit
 from memcalc.units import format_bytes
@@ -104,14 +104,14 @@ def gpus_that_fit(
         alike.setdefault((gpu.capability, gpu.multiprocessors), []).append(gpu)
     rows: list[GpuFit] = []
     jobs = [functools.partial(_try_alike, gpus, plan, runs) for gpus in alike.values()]
-    for found in runs.answers.as_known(jobs):
+    for found in runs.answers.iterate_results(jobs):
         rows = sorted([*rows, *found], key=lambda row: (row.price is None, row.price, row.capacity))
         yield tuple(rows)
 
 
 def _try_alike(gpus: list[catalog.Gpu], plan: Plan, runs: Runs) -> list[GpuFit]:
     there = [replace(plan, gpu=gpu.name) for gpu in gpus]
-    devices = tuple(device_of(gpu, plan=one) for gpu, one in zip(gpus, there, strict=True))
+    devices = tuple(make_device(gpu, plan=one) for gpu, one in zip(gpus, there, strict=True))
     fits: tuple[Fit | None, ...] = (None,) * len(gpus)
     reason = ""
     try:

@@ -18,7 +18,7 @@ from memcalc.catalog import gpus as catalog
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
-from memcalc.estimation.fits import Device, device_of
+from memcalc.estimation.fits import Device, make_device
 from memcalc.estimation.predict import UNCOUNTED
 from memcalc.estimation.validate import check
 from memcalc.records.plan import Plan
@@ -136,7 +136,7 @@ def _refuse(plan: Plan, find: Collection[str], memory: int | None) -> None:
 def _on_device(so_far: _SoFar, find: Collection[str], memory: int | None, runs: Runs) -> None:
     plan = so_far.answer.plan
     gpu = catalog.find(plan.gpu) if plan.gpu is not None else None
-    device = device_of(gpu, memory, plan)
+    device = make_device(gpu, memory, plan)
     so_far.add(device=device.name, capacity=device.capacity, context=device.context)
     here = so_far.answer.here
     if here is None or not {"batch", "seq", "grid"}.isdisjoint(find):
@@ -144,7 +144,7 @@ def _on_device(so_far: _SoFar, find: Collection[str], memory: int | None, runs: 
         so_far.add(here=here)
     asked = [axis for axis in ("batch", "seq") if axis in find and (axis == "batch" or here.seq)]
     limits = [LimitSearch(axis, plan, here, device, runs, so_far.add) for axis in asked]
-    reasons = dict(zip(asked, runs.answers.side_by_side(LimitSearch.find, limits), strict=True))
+    reasons = dict(zip(asked, runs.answers.map_parallel(LimitSearch.find, limits), strict=True))
     so_far.add(unknown={axis: why for axis, why in reasons.items() if why})
     if "grid" in find:
         so_far.add(grid=_grid(plan, here.seq, device, runs))

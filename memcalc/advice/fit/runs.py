@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from memcalc.advice.fit.records import Probe
 from memcalc.catalog import positions
 from memcalc.estimation.answers import Answers
-from memcalc.estimation.engine import Judged
+from memcalc.estimation.engine import JudgedRun
 from memcalc.estimation.fits import Device
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict
@@ -25,8 +25,8 @@ class Runs:
         self.answers = answers
         self._config = config
         self._lock = threading.Lock()
-        self._known: dict[tuple[Plan, tuple[Device, ...]], Judged] = {}
-        self.last: Judged | None = None
+        self._known: dict[tuple[Plan, tuple[Device, ...]], JudgedRun] = {}
+        self.last: JudgedRun | None = None
         """The last run that answered."""
 
     @property
@@ -34,7 +34,7 @@ class Runs:
         """The number of runs."""
         return len(self._known)
 
-    def judge(self, plan: Plan, devices: tuple[Device, ...]) -> Judged:
+    def judge(self, plan: Plan, devices: tuple[Device, ...]) -> JudgedRun:
         """Tell whether a plan fits each of these devices, all with the kernels of the plan's GPU.
 
         Raises:
@@ -79,7 +79,7 @@ class Runs:
                 too_large.append((plan, found[plan]))
 
         by_size = sorted(plans, key=lambda plan: plan.batch * (plan.seq or 1))
-        list(self.answers.side_by_side(probe_one, by_size))
+        list(self.answers.map_parallel(probe_one, by_size))
         return [found[plan] for plan in plans]
 
     def longest(self, plan: Plan) -> int | None:

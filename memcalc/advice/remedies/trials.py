@@ -11,10 +11,10 @@ from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.engine import engine
-from memcalc.estimation.fits import device_of
+from memcalc.estimation.fits import make_device
 from memcalc.estimation.kept import Traced
 from memcalc.estimation.predict import predict
-from memcalc.estimation.question import asked
+from memcalc.estimation.question import look_up
 from memcalc.estimation.replays import Replays, on_device, read_replay, roomy_card
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -29,7 +29,7 @@ class Trials:
         answers: Answers,
         memory: int | None = None,
         begun: Iterable[tuple[Plan, Prediction | MemcalcError]] = (),
-        side_by_side: int | None = None,
+        map_parallel: int | None = None,
     ) -> None:
         """Try nothing yet.
 
@@ -38,12 +38,12 @@ class Trials:
             answers: answers the changed plans.
             memory: bytes in place of the GPU's own, for a traced plan.
             begun: answers that are under way.
-            side_by_side: plans that a search may run ahead; None: one for each process.
+            map_parallel: plans that a search may run ahead; None: one for each process.
         """
         known = base if isinstance(base, Prediction) else base.prediction
         self.plan = known.plan
         self.inventory = base.trace.inventory if isinstance(base, Traced) else None
-        self.side_by_side = side_by_side or answers.workers
+        self.map_parallel = map_parallel or answers.workers
         self._base = base if isinstance(base, Traced) else None
         self._answers, self._memory, self._begun = answers, memory, begun
         if self._base is not None:
@@ -104,7 +104,7 @@ class Trials:
             return traced.prediction
         gpu = gpus.find(self.plan.gpu) if self.plan.gpu is not None else None
         plan = traced.prediction.plan
-        device = device_of(gpu, self._memory, plan)
+        device = make_device(gpu, self._memory, plan)
         return on_device(traced.prediction, traced.trace, device, engine.player(plan))
 
 
@@ -120,7 +120,7 @@ def replay(base: Traced, plan: Plan) -> Traced:
     Raises:
         MemcalcError: it cannot be replayed.
     """
-    question, play, trace = asked(plan), engine.player(plan), base.trace
+    question, play, trace = look_up(plan), engine.player(plan), base.trace
     (found,) = Replays(trace, play).on([roomy_card(question)])
     trace = read_replay(found, trace)
     answer = predict(question, trace, base.prediction.optimizer_state, play)
@@ -135,7 +135,7 @@ def begin(plan: Plan, answers: Answers, remedies: Sequence[Remedy]) -> tuple[Tra
     """
     tried = dict.fromkeys(_try_changes(plan, [remedy]) for remedy in remedies)
     others = [one for one in tried if isinstance(one, Plan) and one != plan]
-    traced, beside = answers.trace_beside(plan, others)
+    traced, beside = answers.trace_with(plan, others)
     return traced, Trials(traced, answers, begun=zip(others, beside, strict=True))
 
 

@@ -30,7 +30,7 @@ from memcalc.catalog import gpus
 from memcalc.catalog.gpus import Gpu, architectures
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.answers import Answers
-from memcalc.estimation.fits import device_of, hopeless
+from memcalc.estimation.fits import cannot_fit, make_device
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
@@ -68,7 +68,7 @@ def cards(
             if one.figures is not None and one.figures.plan.gpu == sizes[0].name
         }
         jobs = [partial(finder.find, way, lean) for way in tried if way.key not in done]
-        growing.add_all(answers.as_known(jobs))
+        growing.add_all(answers.iterate_results(jobs))
     return growing.finish()
 
 
@@ -101,7 +101,7 @@ class _Finder:
         def ask(size: int) -> Sample:
             gpu = self._by_size[size]
             alive = [a.peak.allocated or 0 for a in known.values() if isinstance(a, Prediction)]
-            if alive and hopeless(min(alive), device_of(gpu)) is not None:
+            if alive and cannot_fit(min(alive), make_device(gpu)) is not None:
                 return Sample(holds=False, spare=None)
             asked = self._plan_on(gpu, way, more)
             known[size] = answer = (

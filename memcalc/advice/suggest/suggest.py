@@ -19,8 +19,8 @@ from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.analytic import least
 from memcalc.estimation.answers import Answers
-from memcalc.estimation.estimate import inventory_of
-from memcalc.estimation.fits import device_of, hopeless
+from memcalc.estimation.estimate import load_inventory
+from memcalc.estimation.fits import cannot_fit, make_device
 from memcalc.estimation.validate import check
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
@@ -81,7 +81,7 @@ def suggest_plan(
     growing = Growing(Suggestions(plan=plan, gpu=gpu.name, capacity=gpu.memory, found=()), seen)
     answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True)
     finder = _Finder(plan, answers)
-    growing.add_all(answers.as_known([partial(finder.find, way) for way in tried]))
+    growing.add_all(answers.iterate_results([partial(finder.find, way) for way in tried]))
     first = growing.of_way(tried[0])
     if plan.devices == 1 and first.figures is None and first.error is None:
         growing.add_all(finder.find_over_several(tried[0]))
@@ -136,7 +136,7 @@ class Floor:
         self.inventory: Inventory | None = None
         # The trace of a plan says why its model cannot be built.
         with contextlib.suppress(MemcalcError):
-            self.inventory = inventory_of(check(replace(plan, lora=None, quant=None)))
+            self.inventory = load_inventory(check(replace(plan, lora=None, quant=None)))
 
     def least(self, plan: Plan) -> int | None:
         """Return the least bytes of a plan, or None if they are not known."""
@@ -152,7 +152,7 @@ class Floor:
         size = self.least(plan)
         if size is None or plan.gpu is None:
             return None
-        return size if hopeless(size, device_of(gpus.find(plan.gpu), plan=plan)) else None
+        return size if cannot_fit(size, make_device(gpus.find(plan.gpu), plan=plan)) else None
 
 
 def with_speed(one: Suggestion, prediction: Prediction, gpu: gpus.Gpu) -> Suggestion:
@@ -240,7 +240,7 @@ class _Finder:
     ) -> Suggestion:
         """Add the cheapest remedies with which an estimated way fits."""
         # The processes are busy with the other ways.
-        trials = Trials(answer, self._answers, side_by_side=1)
+        trials = Trials(answer, self._answers, map_parallel=1)
         goal = fit_goal(trials.before)
         if goal is None:
             return self._fitting(way, trials, trials.before, shards)

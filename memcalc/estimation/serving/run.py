@@ -17,8 +17,8 @@ from memcalc.engine.environment.releases import parse_vllm
 from memcalc.engine.serving import start
 from memcalc.engine.stub import load as stub
 from memcalc.errors import UsageError
-from memcalc.estimation.card import card_of
-from memcalc.estimation.question import version_of
+from memcalc.estimation.card import card_memory
+from memcalc.estimation.question import torch_version
 from memcalc.records.engines import Started
 
 _MODULE = "vllm.entrypoints.cli.main"
@@ -119,9 +119,9 @@ def _environment(
     """Return variables of a process over the stub driver, its GPUs and caches of their own."""
     root, cuda = driver.installed(python)
     prepared = stub.prepare(root, cuda, (str(root.parent),))
-    card = card_of(gpu)
+    card = card_memory(gpu)
     target = Target(
-        capability=gpu.capability, multiprocessors=gpu.multiprocessors, torch=version_of(None)
+        capability=gpu.capability, multiprocessors=gpu.multiprocessors, torch=torch_version(None)
     )
     own = simulated_gpu.settings(gpu, target, room=card.room)
     found = {

@@ -18,7 +18,7 @@ from memcalc.errors import UsageError
 from memcalc.estimation import estimate as api
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.engine import engine
-from memcalc.estimation.fits import device_of
+from memcalc.estimation.fits import make_device
 from memcalc.estimation.replays import on_device
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict
@@ -141,7 +141,7 @@ def test_what_generates_is_found_with_few_runs_and_agrees_with_estimates(
         for probe, fits in ((limit.best, True), (limit.above, False)):
             plan = replace(found.plan, batch=probe.batch, seq=probe.seq)
             traced = engine.trace(plan)
-            device = device_of(gpus.find("t4"), settings["memory"], plan)
+            device = make_device(gpus.find("t4"), settings["memory"], plan)
             assert (
                 on_device(traced.prediction, traced.trace, device, engine.player()).fit == probe.fit
             ), plan

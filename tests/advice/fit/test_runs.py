@@ -10,13 +10,13 @@ from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError
 from memcalc.estimation.answers import Answers
-from memcalc.estimation.engine import Judged
-from memcalc.estimation.fits import device_of
+from memcalc.estimation.engine import JudgedRun
+from memcalc.estimation.fits import make_device
 from memcalc.records.levels import Levels
 from memcalc.records.prediction import Fit, FitVerdict
 
 PLAN = make({"model": "gpt2", "gpu": "t4", "batch": 1, "seq": 64})
-DEVICE = device_of(gpus.find("t4"), plan=PLAN)
+DEVICE = make_device(gpus.find("t4"), plan=PLAN)
 LIMIT = 1000
 NONE = Levels(requested=0, allocated=0, active=0, reserved=0)
 
@@ -39,7 +39,7 @@ class Asked(Answers):
         fit = Fit(gpu="T4", capacity=LIMIT, needed=needed, metric="process_used", verdict=verdict)
         with self._counts:
             self.at_once -= 1
-        return Judged(peaks=NONE, fits=(fit,) * len(devices), seq=plan.seq)
+        return JudgedRun(peaks=NONE, fits=(fit,) * len(devices), seq=plan.seq)
 
 
 def test_a_question_is_asked_once_however_often_it_is_put():
@@ -60,7 +60,7 @@ def test_what_is_larger_than_one_that_does_not_fit_is_not_run():
 
 def test_each_answer_comes_as_soon_as_it_is_known():
     waits, jobs = threading.Event(), Asked(workers=2)
-    late = jobs.as_known([lambda: waits.wait(30) and "last", lambda: "first"])
+    late = jobs.iterate_results([lambda: waits.wait(30) and "last", lambda: "first"])
     assert next(late) == "first"
     waits.set()
     assert next(late) == "last"

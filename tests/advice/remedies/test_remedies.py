@@ -164,7 +164,7 @@ class Scales:
     A whole step needs ``more`` than two of its micro-batches; what is ``broken`` has no figures.
     """
 
-    side_by_side = 2
+    map_parallel = 2
 
     def __init__(self, plan, shares, *, more=1.0, broken=(), before=None):
         self.plan, self.before = plan, before or _figures(plan, 1 << 20)

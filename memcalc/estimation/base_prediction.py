@@ -1,9 +1,9 @@
-"""What every prediction says of its plan, whoever answers: sizes, state, rules of thumb."""
+"""Builds the part that all predictions share: sizes, optimizer state, rules of thumb."""
 
 from collections.abc import Sequence
 
 from memcalc import registry
-from memcalc.estimation.question import Asked
+from memcalc.estimation.question import Question
 from memcalc.records.model import DTYPE_BYTES, Inventory, OptimizerState, StateTensor
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Peak, PhasePeak, Prediction, RuleOfThumb
@@ -12,7 +12,7 @@ from memcalc.registry import Choice
 from memcalc.workload import layouts
 
 
-def described(
+def build_prediction(
     plan: Plan,
     inventory: Inventory,
     choice: Choice,
@@ -21,7 +21,7 @@ def described(
     components: dict[Component, int],
     method: str,
 ) -> Prediction:
-    """Return a prediction of requested bytes; components are those of the highest phase."""
+    """Return a prediction of requested bytes; ``components``: bytes by kind in the peak's phase."""
     top = highest(phases)
     return Prediction(
         plan=plan,
@@ -87,16 +87,16 @@ NO_STATE = OptimizerState(optimizer="none", implementation="none", tensors=())
 
 
 def is_whole(plan: Plan) -> bool:
-    """Return whether each GPU holds all weights, gradients and optimizer state of a plan."""
+    """Return True if each GPU holds all weights, gradients and optimizer state of a plan."""
     return layouts.spread(plan).layout in _UNDIVIDED
 
 
-def state_for(question: Asked, trace: Trace) -> OptimizerState:
-    """Return what the optimizer keeps on one GPU.
+def state_for(question: Question, trace: Trace) -> OptimizerState:
+    """Return the optimizer's state on one GPU.
 
-    Where state is divided over GPUs, no closed form is kept of the division, and of a class of
-    somebody's own there is none: it is what the trace holds after the last step, which leaves out
-    counters in host memory.
+    It follows from closed forms where the registry has them. For state that is divided over GPUs,
+    and for the user's own classes, it is the state that the trace holds after the last step, which
+    leaves out counters in host memory.
     """
     if question.plan.infers:
         return NO_STATE
