@@ -77,7 +77,7 @@ def _same(first: tuple, other: tuple, distance: int) -> bool:
 def main() -> None:
     folder = pathlib.Path(__file__).parent.parent / "configs" / "inventories"
     folder.mkdir(exist_ok=True)
-    for name in sys.argv[1:] or models.bundled():
+    for name in sys.argv[1:] or models.list_bundled_files():
         source = models.find(name)
         task = tasks.choose(source, "auto")
         with torch.device("meta"):

@@ -15,7 +15,10 @@ SMALL = {"n_layer": 3, "n_embd": 64, "n_head": 2, "vocab_size": 5000}
 
 @pytest.fixture(scope="session")
 def small_model(shared):
-    config = {**json.loads(models.bundled()["openai-community/gpt2"].read_text()), **SMALL}
+    config = {
+        **json.loads(models.list_bundled_files()["openai-community/gpt2"].read_text()),
+        **SMALL,
+    }
     path = shared / "gpt2.json"
     path.write_text(json.dumps(config))
     return str(path)

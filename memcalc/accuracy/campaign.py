@@ -20,22 +20,22 @@ from memcalc.workload import layouts
 
 
 class Watcher(Protocol):
-    """An observer of the runs."""
+    """An observer of a series of runs."""
 
     def begin(self, plan: Plan, number: int, count: int) -> None:
-        """Notice that a run starts."""
+        """Observe the start of run ``number`` of ``count``."""
         ...
 
     def see_phase(self, reading: PhaseReading) -> None:
-        """Notice that a phase of the run has ended."""
+        """Observe the end of a phase of the run."""
         ...
 
     def end(self, run: Run) -> None:
-        """Notice that a run has ended."""
+        """Observe the end of a run."""
         ...
 
     def busy(self, what: str) -> None:
-        """Notice that something else takes time now."""
+        """Observe that other work takes time; ``what`` names it."""
         ...
 
     def note(self, text: str) -> None:
@@ -44,9 +44,9 @@ class Watcher(Protocol):
 
 
 def measure_all(requests: Sequence[Request], watcher: Watcher) -> Generator[Run, None, None]:
-    """Measure runs, each in a new child process; a failure is an error in its run.
+    """Measure runs, each in a new child process, and yield them; a failure is an error in its run.
 
-    If the first run on a GPU finds no GPU, no other is begun.
+    If a run finds no GPU, later runs on a GPU are skipped.
     """
     with Runner() as runner:
         missing = False
@@ -75,11 +75,11 @@ def _measure(runner: Runner, request: Request, watcher: Watcher) -> Run:
 def estimate_all(
     runs: Sequence[Run], watcher: Watcher, typed: Collection[Plan] = ()
 ) -> Iterator[tuple[int, Run]]:
-    """Put an estimate beside every measured run that has none; yields its index and the run.
+    """Estimate every measured run that has no estimate; yield each run's index and the new run.
 
-    All are made in one go after the last run: the two would fight for the processor, and a model
-    that hangs has shown it by then. ``typed``: plans that a person asked for; code that other
-    plans name is not run.
+    Estimates start after the last run: both would compete for the processor, and a model that hangs
+    has shown it by then. ``typed``: plans that a person typed; the user's code in other plans is
+    not run.
     """
     parts, asked = [], []
     for number, whole in enumerate(runs):
@@ -100,7 +100,10 @@ def estimate_all(
 
 
 def _plan_to_estimate(run: Run, watcher: Watcher, typed: bool) -> Plan | None:
-    """Return the plan whose estimate belongs beside a run, or None."""
+    """Return the plan to estimate for a run, on its GPU and PyTorch; None if it needs no estimate.
+
+    It is also None, with a note to the watcher, if memcalc cannot or must not estimate the run.
+    """
     if run.measurement is None or run.prediction is not None:
         return None
     measured, plan = run.measurement, run.measurement.plan
@@ -108,7 +111,7 @@ def _plan_to_estimate(run: Run, watcher: Watcher, typed: bool) -> Plan | None:
     if code is not None and not typed:
         watcher.note(f"no estimate of {code}: it is code, which a file cannot have run")
         return None
-    # The very device and PyTorch that measured.
+    # The same device and PyTorch as measured.
     version = measured.versions.get("torch", "").split("+")[0] or None
     gpu = plan.gpu if plan.target != "cpu" else None
     if plan.target != "cpu" and gpu is None:
@@ -121,7 +124,7 @@ def _plan_to_estimate(run: Run, watcher: Watcher, typed: bool) -> Plan | None:
 
 
 def _with_estimate(run: Run, place: int, answer: Prediction) -> Run:
-    """Return the run with the estimate of itself, or of one of its ranks."""
+    """Return the run with an estimate added, to the run itself or to its rank at ``place``."""
     if not run.ranks:
         return replace(run, prediction=answer)
     ranks = list(run.ranks)

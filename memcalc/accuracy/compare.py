@@ -1,4 +1,4 @@
-"""A prediction beside a measurement: signed errors, part by part, rung by rung, phase by phase."""
+"""Compares a prediction with a measurement: signed errors by part, rung and phase."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,17 +20,17 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error(self) -> int:
-        """The predicted bytes less the measured."""
+        """The predicted bytes minus the measured bytes."""
         return self.predicted - self.measured
 
     @property
     def relative(self) -> float | None:
-        """The error as a share of the measured, or None where nothing was measured."""
+        """The error as a share of the measured bytes, or None if those are 0."""
         return self.error / self.measured if self.measured else None
 
 
 def compare(prediction: Prediction, measurement: Measurement) -> list[Difference]:
-    """Compare every figure that both have, the largest error first.
+    """Return the differences of all figures that both have, the largest error first.
 
     A run that ended out of memory has no steady step; only its earlier figures are compared.
     """
@@ -83,14 +83,14 @@ def _state(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
 def _phases(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
     measured = steady_peaks(measurement.phases)
     for phase in prediction.phases:
-        # What is reserved stays so: in which phase and step it was is no figure of its own.
+        # Reserved memory stays reserved, so its phase is not compared.
         for rung in ("requested", "allocated"):
             level = measured.get(phase.phase, {}).get(rung)
             yield f"{phase.phase.value} {rung}", getattr(phase, rung), level
 
 
 def pairs(runs: Sequence[Run], rung: str = "allocated") -> list[tuple[str, Difference]]:
-    """Return the peaks of runs that have both an estimate and a measurement, by name."""
+    """Return the predicted and measured peak of each run that has both, with the run's name."""
     found = []
     for run in runs:
         if run.prediction is not None and run.measurement is not None:
@@ -101,7 +101,7 @@ def pairs(runs: Sequence[Run], rung: str = "allocated") -> list[tuple[str, Diffe
 
 
 def peak(prediction: Prediction, measurement: Measurement, rung: str) -> Difference | None:
-    """Compare the peak of a run on one rung."""
+    """Return the difference of a run's peak on one rung; None if one side does not know it."""
     measured = steady_peak(measurement, rung)
     predicted = [getattr(phase, rung) for phase in prediction.phases]
     if measured is None or any(value is None for value in predicted):

@@ -43,7 +43,7 @@ _MAY_BE_ZERO = {"type_vocab_size", "num_key_value_heads", "n_inner"}
 
 
 def validate(config: Any, name: str) -> dict[str, Any]:
-    """Return the config if its sizes make sense.
+    """Return the config after checking its type and sizes.
 
     Raises:
         UsageError: it is no object, names no known architecture, or a size is not a positive
@@ -79,14 +79,16 @@ def _check_sizes(config: dict[str, Any], name: str) -> None:
 
 def _check_size(config: dict[str, Any], key: str, most: int, name: str) -> None:
     value = config.get(key)
-    if value is None or (isinstance(value, list | tuple) and all(_whole(item) for item in value)):
+    if value is None or (
+        isinstance(value, list | tuple) and all(_is_whole_number(item) for item in value)
+    ):
         return
-    if not _whole(value) or value > most or value < (0 if key in _MAY_BE_ZERO else 1):
+    if not _is_whole_number(value) or value > most or value < (0 if key in _MAY_BE_ZERO else 1):
         raise UsageError(
             f"The config of {name} has {key} = {str(value)[:40]!r}: it must be a whole number "
             f"from 1 to {most:,}."
         )
 
 
-def _whole(value: Any) -> bool:
+def _is_whole_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)

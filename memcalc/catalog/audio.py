@@ -9,33 +9,33 @@ from memcalc.files.artifact import decode
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
-    """An input of a recording."""
+    """A model input made from a recording."""
 
     shape: tuple[int, ...]
     """Without the batch."""
     dtype: str
     mask: bool = False
-    """It says which frames are padding."""
+    """True if it marks the frames that are padding."""
     bins: int | None = None
-    """The axis of frequency bins, as many as the config names."""
+    """The axis of frequency bins, whose number the config names."""
     window: int | None = None
-    """The axis of frames that is padded to all that the encoder reads, twice its positions."""
+    """The axis of frames that is padded to the encoder's length, twice its positions."""
 
 
 class Sound(msgspec.Struct, frozen=True, kw_only=True):
-    """Ten seconds of one recording."""
+    """The inputs of a model for ten seconds of one recording."""
 
     inputs: dict[str, Tensor]
     tokens: int | None = None
-    """Places that it takes among the tokens of a language model; ``None``: it takes none."""
+    """Tokens of a language model that it takes the place of, or None."""
 
 
-def of(model_type: str) -> Sound | None:
-    """Return what the feature extractor of this model type makes; None: it has none."""
+def find_recording(model_type: str) -> Sound | None:
+    """Return the outputs of a model type's feature extractor, or None if it has no extractor."""
     return table().get(model_type)
 
 
 @functools.cache
 def table() -> dict[str, Sound]:
-    """Return all, by model type."""
+    """Return the recordings of all model types, by model type."""
     return shipped.read("sound.json", lambda data: decode(dict[str, Sound], data["types"]))

@@ -18,18 +18,18 @@ TABLE = "context_ranges.json"
 
 
 class ContextRanges(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of what is outside the allocator."""
+    """The memory of a process outside the allocator, by part."""
 
     context: Span
-    """Before the first tensor."""
+    """The CUDA context before the first tensor."""
     modules: Span
-    """What kernels and libraries add."""
+    """The code of kernels and libraries, loaded lazily."""
     total: Span
-    """With a model there."""
+    """The total once a model ran."""
     eager: Span | None
-    """The same where all kernels are loaded at the start, as ``CUDA_MODULE_LOADING=EAGER`` has it.
+    """The total if all kernels are loaded at the start (``CUDA_MODULE_LOADING=EAGER``).
 
-    So did every PyTorch before 1.13, and every one built for CUDA before 11.7. ``None``: any GPU.
+    PyTorch before 1.13, and builds for CUDA before 11.7, always load them so. None for any GPU.
     """
 
 
@@ -49,28 +49,29 @@ def ranges(gpu: Gpu | None) -> ContextRanges:
 
 
 class Library(msgspec.Struct, frozen=True, kw_only=True):
-    """Code for GPUs in a library, which a process loads whole unless kernels are loaded lazily."""
+    """The code for GPUs in a library, which is loaded whole unless kernels are loaded lazily."""
 
     name: str
     source: str
     mib: dict[str, int]
-    """By compute capability."""
+    """Size of the code by compute capability."""
     since: str = "0.0"
-    """First PyTorch that brings this generation of it."""
+    """First PyTorch that ships this generation of the library."""
     before: str = "99.0"
-    """First PyTorch that does not any more."""
+    """First PyTorch that no longer ships it."""
 
 
 @functools.cache
 def libraries() -> tuple[Library, ...]:
-    """Return the versions of cuDNN whose code was weighed."""
+    """Return the versions of cuDNN whose code sizes are known."""
     return shipped.read("contexts.toml", lambda data: decode(tuple[Library, ...], data["library"]))
 
 
 def library_span(gpu: Gpu, torch: tuple[int, int]) -> Span | None:
-    """Return the size of cuDNN's convolutions, loaded whole; None if no version has any for a GPU.
+    """Return the bytes of cuDNN's convolutions, loaded whole; None if no version supports the GPU.
 
-    A version that has none for this capability runs that of the one before it in its generation.
+    A version without code for a capability runs the code for the next lower one of the same major
+    capability.
     """
     sizes: dict[str, int] = {}
     for library in libraries():
@@ -90,8 +91,8 @@ def library_span(gpu: Gpu, torch: tuple[int, int]) -> Span | None:
     )
 
 
-def together(*spans: Span) -> Span:
-    """Add up several parts; the sum has a likely figure if every part has one."""
+def sum_spans(*spans: Span) -> Span:
+    """Return the sum of several ranges; it has a likely figure if all of them have one."""
     likely = [span.likely for span in spans if span.likely is not None]
     return Span(
         low=sum(span.low for span in spans),

@@ -1,4 +1,4 @@
-"""Numbers of a config.json that go together, where closed forms would take any."""
+"""Checks that numbers in a config.json go together, which closed forms would not notice."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
 
 
 def refusal(config: Mapping[str, Any], name: str) -> str | None:
-    """Return a sentence if no model has these numbers, or None if they go together."""
+    """Return a sentence if numbers in a config contradict each other, or None."""
     for part in (config, config.get("text_config")):
         if not isinstance(part, Mapping):
             continue

@@ -18,15 +18,15 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     threads: int
-    """Most threads that a multiprocessor holds at once."""
+    """The most threads that a multiprocessor holds at once."""
     shared_memory: int
-    """Bytes of a multiprocessor."""
+    """Bytes per multiprocessor."""
     shared_memory_of_block: int
-    """Most bytes of them that one block may ask for."""
+    """The most bytes that one block may request."""
     tile_bytes: int = 0
-    """Sizes of a matrix that Tensor Cores like are multiples of this; 0: there are none."""
+    """Matrix sizes should be multiples of these bytes for Tensor Cores; 0 without Tensor Cores."""
     bf16: bool = False
-    """It computes in bf16; PyTorch emulates it elsewhere."""
+    """True if it computes in bf16; otherwise PyTorch emulates bf16."""
     tf32: bool = False
 
 
@@ -36,7 +36,7 @@ def architectures() -> dict[tuple[int, int], Architecture]:
 
     def make_table(data: dict[str, Any]) -> dict[tuple[int, int], Architecture]:
         return {
-            parse_capability(capability): decode(Architecture, _in_bytes(entry))
+            parse_capability(capability): decode(Architecture, _convert_sizes(entry))
             for entry in data["architecture"]
             for capability in entry["capabilities"]
         }
@@ -44,19 +44,20 @@ def architectures() -> dict[tuple[int, int], Architecture]:
     return shipped.read("compute_capabilities.toml", make_table)
 
 
-def _in_bytes(entry: dict[str, Any]) -> dict[str, Any]:
+def _convert_sizes(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of the file with its KiB converted to bytes."""
     shared, of_block = entry["shared_kib"] * KIB, entry["shared_kib_of_block"] * KIB
     return {**entry, "shared_memory": shared, "shared_memory_of_block": of_block}
 
 
 def parse_capability(text: str) -> tuple[int, int]:
-    """Read a compute capability such as ``9.0``."""
+    """Parse a version such as ``9.0`` into (major, minor)."""
     major, minor = text.split(".")
     return int(major), int(minor)
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties of a card and of PyTorch by which kernels are chosen."""
+    """The properties of a GPU and of PyTorch that decide which kernels run."""
 
     capability: tuple[int, int]
     """Compute capability, such as (9, 0)."""
@@ -74,13 +75,13 @@ _SIZE = re.compile(r"(?<!\d)(\d{1,3}) ?gi?b\b")
 _WORDS = ((r"with max-?q design", "maxq"), (r"\bmobile\b", "laptop"))
 _EMPTY = re.compile(r"nvidia|geforce|tesla|generation|gpu|[^a-z0-9]")
 _SERIES = re.compile(r"^(quadro)?(rtx|gtx)?(pro)?")
-_OTHERS = re.compile(
+_OTHER_MAKERS = re.compile(
     r"amd\b|radeon|instinct|\brx ?\d{4}|\bmi ?\d{2,3}[a-z]?\b|\bgfx\d|intel|\barc\b|gaudi|apple|"
     r"\bmps\b|\bm[1-9]( ?(pro|max|ultra))?\b|google|\btpu\b|trainium|inferentia|ascend|\bnpu\b"
 )
-_NEAR = 0.05
-"""Share by which a total that was read may differ from the one on record: drivers keep more or
-less. Sizes of one name differ by more than a tenth."""
+_TOTAL_TOLERANCE = 0.05
+"""Share by which a read total may differ from the one on record, because drivers reserve different
+amounts. Sizes of one name differ by more than a tenth."""
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,11 +89,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     driver_name: str
-    """What its driver calls it: ``torch.cuda.get_device_name``, nvidia-smi."""
+    """The driver's name: ``torch.cuda.get_device_name``, nvidia-smi."""
     memory: int
-    """What CUDA offers a process (``cudaMemGetInfo``)."""
+    """The total that CUDA offers a process (``cudaMemGetInfo``)."""
     nvml_memory: int | None = None
-    """What NVML and nvidia-smi report as total."""
+    """The total that NVML and nvidia-smi report."""
     sold_as: int
     """Gigabytes by the name on the box."""
     capability: tuple[int, int]
@@ -103,9 +104,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """Dense half-precision operations per second with fp32 sums; ``None``: not on record."""
     aliases: tuple[str, ...] = ()
     boxed_as: str = ""
-    """What several of it in one box are called, where other cards bear that name as well."""
+    """The name of a box of several such GPUs, if other cards have that name too."""
     source: str
-    """Where the sizes were read, or what they were derived from."""
+    """The source of the sizes."""
 
 
 @functools.cache
@@ -114,44 +115,46 @@ def table() -> tuple[Gpu, ...]:
 
     def make_table(data: dict[str, Any]) -> tuple[Gpu, ...]:
         entries = {entry["name"]: entry for entry in data["gpu"]}
-        return decode(tuple[Gpu, ...], [_gpu(entry, entries) for entry in entries.values()])
+        return decode(tuple[Gpu, ...], [_convert_row(entry, entries) for entry in entries.values()])
 
     return shipped.read("gpus.toml", make_table)
 
 
-class Meant(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPUs that a name stands for."""
+class NamedGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPU that a name means."""
 
     gpu: Gpu
     count: int | None = None
-    """GPUs of a machine that is rented by this name; ``None``: it is no machine."""
+    """Number of GPUs if the name is that of a cloud machine, else None."""
     why: str = ""
-    """In a sentence; empty: the card has that name and no other has it."""
+    """The reason for this choice, as a clause; empty if only this card has the name."""
 
 
 @functools.cache
-def meant(name: str) -> Meant:
-    """Find what a person means by a name: a card, the usual one of several, or a machine's cards.
+def resolve(name: str) -> NamedGpu:
+    """Find the GPU that a person means: a card, the smallest of several, or that of a machine.
 
-    Case, spaces, dashes, the maker's name and a size that says nothing new make no difference.
+    Case, spaces, dashes, the maker's name and a redundant size make no difference.
 
     Raises:
-        UsageError: no such GPU, or cards that have little in common; says which there are.
+        UsageError: there is no such GPU; the message lists similar names.
     """
     plain, size = _parts(name)
     found = _find_cards(plain, size)
     if len(found) == 1:
-        return Meant(gpu=next(iter(found.values())))
+        return NamedGpu(gpu=next(iter(found.values())))
     if found:
         least = min(found.values(), key=lambda gpu: gpu.memory)
         why = f"the smallest of {', '.join(found)}; name another to change that"
-        return Meant(gpu=least, why=why)
+        return NamedGpu(gpu=least, why=why)
     for gpu in table():
         if gpu.boxed_as and _parts(gpu.boxed_as)[0] == plain and size in (None, gpu.sold_as):
-            return Meant(gpu=gpu, why="the form most clouds rent; name another card to change that")
+            return NamedGpu(
+                gpu=gpu, why="the form most clouds rent; name another card to change that"
+            )
     machine = _machines().get(name.strip().lower())
     if machine is None:
-        raise _none(name, plain, size)
+        raise _unknown_gpu(name, plain, size)
     return machine
 
 
@@ -161,29 +164,29 @@ def find(name: str, total: int | None = None) -> Gpu:
 
     Args:
         name: such as ``RTX 4090``, ``4090`` or ``NVIDIA A100-SXM4-80GB``.
-        total: bytes of the card, where they were read; they decide between sizes of one name.
+        total: bytes of the card, if known; they decide between sizes of one name.
 
     Raises:
-        UsageError: no such GPU, or several; says which there are.
+        UsageError: there is no such GPU, or several; the message lists them.
     """
     if total is None:
-        return meant(name).gpu
+        return resolve(name).gpu
     found = _find_cards(*_parts(name), total)
     if len(found) == 1:
         return next(iter(found.values()))
     if found:
         raise UsageError(f"There are several GPUs called {name!r}: name one of {', '.join(found)}.")
-    raise _none(name, *_parts(name))
+    raise _unknown_gpu(name, *_parts(name))
 
 
-def rented() -> tuple[Gpu, ...]:
-    """Return the cards that most clouds rent, smallest first."""
+def list_rental_gpus() -> tuple[Gpu, ...]:
+    """Return the cards that most clouds offer, the smallest first."""
     names = shipped.read("machines.toml", lambda data: tuple(data["rented"]))
     return tuple(sorted(map(find, names), key=lambda gpu: gpu.memory))
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
-    """Rent of one GPU for an hour, to the order of magnitude."""
+    """Hourly prices of one GPU, to the order of magnitude."""
 
     date: str
     source: str
@@ -198,13 +201,13 @@ def prices() -> Prices:
 
 
 @functools.cache
-def _machines() -> dict[str, Meant]:
-    """Return the machines that clouds rent, by their names in lower case."""
+def _machines() -> dict[str, NamedGpu]:
+    """Return the GPUs of cloud machines, by the machines' names in lower case."""
     cards = {gpu.name: gpu for gpu in table()}
 
-    def make_table(data: dict[str, Any]) -> dict[str, Meant]:
+    def make_table(data: dict[str, Any]) -> dict[str, NamedGpu]:
         return {
-            name.lower(): Meant(
+            name.lower(): NamedGpu(
                 gpu=cards[one["gpu"]],
                 count=one.get("count", 1),
                 why=f"says {one['source'].partition(' (')[0]}",
@@ -217,7 +220,7 @@ def _machines() -> dict[str, Meant]:
 
 
 def _find_cards(plain: str, size: int | None, total: int | None = None) -> dict[str, Gpu]:
-    """Find the cards of a name; several where only a size could tell them apart."""
+    """Return the cards that have a name, by their full names; a size or total narrows them down."""
     by_size = _by_name().get(plain, {})
     exact = by_size.get(size)
     if exact is not None and (total is None or _is_near(exact, total)):
@@ -228,14 +231,15 @@ def _find_cards(plain: str, size: int | None, total: int | None = None) -> dict[
     return found if exact is None or len(found) == 1 else {exact.name: exact}
 
 
-def _none(name: str, plain: str, size: int | None) -> UsageError:
+def _unknown_gpu(name: str, plain: str, size: int | None) -> UsageError:
+    """Return the error for a name that is no known GPU, with the nearest names."""
     if not plain and size is not None:
-        cards = ", ".join(gpu.name for gpu in rented() if gpu.sold_as == size)
+        cards = ", ".join(gpu.name for gpu in list_rental_gpus() if gpu.sold_as == size)
         one = f"name one of {cards}, or " if cards else ""
         return UsageError(
             f"{name!r} is a size, not a GPU: {one}type memcalc fit MODEL --memory '{size} GB'."
         )
-    if _OTHERS.search(name.lower()):
+    if _OTHER_MAKERS.search(name.lower()):
         return UsageError(
             f"{name!r} is not supported: memcalc knows NVIDIA GPUs; see memcalc list gpus."
         )
@@ -251,7 +255,7 @@ def _none(name: str, plain: str, size: int | None) -> UsageError:
 
 
 def _is_near(gpu: Gpu, total: int) -> bool:
-    return abs((gpu.nvml_memory or gpu.memory) - total) <= _NEAR * total
+    return abs((gpu.nvml_memory or gpu.memory) - total) <= _TOTAL_TOLERANCE * total
 
 
 @functools.cache
@@ -262,7 +266,7 @@ def _by_name() -> dict[str, dict[int | None, Gpu]]:
         for name in (gpu.name, *gpu.aliases):
             plain, size = _parts(name)
             spelled = [(plain, size), (_EMPTY.sub("", name.lower()), None)]
-            # A number is enough where one card bears it.
+            # A number is enough if only one card has it.
             spelled += [
                 (re.sub(r"^[rg]tx(?=\d)", "", key), gigabytes) for key, gigabytes in spelled
             ]
@@ -273,7 +277,7 @@ def _by_name() -> dict[str, dict[int | None, Gpu]]:
 
 
 def _parts(name: str) -> tuple[str, int | None]:
-    """Split a name into its plain letters and the gigabytes in it."""
+    """Split a name into letters and digits without the maker's name, and its gigabytes."""
     text = name.lower()
     for word, replacement in _WORDS:
         text = re.sub(word, replacement, text)
@@ -283,7 +287,7 @@ def _parts(name: str) -> tuple[str, int | None]:
     return _EMPTY.sub("", text), int(size[1]) if size is not None else None
 
 
-def _gpu(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _convert_row(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Convert the sizes of a row of the file to whole bytes."""
     source = entry["source"]
     if "memory_gib" in entry:

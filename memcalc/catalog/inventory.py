@@ -1,7 +1,7 @@
-"""The shipped inventories of bundled models: exact without importing torch.
+"""Loads the shipped inventories of bundled models, which are exact, without importing torch.
 
-One JSON file a model: tensors as ``[name, shape, dtype, trainable, module, buffer]``, where
-``{a..b}`` in a name stands for each number of that range.
+Each model has a JSON file: tensors as ``[name, shape, dtype, trainable, module, buffer]``, where
+``{a..b}`` in a name means one tensor for each number of that range.
 """
 
 import re
@@ -16,7 +16,7 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 def load(source: ModelSource, task: str) -> Inventory | None:
-    """Load the inventory of a bundled model with its default head, or None if none is shipped."""
+    """Load the shipped inventory of a model for a task, or return None if none is shipped."""
     if source.origin != "bundled":
         return None
     name = f"inventories/{source.name.replace('/', '--')}.json"

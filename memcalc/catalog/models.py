@@ -21,15 +21,15 @@ from memcalc.imports import is_named
 _LARGEST_CONFIG = 10 << 20
 _TUNED = re.compile(r"-(instruct|chat|it)(?=-|$)", re.IGNORECASE)
 TAKEN = "is taken for"
-"""In what is said of a model that was named in short."""
+"""Words of the note on a model whose short name was given."""
 _COPIES = "unsloth/"
-"""The same models under one organization, where not quantized already."""
-_OF_DIFFUSERS = re.compile(r"^(sdxl|flux|sd-?[123])|stable-diffusion|FLUX\.", re.IGNORECASE)
+"""An organization with copies of models; those that are not quantized have the same sizes."""
+_DIFFUSERS_NAMES = re.compile(r"^(sdxl|flux|sd-?[123])|stable-diffusion|FLUX\.", re.IGNORECASE)
 _PAGES = "https://huggingface.co/"
 _FORMER_ORGS = frozenset(
     "google-t5 google-bert facebookai distilbert albert openai-community".split()
 )
-"""Their models had no organization before they were moved there: bert-base-cased, gpt2."""
+"""Organizations whose models had none in the past: bert-base-cased, gpt2."""
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,15 +42,15 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     factory: str | None = None
     """``package.module:callable`` returning an ``nn.Module``."""
     tuned: str = ""
-    """The model on the hub that was named, where this one has its sizes."""
+    """The model on the hub that was named, if this is a bundled one of the same sizes."""
     note: str = ""
-    """Which model was taken for the one that was named; empty: that one itself."""
+    """A sentence on the model that was taken for the named one; empty if it is the named one."""
     revision: str | None = None
-    """The commit on the hub that the config is of."""
+    """The config's commit on the hub."""
 
     @property
     def digest(self) -> str | None:
-        """A digest of the config, by which an answer recognizes a changed one."""
+        """A digest of the config, which shows whether the config has changed."""
         if self.config is None:
             return None
         return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:16]
@@ -62,7 +62,7 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @functools.cache
-def bundled() -> dict[str, Path]:
+def list_bundled_files() -> dict[str, Path]:
     """Return the files of the bundled models by name."""
     files = sorted((configs() / "models").glob("*.json"))
     return {file.stem.replace("--", "/"): file for file in files}
@@ -86,8 +86,10 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
         return ModelSource(name=name, origin="callable", factory=name)
     file = None if is_local(name) else _bundled_file(name)
     if file is not None:
-        return ModelSource(name=_name(file), origin="bundled", config=_read_shipped(file))
-    if _OF_DIFFUSERS.search(name):
+        return ModelSource(
+            name=_model_name(file), origin="bundled", config=_read_shipped_config(file)
+        )
+    if _DIFFUSERS_NAMES.search(name):
         raise UsageError(
             f"{name} is a pipeline of diffusers: type memcalc simulate -- python train.py with a "
             "script that trains its UNet or transformer."
@@ -101,7 +103,7 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
     if is_local(name) or os.path.exists(path):
         config = _read(path / "config.json" if os.path.isdir(path) else path)
         return _check_config(name, "local", config, trust_remote_code)
-    same = _same_sizes(name)
+    same = _find_same_sizes(name)
     if same is not None:
         return same
     config, revision = _from_hub(name)
@@ -113,30 +115,30 @@ def canonical(name: str) -> str:
     if is_named(name) or is_local(name):
         return name
     file = _bundled_file(name)
-    return _name(file) if file is not None else name
+    return _model_name(file) if file is not None else name
 
 
 @functools.cache
 def _by_name() -> dict[str, Path]:
-    return {name.lower(): file for name, file in bundled().items()}
+    return {name.lower(): file for name, file in list_bundled_files().items()}
 
 
 def notes(name: str) -> tuple[str, ...]:
     """Return a note on the model that was taken for this one, if another was."""
     if is_named(name) or is_local(name) or _bundled_file(name) is not None:
         return ()
-    same = None if os.path.exists(os.path.expanduser(name)) else _same_sizes(name)
+    same = None if os.path.exists(os.path.expanduser(name)) else _find_same_sizes(name)
     return (same.note,) if same is not None else ()
 
 
-def without_hub(name: str) -> dict[str, Any] | None:
-    """Find a shipped config by the model's name on the hub, or None."""
+def find_shipped_config(name: str) -> dict[str, Any] | None:
+    """Return the shipped config of a model by its name on the hub, or None."""
     if is_named(name) or is_local(name):
         return None
     file = _bundled_file(name)
     if file is not None:
-        return dict(_read_shipped(file))
-    same = _same_sizes(name) if "/" in name else None
+        return dict(_read_shipped_config(file))
+    same = _find_same_sizes(name) if "/" in name else None
     return same.config if same is not None else None
 
 
@@ -145,15 +147,15 @@ def is_local(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.endswith(".json")
 
 
-def _name(file: Path) -> str:
+def _model_name(file: Path) -> str:
     return file.stem.replace("--", "/")
 
 
-def _same_sizes(name: str) -> ModelSource | None:
-    """Find a bundled model of the same sizes, or None.
+def _find_same_sizes(name: str) -> ModelSource | None:
+    """Find a bundled model with the same sizes as a named one, such as its base; else return None.
 
-    A later revision of a tuned one has a base of its own: Mistral-7B-Instruct-v0.3 is not taken
-    for a Mistral-7B-v0.1.
+    A later revision of a tuned model has another base: Mistral-7B-Instruct-v0.3 does not match
+    Mistral-7B-v0.1.
     """
     if is_local(name):
         return None
@@ -165,11 +167,11 @@ def _same_sizes(name: str) -> ModelSource | None:
     found = found or next((file for one in others if (file := _bundled_file(one))), None)
     if found is None and "/" not in name:
         # On the hub names have an organization: this one is short for the model with all its words.
-        close = meant(name, bundled(), whole=True)
-        found = bundled()[close[0]] if len(close) == 1 else None
+        close = meant(name, list_bundled_files(), whole=True)
+        found = list_bundled_files()[close[0]] if len(close) == 1 else None
     if found is None:
         return None
-    base = _name(found)
+    base = _model_name(found)
     note = f"the config is that of {base}, which {name} was tuned from"
     if "/" not in name:
         note = f"{name} {TAKEN} {base}"
@@ -179,7 +181,7 @@ def _same_sizes(name: str) -> ModelSource | None:
     return ModelSource(
         name=base,
         origin="bundled",
-        config={**_read_shipped(found), **settings},
+        config={**_read_shipped_config(found), **settings},
         tuned=name if "/" in name else "",
         note=note,
     )
@@ -187,10 +189,10 @@ def _same_sizes(name: str) -> ModelSource | None:
 
 @functools.cache
 def _aliases() -> dict[str, Any]:
-    """Return models of the same sizes as a bundled one, by their names and short names."""
-    told = json.loads((configs() / "aliases.json").read_text())
-    short = {name.partition("/")[2] or name: alias for name, alias in told.items()}
-    return {name.lower(): alias for name, alias in {**short, **told}.items()}
+    """Return the models with the sizes of a bundled one, by their names and short names."""
+    known = json.loads((configs() / "aliases.json").read_text())
+    short = {name.partition("/")[2] or name: alias for name, alias in known.items()}
+    return {name.lower(): alias for name, alias in {**short, **known}.items()}
 
 
 def _bundled_file(name: str) -> Path | None:
@@ -207,7 +209,7 @@ def _bundled_file(name: str) -> Path | None:
 
 
 @functools.cache
-def _read_shipped(path: Path) -> Any:
+def _read_shipped_config(path: Path) -> Any:
     return _read(path)
 
 
@@ -229,17 +231,17 @@ def _check_config(name: str, origin: str, config: Any, trust: bool) -> ModelSour
 
 @functools.cache
 def _from_hub(name: str) -> tuple[Any, str | None]:
-    """Fetch a config and its commit; ``org/model@revision`` names another than the newest."""
+    """Fetch a config from the hub and its commit; ``org/model@revision`` selects a revision."""
     found = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?", name)
     if found is None:
-        raise unknown("model", name, bundled(), hint="see memcalc list models.")
+        raise unknown("model", name, list_bundled_files(), hint="see memcalc list models.")
     try:
         file = config_file(found[1], found[2])
     except NotOnHubError as error:
         hint = f"{error}. See memcalc list models, or give a folder with a config.json."
-        raise unknown("model", name, bundled(), hint=hint) from None
+        raise unknown("model", name, list_bundled_files(), hint=hint) from None
     folder = file.parent
-    # In the hub's cache it names the commit.
+    # In the hub's cache the folder is named by the commit.
     return _read(file), folder.name if folder.parent.name == "snapshots" else None
 
 
@@ -247,11 +249,11 @@ _CONFIG = "config.json"
 
 
 class NotOnHubError(Exception):
-    """The hub has no such config for us; the message says why in a few words."""
+    """A config that the hub does not have or give; the message says why in a few words."""
 
 
 def config_file(name: str, revision: str | None = None) -> Path:
-    """Download, or find in the hub's cache, the config.json of a model.
+    """Return the path of a model's config.json in the hub's cache; download it if it is missing.
 
     Raises:
         NotOnHubError: no such model, no access to it, or the hub cannot be reached.
@@ -276,15 +278,15 @@ def config_file(name: str, revision: str | None = None) -> Path:
         raise NotOnHubError(f"on the hub it has no {_CONFIG}") from None
     except errors.HFValidationError:
         raise NotOnHubError("that is no name of the hub's form") from None
-    except Exception as error:  # The hub's client lets errors of its transport through.
+    except Exception as error:  # The hub's client does not catch errors of its transport.
         raise NotOnHubError(f"the hub answered {type(error).__name__}") from None
 
 
 def is_reachable(name: str, revision: str | None) -> bool:
-    """Return True if the hub answers: one question, because a download asks for half a minute.
+    """Return True if the hub answers one request; a failed download would retry for half a minute.
 
     Raises:
-        Exception: the hub's own answer, where that is a refusal.
+        Exception: the hub refuses, such as for a gated model.
     """
     if is_offline():
         return False
@@ -297,6 +299,6 @@ def is_reachable(name: str, revision: str | None) -> bool:
         if response is None or response.status_code >= 500:
             return False
         raise
-    except Exception:  # Whatever its transport calls it: no network, no name, no route.
+    except Exception:  # Its transport has many errors: no network, no name, no route.
         return False
     return True

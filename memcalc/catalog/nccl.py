@@ -17,30 +17,30 @@ from memcalc.units import MIB
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A thing that NCCL holds, in MiB."""
+    """An allocation of NCCL, in MiB."""
 
     name: str
     low: int
     high: int
     source: str
     link: str | None = None
-    """The link between the GPUs; None: any."""
+    """The link between the GPUs, or None for any."""
     capability: tuple[int, int] = (0, 0)
-    """From which on."""
+    """The lowest compute capability that has it."""
     ranks: int = 2
-    """The smallest group that has it."""
+    """The size of the smallest group that has it."""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """configs/nccl.toml."""
+    """The contents of configs/nccl.toml."""
 
     part: tuple[Part, ...]
     links: dict[str, tuple[str, ...]]
-    """GPUs that are joined by more than PCI Express, by the link."""
+    """GPUs with faster links than PCI Express, by the link."""
 
 
 def nccl_span(gpu: Gpu | None, groups: tuple[int, ...]) -> Span:
-    """Return the bytes that NCCL holds on one GPU, for groups of these numbers of processes."""
+    """Return the range of bytes that NCCL holds on one GPU; ``groups``: processes of each group."""
     low = high = 0
     nvlink = table().links["nvlink"]
     names: dict[str, None] = {}
@@ -50,7 +50,7 @@ def nccl_span(gpu: Gpu | None, groups: tuple[int, ...]) -> Span:
             there = gpu is None or (part.link in (None, link) and gpu.capability >= part.capability)
             if ranks < max(part.ranks, 2) or not there:
                 continue
-            # Of any GPU it is not known that the part is there.
+            # Without a GPU it is unknown whether NCCL has this part.
             low += part.low * MIB if gpu is not None else 0
             high += part.high * MIB
             names[part.name] = None

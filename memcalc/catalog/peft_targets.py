@@ -1,4 +1,4 @@
-"""The modules that peft adapts by default, as the installed peft has them."""
+"""Reads from the installed peft which modules it adapts by default."""
 
 import ast
 import functools
@@ -8,8 +8,8 @@ from memcalc.dialects.format import parse_module
 _TABLE = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"
 
 
-def of(model_type: str | None) -> tuple[str, ...] | None:
-    """Return the modules of models of a type; None: peft has no default, or is not installed."""
+def default_targets(model_type: str | None) -> tuple[str, ...] | None:
+    """Return the modules that peft adapts in a model type; None without a default or peft."""
     found = _table().get(model_type or "")
     return tuple(found) if found else None
 

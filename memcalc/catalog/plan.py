@@ -1,4 +1,4 @@
-"""Makes a Plan from a user's settings, or says in a sentence what is wrong."""
+"""Makes a Plan from a user's settings, or raises an error that says what is wrong."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.catalog import gpus
-from memcalc.catalog.settings import many, spelled_out
+from memcalc.catalog.settings import expand_settings, split_gpu_count
 from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.files import shipped, untrusted_values
 from memcalc.records.fields import FIELDS
@@ -17,18 +17,18 @@ from memcalc.records.plan import Plan
 from memcalc.records.values import NO_LORA, parse_input
 
 _GENERATED = 256
-"""Tokens that an engine generates where nobody says how many."""
+"""Tokens that a serving engine generates by default."""
 
 
 def make(settings: Mapping[str, Any]) -> Plan:
-    """Check settings and make a plan of them; keys are fields of ``Plan``, dashes allowed.
+    """Check settings and return the plan; keys are fields of ``Plan``, dashes allowed.
 
     Raises:
         UsageError: an unknown key, a value of the wrong type or out of range, a missing model, or
             settings that do not go together.
     """
     checked: dict[str, Any] = {}
-    for name, value in spelled_out(settings).items():
+    for name, value in expand_settings(settings).items():
         if name not in FIELDS:
             raise unknown("setting", name, FIELDS, hint="see memcalc estimate --help.")
         if value is not None:
@@ -44,18 +44,18 @@ def make(settings: Mapping[str, Any]) -> Plan:
         # An engine only serves.
         checked.setdefault("generate", _GENERATED)
     if checked.get("parallel") in ZERO_STAGES:
-        # ``bf16.enabled`` is what is meant where nobody says more.
+        # DeepSpeed's ``bf16.enabled`` is the default.
         checked.setdefault("precision", "amp-bf16")
-    plan = Plan(**_several(checked))
+    plan = Plan(**_resolve_gpu(checked))
     wrong = disagreement(plan)
     if wrong is not None:
         raise UsageError(wrong)
     return plan
 
 
-def _several(checked: dict[str, Any]) -> dict[str, Any]:
-    """Read the number of GPUs in ``8xh100``, and in the name of a machine that clouds rent."""
-    count, name = many(checked.get("gpu") or "")
+def _resolve_gpu(checked: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with ``gpu`` and ``devices`` read from ``8xh100`` or a machine's name."""
+    count, name = split_gpu_count(checked.get("gpu") or "")
     if count is not None:
         if checked.get("devices", count) != count:
             raise SettingError(
@@ -63,26 +63,30 @@ def _several(checked: dict[str, Any]) -> dict[str, Any]:
             )
         checked = {**checked, "devices": FIELDS["devices"].check(count), "gpu": name}
     with contextlib.suppress(UsageError):
-        # Whoever checks the plan says of a name that it is unknown.
-        taken = gpus.meant(name)
+        # Unknown names are refused when the plan is checked.
+        taken = gpus.resolve(name)
         if taken.why:
             there = taken.count if checked.get("target") != "cpu" else None
             return {"devices": there or 1, **checked, "gpu": taken.gpu.name}
     return checked
 
 
-def taken_as(settings: Mapping[str, Any]) -> str:
-    """Say which GPU a name is taken for; empty if no other GPU has that name."""
-    name = many(str(settings.get("gpu") or ""))[1]
+def describe_gpu_name(settings: Mapping[str, Any]) -> str:
+    """Return a sentence on the GPU that a name is taken as; empty if the name is unambiguous."""
+    name = split_gpu_count(str(settings.get("gpu") or ""))[1]
     with contextlib.suppress(UsageError):
-        taken = gpus.meant(name)
+        taken = gpus.resolve(name)
         count = f"{taken.count} x " if (taken.count or 1) > 1 else ""
         return f"{name} is taken as {count}{taken.gpu.name}, {taken.why}" if taken.why else ""
     return ""
 
 
 def _samples(checked: Mapping[str, Any]) -> int:
-    """Return the samples in a described batch: the first size of its first input."""
+    """Return the samples in a batch that ``inputs`` describe: the first size of its first input.
+
+    Raises:
+        SettingError: an input is described twice, or ``batch`` contradicts them.
+    """
     described = [parse_input(text) for text in checked["inputs"]]
     names = [name for name, _, _ in described]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -103,17 +107,17 @@ def _samples(checked: Mapping[str, Any]) -> int:
 
 
 def load(path: Path) -> list[Plan]:
-    """Read a suite: ``[defaults]`` and a list of ``[[run]]``, each with the keys of a plan.
+    """Read the plans of a suite: ``[defaults]`` and a list of ``[[run]]`` with the keys of a plan.
 
     A list under ``optim`` makes one run for each. A bare name that is no file here, such as
-    ``community``, is one that memcalc brings along.
+    ``community``, means a suite that memcalc ships.
 
     Raises:
         UsageError: the file cannot be read, holds no runs, or a run is not understood.
     """
-    brought = shipped.configs() / "suites" / f"{path}.toml"
-    if path.parent == Path() and not os.path.exists(path) and os.path.isfile(brought):
-        path = brought
+    own = shipped.configs() / "suites" / f"{path}.toml"
+    if path.parent == Path() and not os.path.exists(path) and os.path.isfile(own):
+        path = own
     data = untrusted_values.toml(path)
     defaults, runs = data.get("defaults", {}), data.get("run", [])
     if not isinstance(runs, list) or not runs or not isinstance(defaults, dict):
@@ -123,7 +127,7 @@ def load(path: Path) -> list[Plan]:
         try:
             if not isinstance(run, dict):
                 raise UsageError("it is no table: write [[run]] and its keys below.")
-            settings = spelled_out({**defaults, **run})
+            settings = expand_settings({**defaults, **run})
             wanted = settings.get("optim", "adamw")
             names = wanted if isinstance(wanted, list) else [wanted]
             plans += [make({**settings, "optim": name}) for name in names]
@@ -133,11 +137,11 @@ def load(path: Path) -> list[Plan]:
 
 
 STEPS = 3
-"""Optimizer steps after which a command is stopped, unless others are asked for."""
+"""Optimizer steps after which a command is stopped by default."""
 
 
 def to_simulate(plan: Plan, options: str = "", command: str | None = None) -> str:
-    """Write the command line that simulates a plan's command, or one like it."""
+    """Return the ``memcalc simulate`` line for a plan; ``command`` replaces the plan's own."""
     typed = {
         "--gpu": plan.gpu,
         "--steps": None if plan.steps in (None, STEPS) else str(plan.steps),
@@ -165,7 +169,7 @@ def disagreement(plan: Plan) -> str | None:
     if plan.vllm is not None and plan.engine != "vllm":
         return _RELEASE_ALONE
     if plan.infers:
-        return _without_training(plan)
+        return _inference_disagreement(plan)
     if plan.engine_args:
         return _ARGS_ALONE
     if plan.scheme is not None and plan.lora == NO_LORA:
@@ -189,7 +193,7 @@ def disagreement(plan: Plan) -> str | None:
         return "compile is supported on GPUs only: leave out compile, or target cpu."
     if plan.attention == FLASH_ATTN and plan.target == "cpu":
         return "flash-attn's kernels are for GPUs: leave out attention, or target cpu."
-    if (wrong := _about_devices(plan)) is not None:
+    if (wrong := _device_disagreement(plan)) is not None:
         return wrong
     against = {
         "grad_accum above 1": plan.grad_accum > 1,
@@ -205,8 +209,8 @@ def disagreement(plan: Plan) -> str | None:
     )
 
 
-def _without_training(plan: Plan) -> str | None:
-    """Refuse settings of training, or of another kind of inference, in a plan that infers."""
+def _inference_disagreement(plan: Plan) -> str | None:
+    """Return a sentence if a plan of inference has settings that do not go with it, or None."""
     asked = "generate" if plan.generate is not None else "inference"
     if plan.inference and plan.generate is not None:
         return "generate is inference already: leave inference out."
@@ -238,10 +242,10 @@ def _without_training(plan: Plan) -> str | None:
         return f"{asked} works on one GPU only: leave out devices and parallel."
     if plan.generate is not None and plan.inputs:
         return "generate makes its prompts itself: leave out input."
-    return _about_engines(plan) or _about_devices(plan)
+    return _engine_disagreement(plan) or _device_disagreement(plan)
 
 
-def _about_engines(plan: Plan) -> str | None:
+def _engine_disagreement(plan: Plan) -> str | None:
     if plan.engine is None:
         return _ARGS_ALONE if plan.engine_args else None
     if plan.gpu is None:
@@ -256,7 +260,7 @@ def _about_engines(plan: Plan) -> str | None:
     return None
 
 
-def _about_devices(plan: Plan) -> str | None:
+def _device_disagreement(plan: Plan) -> str | None:
     if plan.gpu is not None and plan.target == "cpu":
         return f"target cpu runs on no GPU: leave out gpu {plan.gpu}, or target cpu."
     return None

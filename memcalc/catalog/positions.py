@@ -1,7 +1,7 @@
-"""How many tokens a model takes, read from its config (configs/positions.json).
+"""Reads from a config how many tokens a model takes (configs/positions.json).
 
-Learned and sinusoidal positions are looked up in a table, which ends. Rotary and relative positions
-go on: such a model trains on sequences of any length.
+Learned and sinusoidal positions are looked up in a table, which limits them. Rotary and relative
+positions have no limit: such a model trains on sequences of any length.
 """
 
 import functools
@@ -22,18 +22,18 @@ KEYS = (
     "max_encoder_position_embeddings",
     "max_decoder_position_embeddings",
 )
-"""What configs call their number of positions."""
+"""Keys of configs for the number of positions."""
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens per sample that a model takes."""
+    """The numbers of tokens per sample that a model takes."""
 
     exact: int | None = None
-    """The only length there is; ``None``: there are others."""
+    """The only length that it takes, or None."""
     longest: int | None = None
-    """Where its positions end; ``None``: nowhere."""
+    """The number of its positions, or None without a limit."""
     named: int | None = None
-    """Positions that the config names, whether they end there or not."""
+    """The number of positions in the config, whether it is a limit or not."""
 
     @property
     def default(self) -> int:
@@ -41,7 +41,7 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
         return self.exact or min(DEFAULT_SEQ, self.longest or DEFAULT_SEQ)
 
     def refusal(self, name: str, seq: int | None) -> str | None:
-        """Return a sentence if a model does not take such sequences, or None."""
+        """Return a sentence if a model does not take sequences of ``seq`` tokens, or None."""
         if seq is None:
             return None
         if self.exact is not None and seq != self.exact:
@@ -81,6 +81,7 @@ def notes(config: Mapping[str, Any] | None, seq: int | None) -> tuple[str, ...]:
 
 
 def _exact(config: Mapping[str, Any]) -> int | None:
+    """Return the only sequence length that a model takes, or None."""
     kind = config.get("model_type")
     if kind == "reformer" and config.get("axial_pos_embds", True):
         rows, columns = config.get("axial_pos_shape") or (64, 64)

@@ -1,4 +1,4 @@
-"""Quantized checkpoints: dequantized, estimated as they are, or refused.
+"""Decides whether a quantized checkpoint is dequantized, estimated or refused.
 
 Source: transformers 5.23, ``is_trainable`` and ``validate_environment`` of each method's
 ``HfQuantizer``.
@@ -10,7 +10,7 @@ from typing import Any
 NONE = "none"
 """The value of ``Plan.quant`` that dequantizes a quantized checkpoint while loading."""
 TORCHAO = {"torchao-int8": "Int8WeightOnlyConfig", "torchao-float8": "Float8WeightOnlyConfig"}
-"""Which class of ``torchao.quantization`` a value of ``Plan.quant`` has transformers use."""
+"""The class of ``torchao.quantization`` for each value of ``Plan.quant``."""
 BITSANDBYTES: dict[str, dict[str, Any]] = {
     "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     "nf4-dq": {
@@ -21,8 +21,8 @@ BITSANDBYTES: dict[str, dict[str, Any]] = {
     "fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
     "int8": {"load_in_8bit": True},
 }
-"""What a value of ``Plan.quant`` has ``transformers.BitsAndBytesConfig`` told."""
-_OF_4_BIT = ("load_in_4bit", "bnb_4bit_use_double_quant")
+"""The arguments of ``transformers.BitsAndBytesConfig`` for each value of ``Plan.quant``."""
+_KEYS_OF_4_BIT = ("load_in_4bit", "bnb_4bit_use_double_quant")
 _EXTENSION = (
     "its layers run kernels of gptqmodel that are compiled on the GPU's machine, which memcalc "
     "cannot run: type the name of the model that it was made "
@@ -47,40 +47,40 @@ _DEQUANTIZED = {
 }
 """Methods that transformers dequantizes, by ``dequantize=True`` of this class."""
 _FP8 = (8, 9)
-"""The first compute capability with fp8 arithmetic; transformers dequantizes fp8 on others."""
+"""The lowest compute capability with fp8 arithmetic; transformers dequantizes fp8 below it."""
 _AS_BF16 = (
     "for a run on dequantized weights, remove quantization_config from a copy of its config.json"
 )
 
 
-def scheme_of(settings: Mapping[str, Any]) -> str | None:
-    """Find the value of ``Plan.quant`` that a checkpoint was made with, or None."""
+def read_scheme(settings: Mapping[str, Any]) -> str | None:
+    """Return the value of ``Plan.quant`` that matches a ``quantization_config``, or None."""
     if settings.get("quant_method") == "torchao":
-        return _of_torchao(settings)
+        return _read_torchao_scheme(settings)
     if settings.get("load_in_8bit"):
         return "int8"
     kind = settings.get("bnb_4bit_quant_type", "fp4")
     if not settings.get("load_in_4bit") or kind not in ("fp4", "nf4"):
         return None
-    told = {key: settings[key] for key in _OF_4_BIT if settings.get(key)}
-    told["bnb_4bit_quant_type"] = kind
-    return next((name for name, asked in BITSANDBYTES.items() if asked == told), None)
+    given = {key: settings[key] for key in _KEYS_OF_4_BIT if settings.get(key)}
+    given["bnb_4bit_quant_type"] = kind
+    return next((name for name, wanted in BITSANDBYTES.items() if wanted == given), None)
 
 
-def scheme_in(config: Mapping[str, Any] | None) -> str | None:
-    """Find the same in a model's config; None also if it is not quantized."""
+def find_scheme(config: Mapping[str, Any] | None) -> str | None:
+    """Return the value of ``Plan.quant`` that a model's checkpoint was made with, or None."""
     settings = _settings(config or {})
-    return scheme_of(settings) if settings is not None else None
+    return read_scheme(settings) if settings is not None else None
 
 
-def settings_in(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the settings of bitsandbytes that a checkpoint was made with, or None."""
+def find_bnb_settings(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the bitsandbytes settings in a model's config, or None for any other config."""
     settings = _settings(config or {})
-    known = settings is not None and _method(settings) == "bitsandbytes" and scheme_of(settings)
+    known = settings is not None and _method(settings) == "bitsandbytes" and read_scheme(settings)
     return settings if known else None
 
 
-def _of_torchao(settings: Mapping[str, Any]) -> str | None:
+def _read_torchao_scheme(settings: Mapping[str, Any]) -> str | None:
     kind = settings.get("quant_type")
     made = kind.get("default") if isinstance(kind, Mapping) else None
     if not isinstance(made, Mapping) or settings.get("include_input_output_embeddings"):
@@ -93,7 +93,7 @@ def _of_torchao(settings: Mapping[str, Any]) -> str | None:
 
 
 def torchao_refusal(scheme: str, *, trains: bool, several: bool) -> str | None:
-    """Return a reason if a base cannot be loaded in a scheme of torchao, or None."""
+    """Return why a base cannot be loaded in a scheme of torchao, or None if it can."""
     if scheme not in TORCHAO and not trains:
         return (
             "torchao packs and multiplies 4-bit weights by compiled kernels (mslk), which memcalc "
@@ -112,11 +112,11 @@ def torchao_refusal(scheme: str, *, trains: bool, several: bool) -> str | None:
 def refusal(
     config: Mapping[str, Any], name: str, quant: str | None, capability: tuple[int, int] | None
 ) -> str | None:
-    """Return a sentence if memcalc cannot estimate a checkpoint as it is stored, or None."""
+    """Return a sentence if memcalc cannot estimate a checkpoint in its stored format, or None."""
     settings = _settings(config)
     if settings is None:
         return None
-    known = scheme_of(settings)
+    known = read_scheme(settings)
     if known is not None:
         way = f"leave --quant {quant} out" if quant is not None else f"give --quant {known}"
         return None if known == quant else f"The checkpoint of {name} is in {known} already: {way}."
@@ -130,8 +130,8 @@ def refusal(
     if method not in _DEQUANTIZED:
         reason = _REASONS.get(method, f"memcalc does not run {method}")
         return f"{said}, and {reason}; {_AS_BF16}."
-    # transformers dequantizes fp8 itself where the GPU has none. MXFP4 is not trained as it is, and
-    # without the kernels package not run as it is.
+    # transformers dequantizes fp8 itself if the GPU has no fp8. MXFP4 is dequantized for training,
+    # and without the kernels package also for inference.
     without = capability is None or capability < _FP8
     if quant == NONE or method == "mxfp4" or (method in ("fp8", "mxfp8") and without):
         return None
@@ -148,7 +148,7 @@ def refusal(
 
 def notes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Return the notes of an answer about a quantized checkpoint."""
-    settings, known = _settings(config or {}), scheme_in(config)
+    settings, known = _settings(config or {}), find_scheme(config)
     if known in TORCHAO:
         return (f"the checkpoint is in {known} already, and is loaded here as one that is not yet",)
     if known is not None:
@@ -166,15 +166,15 @@ def notes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
     )
 
 
-def computed_in(settings: Mapping[str, Any]) -> str | None:
-    """Return the dtype that 4-bit layers of a checkpoint compute in; None for 8-bit layers."""
+def read_compute_dtype(settings: Mapping[str, Any]) -> str | None:
+    """Return the dtype in which 4-bit layers of a checkpoint compute, or None for 8-bit layers."""
     if settings.get("load_in_8bit"):
         return None
     return str(settings.get("bnb_4bit_compute_dtype") or "float32").removeprefix("torch.")
 
 
-def unsharded(settings: Mapping[str, Any]) -> str | None:
-    """Return a reason if FSDP does not divide a checkpoint's 4-bit weights, or None."""
+def fsdp_refusal(settings: Mapping[str, Any]) -> str | None:
+    """Return why FSDP cannot divide a checkpoint's 4-bit weights, or None if it can."""
     stored = str(settings.get("bnb_4bit_quant_storage") or "uint8").removeprefix("torch.")
     if stored in ("bfloat16", "float16", "float32"):
         return None
@@ -185,8 +185,8 @@ def unsharded(settings: Mapping[str, Any]) -> str | None:
     )
 
 
-def uncounted(config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return the uncounted memory of loading a checkpoint that is dequantized."""
+def uncounted_memory(config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return phrases for memory that an estimate of a dequantized checkpoint does not count."""
     settings = _settings(config or {})
     if settings is None or _method(settings) not in _DEQUANTIZED:
         return ()
@@ -196,7 +196,7 @@ def uncounted(config: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def _settings(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Find the settings of quantization, also in a text part (``get_hf_quantizer``)."""
+    """Return the ``quantization_config`` of a config or of its text part, or None."""
     for part in (config, config.get("text_config")):
         found = part.get("quantization_config") if isinstance(part, Mapping) else None
         if isinstance(found, Mapping):

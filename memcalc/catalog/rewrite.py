@@ -5,7 +5,7 @@ from typing import Any
 
 from memcalc import dialects, registry
 from memcalc.catalog.plan import make
-from memcalc.catalog.settings import with_recipe
+from memcalc.catalog.settings import merge_recipe
 from memcalc.dialects import edit
 from memcalc.dialects.recipe import read_text
 from memcalc.errors import UsageError
@@ -13,14 +13,14 @@ from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan
 from memcalc.records.values import format_scalar
 
-_NOT_OF_A_RECIPE = ("gpu", "devices", "rank", "torch", "transformers", "assumed", "unread",
+_UNWRITTEN_FIELDS = ("gpu", "devices", "rank", "torch", "transformers", "assumed", "unread",
                     "target", "module_loading")  # fmt: skip
 
 
 def rewrite(file: str, plan: Plan) -> str:
-    """Return the text of a recipe with the keys changed that a plan has otherwise.
+    """Return the text of a recipe with the keys changed that differ in a plan.
 
-    Settings without a key in the recipe's format stand in comments above it.
+    Settings that have no key in the recipe's format become comments at the top.
 
     Raises:
         UsageError: the recipe cannot be read.
@@ -36,11 +36,11 @@ def rewrite(file: str, plan: Plan) -> str:
         if new.get(key) != old.get(key)
     }
     changed = edit.change_keys(before, path.suffix, changes)
-    return "".join(f"# {line}\n" for line in _unsaid(changed, path, file, plan)) + changed
+    return "".join(f"# {line}\n" for line in _list_unwritten(changed, path, file, plan)) + changed
 
 
-def _unsaid(changed: str, path: Path, file: str, plan: Plan) -> list[str]:
-    """Return the settings of a plan that a changed recipe does not say, a line each."""
+def _list_unwritten(changed: str, path: Path, file: str, plan: Plan) -> list[str]:
+    """Return a line for each setting of a plan that the changed recipe does not contain."""
     if path.suffix == ".json":
         return []
     dialect, data = dialects.parse(changed, path)
@@ -51,7 +51,7 @@ def _unsaid(changed: str, path: Path, file: str, plan: Plan) -> list[str]:
     differ = [
         name
         for name in FIELDS
-        if name not in _NOT_OF_A_RECIPE and getattr(again, name) != getattr(plan, name)
+        if name not in _UNWRITTEN_FIELDS and getattr(again, name) != getattr(plan, name)
     ]
     if "optim" in differ and registry.of(again).row == registry.of(plan).row:
         differ.remove("optim")
@@ -59,10 +59,10 @@ def _unsaid(changed: str, path: Path, file: str, plan: Plan) -> list[str]:
 
 
 def _make_plan(found: dialects.Recipe, plan: Plan) -> Plan:
-    """Make the plan of a recipe, on the GPUs of another plan."""
+    """Make the plan of a recipe with the GPUs, task and model of another plan."""
     beside = {"gpu": plan.gpu, "devices": plan.devices, "task": plan.task}
     beside |= {} if found.settings.get("model") else {"model": plan.model}
-    return make(with_recipe(found, beside))
+    return make(merge_recipe(found, beside))
 
 
 def _show_value(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Settings of a plan, with those of recipes, of launchers' files and of presets."""
+"""Merges a plan's settings with recipes, launchers' files and presets."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 from memcalc import dialects
 from memcalc.catalog import gpus, models, peft_targets
-from memcalc.catalog.quantized import scheme_in
+from memcalc.catalog.quantized import find_scheme
 from memcalc.dialects import FILES, Recipe
 from memcalc.errors import MemcalcError, SettingError, UsageError
 from memcalc.files import extras
@@ -25,15 +25,15 @@ _SEVERAL = re.compile(
 )
 
 
-def spelled_out(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by the plan's own names, with those of files and of a preset.
+def expand_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings under the names of ``Plan``, merged with the contents of files and presets.
 
-    A launcher's file and the settings given with it must agree; given settings win over a recipe,
-    and over a preset all but a recipe.
+    A launcher's file must agree with the given settings. Given settings override a recipe, and both
+    override a preset.
 
     Raises:
-        SettingError: one is given twice, they do not agree, or a file asks for what memcalc does
-            not answer.
+        SettingError: a setting is given twice, settings do not agree, or memcalc does not support
+            what a file asks for.
     """
     left: dict[str, Any] = {}
     for key, value in settings.items():
@@ -51,51 +51,51 @@ def spelled_out(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, path in beside.items():
         if path is not None:
             said = dialects.read(name, FIELDS[name].check(path), _settings_for_files(left))
-            left = _join(left, _without_program(said) if recipe is not None else said)
+            left = _join(left, _drop_program_settings(said) if recipe is not None else said)
     if recipe is not None:
         path = FIELDS["recipe"].check(recipe)
-        left = with_recipe(dialects.read("recipe", path, _settings_for_files(left)), left)
-    return _with_targets(with_preset(_as_checkpoint(left)))
+        left = merge_recipe(dialects.read("recipe", path, _settings_for_files(left)), left)
+    return _name_targets(apply_preset(_apply_checkpoint_quant(left)))
 
 
 def _settings_for_files(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a file has to know of the settings beside it."""
+    """Return the settings that a file's reader depends on: devices, optim and loop."""
     devices, gpu = settings.get("devices"), settings.get("gpu")
     if devices is not None:
         devices = FIELDS["devices"].check(devices)
     elif isinstance(gpu, str):
-        devices = many(gpu)[0]
+        devices = split_gpu_count(gpu)[0]
     return {"devices": devices, "optim": settings.get("optim"), "loop": settings.get("loop")}
 
 
-def _without_program(said: Recipe) -> Recipe:
-    """Leave out of a launcher's file what a recipe says of the program that it launches."""
+def _drop_program_settings(said: Recipe) -> Recipe:
+    """Return a launcher's file without the settings that the recipe of its program has."""
     own = ("precision", "loop", "grad_accum", "optim", "batch", "max_grad_norm")
     kept = {key: one for key, one in said.settings.items() if key not in own}
     return Recipe(file=said.file, dialect=said.dialect, settings=kept, unread=said.unread)
 
 
-_OF_TRAINING = """
+_TRAINING_FIELDS = """
     loop optim optim_args grad_accum checkpointing liger loss_chunks max_grad_norm kbit_prepare
     resume parallel parallel_args devices padding compile
 """.split()
 
 
 _SEQ = 512
-"""Tokens of a sample where nobody says more."""
+"""Tokens of a sample by default."""
 
 
-def with_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe's settings, with those that are given in their place.
+def merge_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's settings, overridden by given ones.
 
     Raises:
-        SettingError: the recipe has a value that no plan has, or names no model.
+        SettingError: a value of the recipe is invalid in a plan, or it names no model.
     """
     typed = {key: one for key, one in given.items() if one is not None}
     base = dict(recipe.settings)
     unread = recipe.unread
     if base.get("attention") == FLASH_ATTN and not extras.is_here("flash_attn"):
-        # It is compiled for GPUs, and seldom installed where plans are made.
+        # It is compiled for GPUs, and seldom installed on machines that only plan.
         base["attention"] = "flash"
         unread = (*unread, "how flash-attn differs from PyTorch's own build of it")
     for name, value in base.items():
@@ -104,19 +104,19 @@ def with_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
         except SettingError as error:
             raise SettingError("recipe", f"{recipe.file}: {error}") from None
     if typed.get("inference") or typed.get("generate"):
-        base = {key: one for key, one in base.items() if key not in _OF_TRAINING}
+        base = {key: one for key, one in base.items() if key not in _TRAINING_FIELDS}
     if typed.get("parallel") not in (None, base.get("parallel")):
         base.pop("parallel_args", None)
     if "optim" in typed:
         base.pop("optim_args", None)
-    typed = with_preset({"parallel": base.get("parallel"), **typed})
+    typed = apply_preset({"parallel": base.get("parallel"), **typed})
     for name in ("parallel_args", "optim_args"):
         if name in typed and name in base:
             typed[name] = {**base[name], **dict(FIELDS[name].check(typed[name]))}
     typed = {key: one for key, one in typed.items() if one is not None}
     if typed.get("quant") == "none":
         base.pop("kbit_prepare", None)
-    joined, notes = driven({**base, **typed})
+    joined, notes = simplify_layout({**base, **typed})
     if not joined.get("model"):
         raise SettingError(
             "recipe",
@@ -137,14 +137,14 @@ def _note_recipe(recipe: Recipe) -> tuple[str, ...]:
     return (f"{recipe.file} is read as a recipe of {recipe.dialect}{left}",)
 
 
-def driven(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return settings as memcalc can answer them, where a file names a loop and a layout.
+def simplify_layout(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Replace a loop or layout from a file that memcalc does not support by the nearest it does.
 
     Returns:
-        The settings, and what that leaves out.
+        The new settings, and sentences on the differences.
     """
     found, devices = dict(settings), settings.get("devices") or 1
-    several = devices > 1 or (many(str(settings.get("gpu") or ""))[0] or 1) > 1
+    several = devices > 1 or (split_gpu_count(str(settings.get("gpu") or ""))[0] or 1) > 1
     if found.get("parallel") == "ddp" and not several:
         # One process is not wrapped.
         del found["parallel"]
@@ -162,34 +162,34 @@ def driven(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]
     return {**as_the_trainer, **found}, (note, *alone)
 
 
-def _as_checkpoint(settings: dict[str, Any]) -> dict[str, Any]:
-    """Say how linear layers are quantized where the model's checkpoint is."""
+def _apply_checkpoint_quant(settings: dict[str, Any]) -> dict[str, Any]:
+    """Set ``quant`` to the scheme of the model's checkpoint if it is quantized."""
     model = settings.get("model")
     if settings.get("quant") is not None or not isinstance(model, str) or not model:
         return settings
     try:
-        scheme = scheme_in(models.find(model).config)
+        scheme = find_scheme(models.find(model).config)
     except MemcalcError:
-        # Whoever looks the model up is told.
+        # The error is raised when the plan is checked.
         return settings
     return settings if scheme is None else {**settings, "quant": scheme}
 
 
-def _with_targets(settings: dict[str, Any]) -> dict[str, Any]:
-    """Name the modules that peft adapts where adapters have its own default."""
+def _name_targets(settings: dict[str, Any]) -> dict[str, Any]:
+    """Replace ``target=default`` of ``lora`` by the modules that peft adapts by default."""
     adapters, model = settings.get("lora"), settings.get("model")
     if not isinstance(adapters, str) or "target=default" not in adapters:
         return settings
     config = models.find(model).config if isinstance(model, str) else None
-    names = peft_targets.of((config or {}).get("model_type"))
+    names = peft_targets.default_targets((config or {}).get("model_type"))
     if names is None:
         raise SettingError("lora", f"peft has no default modules for {model}: name them.")
     named = adapters.replace("target=default", f"target={'+'.join(names)}")
     return {**settings, "lora": named}
 
 
-def many(gpu: str) -> tuple[int | None, str]:
-    """Read ``8xh100`` or ``h100x8``: how many, if it says so, and which."""
+def split_gpu_count(gpu: str) -> tuple[int | None, str]:
+    """Split ``8xh100`` or ``h100x8`` into the number of GPUs (None without one) and the GPU."""
     found = _SEVERAL.fullmatch(gpu)
     return (int(found[1] or found[4]), found[2] or found[3]) if found is not None else (None, gpu)
 
@@ -198,7 +198,7 @@ def _join(settings: dict[str, Any], said: Recipe) -> dict[str, Any]:
     joined = dict(settings)
     for name, value in said.settings.items():
         given = joined.get(name)
-        # Beside a file of DeepSpeed, zero1 is the file's own.
+        # With a file of DeepSpeed, zero1 means the file's stage.
         if given is None or (given, value) == ("zero1", "deepspeed_zero1"):
             joined[name] = value
         elif FIELDS[name].is_table:
@@ -224,36 +224,36 @@ PRESETS: dict[str, dict[str, Scalar]] = {
     "lora": {**_HALF, "lora": USUAL_LORA},
     "qlora": {**_HALF, "lora": USUAL_LORA, "quant": "nf4-dq"},
 }
-"""What people usually mean by a word, as settings of a plan."""
-_NOT_OF_INFERENCE = ("optim", "checkpointing")
+"""Settings of each preset."""
+_TRAINING_ONLY = ("optim", "checkpointing")
 
 
-def with_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the settings of a preset; given settings win."""
+def apply_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the settings of a preset and return all; given settings win."""
     name = settings.get("preset")
-    stands_for = PRESETS.get(name, {}) if isinstance(name, str) else {}
+    preset = PRESETS.get(name, {}) if isinstance(name, str) else {}
     if settings.get("generate") is not None or settings.get("inference"):
-        # Once it is trained it is as it was loaded, and nothing of training is left.
-        stands_for = {key: one for key, one in stands_for.items() if key not in _NOT_OF_INFERENCE}
-    elif stands_for and _makes_dtensors(settings.get("parallel")):
-        stands_for = {**stands_for, "optim": TRAINER_OPTIM}
-    if "precision" in stands_for and not _computes_in_bf16(settings.get("gpu")):
+        # Inference has no settings of training.
+        preset = {key: one for key, one in preset.items() if key not in _TRAINING_ONLY}
+    elif preset and _makes_dtensors(settings.get("parallel")):
+        preset = {**preset, "optim": TRAINER_OPTIM}
+    if "precision" in preset and not _computes_in_bf16(settings.get("gpu")):
         # Adapters stay in fp32; all weights in fp16 could not be scaled.
-        stands_for = {**stands_for, "precision": "fp16" if "lora" in stands_for else "amp-fp16"}
-    return {**stands_for, **settings}
+        preset = {**preset, "precision": "fp16" if "lora" in preset else "amp-fp16"}
+    return {**preset, **settings}
 
 
 def _computes_in_bf16(gpu: Any) -> bool:
-    """Return False for a GPU before Ampere."""
+    """Return False if a GPU is older than Ampere; True for an unknown or missing one."""
     try:
-        card = None if gpu is None else gpus.meant(many(str(gpu))[1]).gpu
+        card = None if gpu is None else gpus.resolve(split_gpu_count(str(gpu))[1]).gpu
     except UsageError:
-        # Whoever makes the plan says that it is unknown.
+        # Unknown names are refused when the plan is made.
         return True
     return card is None or gpus.architectures()[card.capability].bf16
 
 
 def _makes_dtensors(parallel: Any) -> bool:
-    """Tell whether a layout makes tensors that kernels of 8-bit optimizers do not take."""
+    """Return True if a layout makes DTensors, which kernels of 8-bit optimizers do not accept."""
     layout = str(parallel or "ddp").partition("=")[0]
     return layout not in PLAIN_TENSORS and layout not in ZERO_STAGES

@@ -110,7 +110,7 @@ def _is_model(word: str) -> bool:
     """Return True for the name of a model, and for an existing recipe or config."""
     from memcalc.catalog import models
 
-    return "/" in word or os.path.exists(word) or models.without_hub(word) is not None
+    return "/" in word or os.path.exists(word) or models.find_shipped_config(word) is not None
 
 
 def _tell_version(wanted: bool) -> None:

@@ -11,7 +11,7 @@ from memcalc.budgets import detect, records, starter
 from memcalc.budgets.read import OF_COMMANDS, check_name
 from memcalc.budgets.source import has_section
 from memcalc.catalog import plan as plans
-from memcalc.catalog.settings import with_recipe
+from memcalc.catalog.settings import merge_recipe
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.progress import progress
 from memcalc.dialects import Recipe, accelerate
@@ -54,7 +54,7 @@ def command(
     else:
         found = _configuration(source, settings)
         if found is not None:
-            settings = with_recipe(found, settings)
+            settings = merge_recipe(found, settings)
             found = replace(found, unread=settings.get("unread", ()))
         prediction = _estimate(settings, method)
     plan = prediction.plan

@@ -33,7 +33,7 @@ def models(word: str = "") -> None:
     from memcalc.units import format_count
     from memcalc.workload import tasks
 
-    wanted = _named(word, catalog.bundled(), str)
+    wanted = _named(word, catalog.list_bundled_files(), str)
     _row(f"{'model':44} {'params':>7}  trained for")
     for name in wanted:
         source = catalog.find(name)

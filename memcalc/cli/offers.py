@@ -20,7 +20,7 @@ def models(incomplete: str) -> list[str]:
     """Offer the bundled models."""
     from memcalc.catalog import models as catalog
 
-    return _matching(catalog.bundled(), incomplete)
+    return _matching(catalog.list_bundled_files(), incomplete)
 
 
 def gpus(incomplete: str) -> list[str]:

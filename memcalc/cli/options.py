@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.catalog import plan as plans
-from memcalc.catalog.settings import spelled_out
+from memcalc.catalog.settings import expand_settings
 from memcalc.cli.command import Command, say
 from memcalc.cli.declare import SEVERAL, verb
 from memcalc.cli.recipes import recipe_of
@@ -72,10 +72,10 @@ def plans_of(settings: dict[str, Any]) -> list[Plan]:
         usable = [row for row in registry.rows() if row.closed_form and not row.broken]
         several["optim"] = [row.name for row in usable]
     asked = [
-        spelled_out({**settings, **dict(zip(several, values, strict=True))})
+        expand_settings({**settings, **dict(zip(several, values, strict=True))})
         for values in itertools.product(*several.values())
     ]
-    for taken in filter(None, dict.fromkeys(map(plans.taken_as, asked))):
+    for taken in filter(None, dict.fromkeys(map(plans.describe_gpu_name, asked))):
         say(f"memcalc: {taken}")
     made = [plans.make(one) for one in asked]
     for note in shell_notes(made[0]) if made else ():

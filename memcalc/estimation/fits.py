@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.catalog.contexts import library_span, ranges, together
+from memcalc.catalog.contexts import library_span, ranges, sum_spans
 from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.nccl import nccl_span
 from memcalc.engine.alloc_conf import AllocatorSettings
@@ -53,7 +53,7 @@ def outside_span(
         groups = (*groups, *layouts.spread(plan).groups)
     if groups:
         named[NCCL] = nccl_span(gpu, groups)
-        total = together(total, named[NCCL])
+        total = sum_spans(total, named[NCCL])
     parts = tuple(
         replace(span, name=name, parts=()) for name, span in named.items() if name is not None
     )
@@ -80,13 +80,13 @@ def _spans_by_name(
     named: dict[str | None, Span] = {EAGER: bare}
     library = library_span(gpu, version) if convolves else None
     if library is not None:
-        whole = together(bare, library)
+        whole = sum_spans(bare, library)
         named[CUDNN] = library
     if plan.module_loading == "eager":
         return {**named, None: whole}
     more = max(whole.high - held.total.high, 0)
     old = Span(low=0, likely=0, high=more, source=f"PyTorch 2.0 runs there; {whole.source}")
-    return {**lazy, OLD_DRIVER: old, None: together(held.total, old)}
+    return {**lazy, OLD_DRIVER: old, None: sum_spans(held.total, old)}
 
 
 MARGIN = 0.03

@@ -47,7 +47,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def uncounted(self) -> tuple[str, ...]:
         """Return the memory that an answer does not count because of the model's checkpoint."""
-        return quantized.uncounted(self.source.config)
+        return quantized.uncounted_memory(self.source.config)
 
 
 def check(plan: Plan) -> Checked:
@@ -208,7 +208,7 @@ def _check_quant(plan: Plan, source: models.ModelSource) -> None:
     already = checkpoint_refusal(plan, source)
     if already is not None:
         raise SettingError("quant", already)
-    if plan.bnb_4bit_compute_dtype is not None and quantized.settings_in(source.config):
+    if plan.bnb_4bit_compute_dtype is not None and quantized.find_bnb_settings(source.config):
         told = f"The checkpoint of {source.name} says in what its layers compute: leave it out."
         raise SettingError("bnb_4bit_compute_dtype", told)
 
@@ -269,9 +269,9 @@ def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
         return refused or extras.lacking("it needs", "torchao", "torch-memcalc[torchao]")
     if several and (refused := _layout_refusal(plan)) is not None:
         return refused
-    already = quantized.settings_in(source.config)
+    already = quantized.find_bnb_settings(source.config)
     if already is not None and layouts.spread(plan).layout in layouts.SHARDED:
-        refused = quantized.unsharded(already)
+        refused = quantized.fsdp_refusal(already)
         if refused is not None:
             return refused
     return extras.lacking("it needs", "bitsandbytes")

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memcalc.optim.base import BatchedOptimizer, Work, check_adam_settings, local, scalars_of
-from memcalc.optim.blockwise import blocks_of, dynamic_map
+from memcalc.optim.base import BatchedOptimizer, Work, check_adam_settings, collect_scalars, local
+from memcalc.optim.blockwise import count_blocks, dynamic_map
 from memcalc.optim.ops import run
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -80,7 +80,7 @@ class Adam8bit(BatchedOptimizer):
                 "state2": torch.zeros_like(value, dtype=torch.float32),
             }
         qmap1, qmap2 = self._shared_maps(value.device)
-        blocks = blocks_of(value.numel())
+        blocks = count_blocks(value.numel())
         return {
             "state1": torch.zeros_like(value, dtype=torch.uint8),
             "state2": torch.zeros_like(value, dtype=torch.uint8),
@@ -91,7 +91,7 @@ class Adam8bit(BatchedOptimizer):
         }
 
     def _shared_maps(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Give the pair of code maps that this optimizer holds on a device, made at need."""
+        """Return this optimizer's two code maps on a device, made at first use."""
         for values in self.state.values():
             if "qmap1" in values and values["qmap1"].device == device:
                 return values["qmap1"], values["qmap2"]
@@ -105,7 +105,7 @@ class Adam8bit(BatchedOptimizer):
 
     def _update(self, works: list[Work], group: dict[str, Any], step: int) -> None:
         lr = float(group["lr"])
-        scalars = scalars_of(group, step, lr=lr, decoupled=self._decoupled)
+        scalars = collect_scalars(group, step, lr=lr, decoupled=self._decoupled)
         first = works[0].state
         columns = [
             [w.state[name] for w in works]

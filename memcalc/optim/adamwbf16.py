@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memcalc.optim.base import BatchedOptimizer, Work, check_adam_settings, scalars_of
+from memcalc.optim.base import BatchedOptimizer, Work, check_adam_settings, collect_scalars
 from memcalc.optim.ops import run
 from memcalc.optim.rounding import stream_key
 
 
 def schedule_factor(step: int, *, preheat_steps: int, decay_power: float) -> float:
-    """Give the factor of lr at a step; it is 1.0 at the end of the preheat.
+    """Return the factor of lr at a step; it is 1.0 at the end of the preheat.
 
     With P = max(preheat_steps, 1): step / P up to step P, then (step / P) ** -decay_power.
     decay_power 0 keeps the rate, 0.5 is the inverse square root, 1 the inverse.
@@ -79,7 +79,7 @@ class AdamWBF16(BatchedOptimizer):
         )
 
     def step(self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False) -> Any:
-        """Update as every optimizer does, and give the closure's loss, or None.
+        """Update every parameter that has a gradient; return the closure's loss, or None.
 
         Args:
             closure: Reevaluates the model, with gradients, and returns the loss.
@@ -130,5 +130,5 @@ class AdamWBF16(BatchedOptimizer):
             [w.grad for w in works],
             *([w.state[name] for w in works] for name in names),
             [stream_key(group["seed"], step, w.ordinal) for w in works],
-            scalars=scalars_of(group, step, lr=float(group["lr"]) * factor, decoupled=True),
+            scalars=collect_scalars(group, step, lr=float(group["lr"]) * factor, decoupled=True),
         )

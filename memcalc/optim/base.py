@@ -1,4 +1,4 @@
-"""Shared by the shipped optimizers: checks, layout, batching by dtype and step, loading."""
+"""The base class of the shipped optimizers: checks, layout, batching by dtype, loading."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -28,17 +28,18 @@ class Work(NamedTuple):
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Give this rank's part of a DTensor, or the tensor itself."""
+    """Return this rank's part of a DTensor, or the tensor itself."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """View a dense tensor, in any order of dimensions, as (n,) in order of memory."""
+    """Return a view of a dense tensor, in any order of dimensions, as (n,) in memory order."""
     return tensor.view(-1) if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor with the strides of another: itself, or a copy if they differ."""
     if tensor.stride() == like.stride() or (tensor.is_contiguous() and like.is_contiguous()):
         return tensor
     return torch.empty_like(like, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
@@ -138,10 +139,10 @@ class BatchedOptimizer(torch.optim.Optimizer):
     def _work_on(
         self, param: Tensor, grad: Tensor, group: dict[str, Any], ordinal: int
     ) -> Work | None:
-        """Lay a parameter and its gradient out like its state, by views where that is possible.
+        """Return a parameter's part of a batch, with the gradient in the layout of its state.
 
-        A layout that must be copied is updated at once and alone, to hold its copies only as long;
-        then there is nothing to return.
+        If that needs copies, the parameter is updated at once and alone, so that the copies live
+        only briefly; then it returns None.
         """
         target, gradient, values = local(param), local(grad), self.state[param]
         state = {name: local(t) for name, t in values.items() if isinstance(t, Tensor)}
@@ -174,15 +175,15 @@ class BatchedOptimizer(torch.optim.Optimizer):
             values["step"] = int(values["step"].item())
 
 
-def scalars_of(group: dict[str, Any], step: int, *, lr: float, decoupled: bool) -> Scalars:
-    """Collect a step's numbers from a parameter group."""
+def collect_scalars(group: dict[str, Any], step: int, *, lr: float, decoupled: bool) -> Scalars:
+    """Return a step's numbers from the settings of a parameter group."""
     names = ("eps", "weight_decay")
     numbers = (lr, *group["betas"], *(group[name] for name in names), step, group["maximize"])
     return Scalars._make(map(float, (*numbers, decoupled)))
 
 
 def check_adam_settings(group: dict[str, Any]) -> None:
-    """Raise ValueError, saying what would do, if a setting is out of its range."""
+    """Raise ValueError, with the valid range, if a setting of Adam is out of it."""
     for name in ("lr", "eps", "weight_decay"):
         if not float(group[name]) >= 0.0:
             raise ValueError(f"{name} must be at least 0, but is {group[name]}")
@@ -205,7 +206,7 @@ def _with_gradients(
 
 
 def _shield(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Wrap a checkpoint's tensors against casts, and unpack bitsandbytes' own wrapping."""
+    """Return a checkpoint whose tensors torch does not cast; unpack bitsandbytes' wrapping."""
     shielded = {}
     for key, values in state_dict["state"].items():
         plain = dict(values)

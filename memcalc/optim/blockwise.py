@@ -1,10 +1,10 @@
-"""Codes of block-wise 8-bit quantization: the nearest one, by search and by table.
+"""Finds the nearest code of block-wise 8-bit quantization, by search or by table.
 
-By table it takes two look-ups instead of a binary search, and is still exact. Of n elements there
-are ceil(n / 256) blocks; the last block may be short.
+The table needs two look-ups instead of a binary search, and is exact too. n elements make
+ceil(n / 256) blocks; the last block may be short.
 
 Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (ICLR 2022), sections 1.3
-and 2.1, figure 2.  The 256 numbers that codes mean equal those of bitsandbytes 0.50.2
+and 2.1, figure 2.  The 256 values of the codes equal bitsandbytes 0.50.2
 (``functional.create_dynamic_map``) bit for bit.  Scales and codes equal its exact (argmin) kernel;
 its compiled CPU kernel takes a short cut near zero and differs there.
 """
@@ -21,7 +21,7 @@ DECADES = 7  # magnitudes 1e-7 .. 1, each with twice as many codes as the one be
 
 
 def dynamic_map(*, signed: bool) -> Tensor:
-    """Make the sorted table of the 256 values that codes mean.
+    """Return the 256 values of the codes, sorted.
 
     Decade i covers [10^(i-7), 10^(i-6)) and is cut into 2^i equal cells (2^(i+1) without a
     sign); a code means its cell's middle.  Zero and 1.0 complete the table, so the signed
@@ -54,18 +54,18 @@ def _values(signed: bool) -> tuple[float, ...]:
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 
-def blocks_of(n: int) -> int:
-    """Count the blocks, that is the scales, of n elements."""
+def count_blocks(n: int) -> int:
+    """Return the number of blocks, and so of scales, of n elements."""
     return -(-n // BLOCK)
 
 
 def reciprocal_scales(absmax: Tensor) -> Tensor:
-    """Invert the scales; a block too small to invert (below 1.2e-38) is stored as zeros."""
+    """Return 1 / absmax per block, or 0 for a block that is too small to invert (below 1.2e-38)."""
     return torch.where(absmax < SMALLEST_NORMAL, 0.0, absmax.reciprocal())
 
 
 def nearest_code(values: Tensor, qmap: Tensor, *, keep_nonzero: bool = False) -> Tensor:
-    """Find the code of the map's value nearest to each value; a tie goes to the lower code.
+    """Return the code nearest to each value; a tie goes to the lower code.
 
     Args:
         values: float32, any shape, within [-1, 1].
@@ -102,7 +102,7 @@ class CodeTables:
 
 @lru_cache
 def code_tables(device: torch.device, *, signed: bool) -> CodeTables:
-    """Make the tables of the signed map, or of the unsigned one, which keeps non-zeros."""
+    """Return the code tables of the signed map, or of the unsigned map, which keeps non-zeros."""
     qmap = dynamic_map(signed=signed)
     patterns = torch.arange(1 << 16, dtype=torch.int64)
     negative = patterns >= 1 << 15
@@ -116,7 +116,7 @@ def code_tables(device: torch.device, *, signed: bool) -> CodeTables:
 
 
 def _boundaries(qmap: Tensor, *, keep_nonzero: bool) -> Tensor:
-    """Find the smallest value of each code but the first, by bisection over ordered float32s."""
+    """Return the smallest float32 of each code except the first, found by bisection; then inf."""
     low, high = _ordinal(qmap[:-1]), _ordinal(qmap[1:])
     code = torch.arange(255)
     while bool((high - low > 1).any()):
@@ -128,7 +128,7 @@ def _boundaries(qmap: Tensor, *, keep_nonzero: bool) -> Tensor:
 
 
 def _ordinal(values: Tensor) -> Tensor:
-    """Number the float32s in ascending order, as int64; both zeros are 0."""
+    """Return the rank of each float32 in ascending order, as int64; both zeros are 0."""
     bits = values.view(torch.int32).to(torch.int64)
     return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
 

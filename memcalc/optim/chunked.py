@@ -1,8 +1,8 @@
-"""The updates as vectorized torch code over chunks that stay in cache: the CPU's fast path.
+"""Updates in vectorized torch code over chunks that stay in cache: the fast path on the CPU.
 
-All scratch is for one chunk, and reused: the step's extra memory does
-not grow with the model.  Small tensors lie side by side in one chunk, so that they share the cost
-of each torch call.  The arithmetic is the reference's, operation for operation.
+Scratch memory is for one chunk and is reused, so a step's extra memory does not grow with the
+model.  Small tensors share one chunk, and with it the cost of each torch call.  The arithmetic
+equals the reference's, operation for operation.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ class Scratch:
         self.size = 0
 
     def grow(self, part: slice) -> None:
-        """Make room for a chunk, if the largest one so far was smaller."""
+        """Allocate working memory for a chunk if the present one is too small."""
         if part.stop - part.start <= self.size:
             return
         self.size = part.stop - part.start
@@ -124,7 +124,7 @@ def _chunks(n: int) -> Iterator[slice]:
 
 
 def _whole_blocks(n: int) -> Iterator[slice]:
-    """Cut into chunks of whole blocks; a short last block is another chunk."""
+    """Yield the chunks of n elements, cut between blocks; a short last block is its own chunk."""
     tail = n % BLOCK
     yield from _chunks(n - tail)
     if tail:
@@ -132,17 +132,18 @@ def _whole_blocks(n: int) -> Iterator[slice]:
 
 
 def _as_float32(values: Tensor, scratch: Tensor) -> Tensor:
-    """Give float32 values as they are, others as a float32 copy in the scratch."""
+    """Return the values themselves if they are float32, else a float32 copy in the scratch."""
     return values if values.dtype == torch.float32 else scratch[: values.numel()].copy_(values)
 
 
 def _store(value: Tensor, target: Tensor) -> None:
+    """Copy a value back if it was converted; a float32 was updated in place."""
     if value.dtype != target.dtype:
         target.copy_(value)
 
 
 def _advance(value: Tensor, g: Tensor, m: Tensor, v: Tensor, root: Tensor, s: Scalars) -> None:
-    """Move value, m and v in place by one step."""
+    """Apply one Adam step to value and its moments m and v, in place."""
     if s.maximize:
         g = g.neg()
     if s.l2:
@@ -155,25 +156,27 @@ def _advance(value: Tensor, g: Tensor, m: Tensor, v: Tensor, root: Tensor, s: Sc
     value.addcdiv_(m, denominator, value=s.step_size)
 
 
-def _blocked(values: Tensor, scales: Tensor) -> Tensor:
+def _view_blocks(values: Tensor, scales: Tensor) -> Tensor:
     return values.view(scales.numel(), -1)
 
 
 def _dequantize(codes: Tensor, scales: Tensor, qmap: Tensor, out: Tensor, index: Tensor) -> Tensor:
     out, index = out[: codes.numel()], index[: codes.numel()]
     torch.index_select(qmap, 0, index.copy_(codes), out=out)
-    _blocked(out, scales).mul_(scales[:, None])
+    _view_blocks(out, scales).mul_(scales[:, None])
     return out
 
 
 def _quantize_(
     values: Tensor, codes: Tensor, scales: Tensor, tables: CodeTables, work: Scratch
 ) -> None:
-    """Write the codes and scales of values, which are overwritten."""
+    """Quantize values into codes and scales; the values are overwritten."""
     n = values.numel()
     index, root = work.index[:n], work.root[:n]
-    torch.amax(torch.abs(_blocked(values, scales), out=_blocked(root, scales)), 1, out=scales)
-    _blocked(values, scales).mul_(reciprocal_scales(scales)[:, None])
+    torch.amax(
+        torch.abs(_view_blocks(values, scales), out=_view_blocks(root, scales)), 1, out=scales
+    )
+    _view_blocks(values, scales).mul_(reciprocal_scales(scales)[:, None])
     torch.bitwise_right_shift(values.view(torch.int32), 16, out=index).bitwise_and_(0xFFFF)
     code = work.grad[:n].view(torch.int32)  # the gradient is no longer needed
     torch.index_select(tables.low, 0, index, out=code)
@@ -185,7 +188,7 @@ def _quantize_(
 def _for_each_run(
     columns: Sequence[_Tensors], update: Callable[..., None], *, multiple: int
 ) -> None:
-    """Update tensors run by run: a large one alone, small ones packed together.
+    """Call ``update`` for each run of tensors: a large one alone, small ones packed together.
 
     Args:
         columns: Parameters, gradients and states of the same tensors.
@@ -203,7 +206,7 @@ def _for_each_run(
 
 
 def _runs(sizes: list[int], multiple: int) -> Iterator[list[int]]:
-    """Yield every index once: alone, or with others whose sizes sum to at most a chunk."""
+    """Yield runs of indices: a large tensor alone, small ones that together fit a chunk."""
     run: list[int] = []
     filled = 0
     for index, size in enumerate(sizes):

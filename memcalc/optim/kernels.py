@@ -1,8 +1,8 @@
-"""The updates as Triton kernels: one pass over memory, no scratch.
+"""Updates as Triton kernels: a single pass over memory, no scratch.
 
 Importing this needs Triton; only CUDA tensors get here (and, with TRITON_INTERPRET=1, tests).
 
-One launch updates many tensors.  Its table, int64, holds first the number of each tensor's first
+A launch updates many tensors.  Its table, int64, holds first the number of each tensor's first
 program, then a row per tensor: its element count, the addresses of its parts and, for bf16, its
 random key.  A program finds its tensor by bisection.  The arithmetic is ``reference``'s to
 float32 rounding; the random bits, and the codes of equal moments, are the same.
@@ -27,7 +27,7 @@ _MIX3 = tl.constexpr(0x85EBCA6B)
 
 @triton.jit
 def _locate(table, COUNT, DEPTH: tl.constexpr):
-    """Give this program's tensor, and which of that tensor's programs it is."""
+    """Return this program's tensor, and its number among that tensor's programs."""
     program = tl.program_id(0)
     low = 0
     high = COUNT
@@ -56,8 +56,8 @@ def _part(row, COLUMN: tl.constexpr, KIND: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _rounded(value, KIND: tl.constexpr):
-    """Convert to the nearest, ties to even."""
+def _round_to_nearest(value, KIND: tl.constexpr):
+    """Convert float32 to the nearest value of a dtype, ties to even."""
     if KIND == tl.bfloat16:
         # By hand, as Triton's interpreter truncates.
         bits = value.to(tl.uint32, bitcast=True)
@@ -77,7 +77,7 @@ def _advance(value, g, m, v, sign, l2, beta1, rest1, beta2, rest2, shrink, corre
 
 @triton.jit
 def _nearest_code(x, qmap, SIGNED: tl.constexpr):
-    """Guess the code by the map's formula, right to one place, then compare three neighbors."""
+    """Return the nearest code: guess it by the map's formula, then compare three neighbors."""
     a = tl.minimum(tl.abs(x), 1.0)
     decade = tl.floor(tl.log2(tl.maximum(a, 1e-7)) / _LOG2_10) + 7.0
     decade = tl.minimum(tl.maximum(decade, 0.0), 6.0)
@@ -137,7 +137,7 @@ def adam_8bit(
     value, m, v = _advance(
         value, g, m, v, sign, l2, beta1, rest1, beta2, rest2, shrink, correction, eps, size
     )
-    tl.store(p, _rounded(value, PARAM), mask=inside)
+    tl.store(p, _round_to_nearest(value, PARAM), mask=inside)
     code, absmax = _quantize(m, qmap1, True)
     tl.store(codes1, code.to(tl.uint8), mask=inside)
     tl.store(scales1, absmax, mask=scaled)
@@ -168,14 +168,14 @@ def adam_32bit(
     value, m, v = _advance(
         value, g, m, v, sign, l2, beta1, rest1, beta2, rest2, shrink, correction, eps, size
     )
-    tl.store(p, _rounded(value, PARAM), mask=inside)
+    tl.store(p, _round_to_nearest(value, PARAM), mask=inside)
     tl.store(state1, m, mask=inside)
     tl.store(state2, v, mask=inside)
 
 
 @triton.jit
 def _random_bits(index, key):
-    """Compute ``rounding.random_bits`` of elements, uint32."""
+    """Return ``rounding.random_bits`` of elements, as uint32."""
     x = index * _WEYL + key
     x = (x ^ (x >> 16)) * _MIX1
     x = (x ^ (x >> 15)) * _MIX2
@@ -213,7 +213,7 @@ def adamw_bf16(
     value, m, v = _advance(
         value, g, m, v, sign, l2, beta1, rest1, beta2, rest2, shrink, correction, eps, size
     )
-    stored = _rounded(value, tl.bfloat16)
+    stored = _round_to_nearest(value, tl.bfloat16)
     bits = _random_bits(offset.to(tl.uint32), tl.load(row + 6).to(tl.uint32))
     tl.store(p, stored, mask=inside)
     tl.store(exp_avg, _round_stochastic(m, bits & 0xFFFF), mask=inside)

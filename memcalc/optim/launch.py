@@ -1,4 +1,4 @@
-"""The CUDA path: launches of the Triton kernels.
+"""Launches the Triton kernels: the path for CUDA tensors.
 
 Beyond parameters and states a launch holds one table, 8 bytes for each part of each tensor.
 """
@@ -51,7 +51,7 @@ def adamw_bf16(
 
 
 def probe() -> None:
-    """Compile and run the smallest kernel on the current GPU, raising what keeps it from that."""
+    """Compile and run a small kernel on the current GPU; raise the error if that fails."""
     params, grads, state1, state2 = ([torch.zeros(16, device="cuda")] for _ in range(4))
     numbers = Scalars(0.0, 0.0, 0.0, 1.0, 0.0, step=1, maximize=False, decoupled=True)
     adam_32bit(params, grads, state1, state2, numbers)
@@ -65,7 +65,7 @@ def _launch(
     scales: list[_Tensors] | None = None,
     keys: list[int] | None = None,
 ) -> None:
-    """Launch a kernel on the tensors that allow wide loads in all columns, and on the others."""
+    """Launch a kernel twice: on the tensors that allow wide loads, and on the others."""
     sizes, like = [p.numel() for p in columns[0]], columns[0][0]
     addresses = [[t.data_ptr() for t in row] for row in zip(*columns, strict=True)]
     for chosen, even in table.split(map(table.is_even, sizes, addresses)):

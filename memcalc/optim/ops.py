@@ -1,4 +1,4 @@
-"""The updates as torch operators, so that each device runs its own kernel.
+"""Registers the updates as torch operators, so that each device runs its own kernel.
 
 ``memcalc_optim::adam_32bit_``, ``adam_8bit_`` and ``adamw_bf16_``: Triton on CUDA where Triton
 is installed, chunked torch code elsewhere, and nothing on meta tensors: there the operator has
@@ -26,25 +26,25 @@ _SCHEMAS = {
     "adamw_bf16": "Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avg,"
     " Tensor(c!)[] exp_avg_sq, Tensor(d!)[] shift, int[] keys",
 }
-"""Arguments of each update but its scalars; the paths have functions of the same names. Tensors
-are flat and dense, those of a list of one dtype, and lists run in parallel."""
+"""Arguments of each update without its scalars; the modules of both paths have functions of the
+same names. Tensors are flat and dense, a list has one dtype, and lists are parallel."""
 
 
 def run(name: str, *given: Any, scalars: Scalars) -> None:
-    """Run an update in place on the device of its tensors; see ``_SCHEMAS`` for what to give."""
+    """Run an update in place on the device of its tensors; ``given``: see ``_SCHEMAS``."""
     getattr(torch.ops.memcalc_optim, f"{name}_")(*given, list(map(float, scalars)))
 
 
 @cache
 def cuda_path() -> ModuleType:
-    """Give the module that updates CUDA tensors: Triton's kernels, or chunked torch code."""
+    """Return the module that updates CUDA tensors: Triton kernels if they run, else torch code."""
     if importlib.util.find_spec("triton") is None:
         return chunked
     try:
         from memcalc.optim import launch
 
         launch.probe()
-    except Exception as error:  # whatever keeps Triton from running, training should go on
+    except Exception as error:  # training should go on if Triton fails for any reason
         warnings.warn(
             f"Triton cannot run here ({type(error).__name__}: {error}), so the optimizer uses "
             "slower torch code; a C compiler on the PATH is what Triton most often lacks",

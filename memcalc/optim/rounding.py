@@ -22,12 +22,12 @@ _MASK64 = (1 << 64) - 1
 
 
 def signed32(value: int) -> int:
-    """Give the int32 with the same low 32 bits."""
+    """Return the int32 with the same low 32 bits."""
     return ((value + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
 
 
 def stream_key(seed: int, step: int, ordinal: int) -> int:
-    """Combine seed, step and the parameter's place in the optimizer into one int32 key."""
+    """Return one int32 key from the seed, the step and the parameter's place in the optimizer."""
     state = 0
     for word in (seed, step, ordinal):
         state = (state + (word & _MASK64) + 0x9E3779B97F4A7C15) & _MASK64
@@ -38,13 +38,13 @@ def stream_key(seed: int, step: int, ordinal: int) -> int:
 
 
 def weyl_indices(count: int, device: torch.device) -> Tensor:
-    """Make the int32 products index * WEYL for the indices 0 .. count - 1."""
+    """Return the int32 products index * WEYL for the indices 0 .. count - 1."""
     indices = torch.arange(count, dtype=torch.int32, device=device)
     return indices.mul_(signed32(WEYL))
 
 
 def random_bits(weyl: Tensor, start: int, key: int, *, out: Tensor, scratch: Tensor) -> Tensor:
-    """Hash the elements start, start + 1, ... into 32 random bits each.
+    """Return 32 random bits for each of the elements start, start + 1, ..., by a hash.
 
     Args:
         weyl: int32 (n,) from ``weyl_indices``.
@@ -62,27 +62,27 @@ def random_bits(weyl: Tensor, start: int, key: int, *, out: Tensor, scratch: Ten
 
 
 def remix_(bits: Tensor, scratch: Tensor) -> Tensor:
-    """Turn random bits, in place, into others for the next rounding of the same element."""
+    """Replace random bits, in place, by new ones for the next rounding of the same element."""
     bits.mul_(signed32(MIX3))
     return _xor_shift(bits, 13, scratch)
 
 
 def low_half(bits: Tensor, *, out: Tensor) -> Tensor:
-    """Take the low 16 bits, as 0 .. 65535."""
+    """Return the low 16 bits, as 0 .. 65535."""
     return torch.bitwise_and(bits, 0xFFFF, out=out)
 
 
 def high_half(bits: Tensor, *, out: Tensor) -> Tensor:
-    """Take the high 16 bits, as 0 .. 65535."""
+    """Return the high 16 bits, as 0 .. 65535."""
     return torch.bitwise_right_shift(bits, 16, out=out).bitwise_and_(0xFFFF)
 
 
 def round_stochastic_(values: Tensor, noise: Tensor) -> Tensor:
-    """Round float32 in place to numbers that bf16 holds, up with the cut fraction's probability.
+    """Round float32 in place to bf16 values, up with the probability of the fraction cut off.
 
     Adding 16 random bits to the pattern carries into bit 16 just that often; the rest is cut.
-    Infinities stay.  A NaN stays as long as its low 16 bits are not all but full, which those
-    that the CPU makes, or that come from a bf16, are not.
+    Infinities stay.  A NaN stays unless its low 16 bits are nearly all ones; a NaN made on the CPU
+    or from a bf16 has no such bits.
 
     Args:
         values: float32 (n,).

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 
 class Scalars(NamedTuple):
-    """The numbers of one step, for a whole batch.
+    """The numbers of one step, equal for a whole batch.
 
-    As an operator's argument it is a list of floats, ``step`` and the two switches included.
+    An operator's argument is a list of these floats, with ``step`` and the two switches.
 
     Attributes:
         lr: Step size, schedule included.
@@ -31,7 +31,7 @@ class Scalars(NamedTuple):
 
     @property
     def step_size(self) -> float:
-        """The factor of m / (sqrt(v) / root_correction + eps), the sign of descent included."""
+        """The factor of m / (sqrt(v) / root_correction + eps), with the sign of descent."""
         return -self.lr / (1.0 - math.pow(self.beta1, self.step))
 
     @property
@@ -50,7 +50,7 @@ class Scalars(NamedTuple):
         return 0.0 if self.decoupled else self.weight_decay
 
     def arguments(self) -> tuple[float, ...]:
-        """Give a Triton kernel's scalar arguments in their order."""
+        """Return a Triton kernel's scalar arguments in their order."""
         sign = -1.0 if self.maximize else 1.0
         first, second = (self.beta1, 1.0 - self.beta1), (self.beta2, 1.0 - self.beta2)
         factors = self.shrink, self.root_correction, self.eps, self.step_size

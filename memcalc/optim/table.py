@@ -1,6 +1,6 @@
-"""A launch's table: which tensors share a launch, and where each one's programs and parts are.
+"""Plans the table of a launch: which tensors share it, and where their programs and parts are.
 
-Holds no Triton, so that a launch can be planned, counted and tested without it.
+It does not import Triton, so that launches can be planned and tested without it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,10 +12,10 @@ ALIGNED = 16  # the elements and bytes whose multiples allow wide loads
 
 
 def split(evens: Iterable[bool]) -> Iterator[tuple[list[int], bool]]:
-    """Yield the tensors that allow wide loads in all their parts, then the others.
+    """Yield the indices of tensors that allow wide loads, with True, then the others, with False.
 
     Args:
-        evens: by tensor, whether it does; see ``is_even``.
+        evens: ``is_even`` of each tensor.
     """
     known = list(evens)
     for kind in (True, False):
@@ -25,19 +25,19 @@ def split(evens: Iterable[bool]) -> Iterator[tuple[list[int], bool]]:
 
 
 def is_even(elements: int, addresses: Iterable[int]) -> bool:
-    """Say whether a tensor's count and the addresses of its parts allow wide loads."""
+    """Return True if a tensor's element count and the addresses of its parts allow wide loads."""
     return elements % ALIGNED == 0 and all(address % ALIGNED == 0 for address in addresses)
 
 
 def fill(rows: Sequence[Sequence[int]], span: int) -> tuple[list[int], int]:
-    """Lay out the table of a launch.
+    """Return the words of a launch's table and its number of programs.
 
     Args:
         rows: for each tensor its element count, then the other words of its row.
         span: elements per program.
 
     Returns:
-        The words, first each tensor's first program and then the rows, and the count of programs.
+        The words, first each tensor's first program and then the rows; and the programs.
     """
     starts, programs = [], 0
     for row in rows:
@@ -47,5 +47,5 @@ def fill(rows: Sequence[Sequence[int]], span: int) -> tuple[list[int], int]:
 
 
 def depth(tensors: int) -> int:
-    """Count the halvings that find one of this many tensors."""
+    """Return the number of bisections that find one of ``tensors`` tensors."""
     return max(tensors - 1, 0).bit_length()

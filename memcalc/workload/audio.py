@@ -45,7 +45,7 @@ class Recordings:
     def _find_extractor(self) -> Sound | None:
         """Find what the extractor of the model or its encoder makes, if the forward takes it."""
         for part in (self._config, self._encoder):
-            found = audio.of(str(getattr(part, "model_type", "")))
+            found = audio.find_recording(str(getattr(part, "model_type", "")))
             inputs = found.inputs.items() if found is not None else ()
             if any(name in self._names for name, one in inputs if not one.mask):
                 return found
@@ -121,7 +121,7 @@ def make_codes(config: Any, batch: Any, device: Any) -> dict[str, torch.Tensor] 
     A codec has made codes of the recording, in several channels, each channel later than the one
     before. Their beginning and their end are codes as well, and each code predicts the next.
     """
-    known = audio.of(str(getattr(config, "model_type", "")))
+    known = audio.find_recording(str(getattr(config, "model_type", "")))
     if known is None or known.tokens is None or not getattr(config, "delay_pattern", None):
         return None
     channels = len(config.delay_pattern)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from memcalc.catalog import models
-from memcalc.catalog.quantized import BITSANDBYTES, TORCHAO, computed_in, settings_in
+from memcalc.catalog.quantized import BITSANDBYTES, TORCHAO, find_bnb_settings, read_compute_dtype
 from memcalc.errors import UsageError
 from memcalc.imports import line
 from memcalc.records.model import Inventory
@@ -41,7 +41,7 @@ def describe_dtypes(plan: Plan) -> str:
     """Say in a sentence what quantized layers compute in, and what other weights are loaded in."""
     dtype = str(compute_dtype(plan)).removeprefix("torch.")
     already = checkpoint_settings(plan)
-    named = plan.bnb_4bit_compute_dtype if already is None else computed_in(already)
+    named = plan.bnb_4bit_compute_dtype if already is None else read_compute_dtype(already)
     if named in (None, dtype):
         return f"linear layers compute in {dtype}, and so is the model loaded"
     who = "you say" if already is None else "the checkpoint says"
@@ -231,7 +231,7 @@ def _without_progress_bar(transformers: Any) -> Iterator[None]:
 
 def checkpoint_settings(plan: Plan) -> Mapping[str, Any] | None:
     """Return bitsandbytes' settings of the plan's checkpoint, or None if it is not quantized."""
-    return settings_in(models.find(plan.model).config)
+    return find_bnb_settings(models.find(plan.model).config)
 
 
 def quantize(model: torch.nn.Module, settings: Mapping[str, Any], dtype: torch.dtype) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memcalc.budgets import detect
 from memcalc.budgets.starter import round_up, run_name, toml
 from memcalc.catalog.plan import make
-from memcalc.catalog.settings import driven
+from memcalc.catalog.settings import simplify_layout
 from memcalc.errors import UsageError
 from memcalc.units import parse_bytes
 
@@ -75,7 +75,7 @@ def test_accelerate_adds_precision_and_how_it_shards(tmp_path):
     assert (merged.settings["batch"], merged.settings["devices"]) == (4, 4)
     assert merged.settings["parallel"] == "fsdp2"
     assert "bucket_cap_mb" not in dict(merged.settings["parallel_args"])
-    settings, notes = driven(merged.settings)
+    settings, notes = simplify_layout(merged.settings)
     assert (settings["loop"], notes) == ("trainer", ())
     make(settings)
 
@@ -119,7 +119,7 @@ def test_arguments_of_the_trainer_say_how_a_run_is_spread(tmp_path, name):
     settings = found_in(tmp_path, "args.json", text).settings
     for key, value in wanted.items():
         assert (dict(settings[key]) if key == "parallel_args" else settings[key]) == value
-    answered, notes = driven({**settings, "devices": 4})
+    answered, notes = simplify_layout({**settings, "devices": 4})
     assert (answered["devices"], notes, answered["loop"]) == (4, (), "trainer")
     make(answered)
 
@@ -127,7 +127,7 @@ def test_arguments_of_the_trainer_say_how_a_run_is_spread(tmp_path, name):
 def test_copies_of_shards_in_machines_are_answered_in_the_plain_loop():
     settings = {"loop": "trainer", "parallel": "fsdp1", "devices": 4, "parallel_args": {
         "sharding_strategy": "HYBRID_SHARD", "device_mesh": "2x2"}}  # fmt: skip
-    answered, notes = driven(settings)
+    answered, notes = simplify_layout(settings)
     assert ("loop" in answered, answered["max_grad_norm"], len(notes)) == (False, 1.0, 1)
 
 
@@ -135,7 +135,7 @@ def test_what_is_not_answered_of_a_spread_run_is_named(tmp_path):
     more = {"deepspeed": "missing.json"}
     with pytest.raises(UsageError, match=r"deepspeed = missing.json: there is no such file"):
         found_in(tmp_path, "args.json", json.dumps({**ARGUMENTS, **more}))
-    alone, notes = driven({"loop": "trainer", "parallel": "ddp", "parallel_args": ()})
+    alone, notes = simplify_layout({"loop": "trainer", "parallel": "ddp", "parallel_args": ()})
     assert (alone, notes) == ({"loop": "trainer"}, ())
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from memcalc.catalog import gpus
 from memcalc.catalog.gpus import architectures
-from memcalc.catalog.plan import make, taken_as
+from memcalc.catalog.plan import describe_gpu_name, make
 from memcalc.errors import UsageError
 from memcalc.units import MIB, printed_bytes
 
@@ -100,16 +100,16 @@ def test_a_name_that_several_gpus_or_a_rented_machine_bear_is_taken_and_said(
 ):
     plan = make({"model": "gpt2", "gpu": typed})
     assert (plan.devices, plan.gpu) == (count, taken)
-    assert said in taken_as({"gpu": typed})
+    assert said in describe_gpu_name({"gpu": typed})
 
 
 def test_a_name_of_one_gpu_needs_no_word_and_fewer_gpus_of_a_machine_can_be_asked_for():
-    assert taken_as({"gpu": "4090"}) == taken_as({"gpu": "no such card"}) == ""
+    assert describe_gpu_name({"gpu": "4090"}) == describe_gpu_name({"gpu": "no such card"}) == ""
     assert make({"model": "gpt2", "gpu": "p4d.24xlarge", "devices": 2}).devices == 2
 
 
 def test_cards_that_clouds_rent_are_neither_laptops_nor_boards():
-    names = [gpu.name for gpu in gpus.rented()]
+    names = [gpu.name for gpu in gpus.list_rental_gpus()]
     assert {"T4", "RTX 4090", "H100 SXM", "B200"} <= set(names)
     assert not any("Laptop" in name or "Jetson" in name for name in names)
 

@@ -57,7 +57,7 @@ def test_a_bundled_model_is_what_transformers_builds_and_has_its_published_size(
 
 
 def test_the_table_of_published_counts_covers_every_bundled_model():
-    assert {row["model"] for row in published()} == set(models.bundled())
+    assert {row["model"] for row in published()} == set(models.list_bundled_files())
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,10 @@ def test_the_shipped_architectures_are_those_of_the_installed_transformers():
 
 
 def config(**changes):
-    return {**json.loads(models.bundled()["distilbert-base-cased"].read_text()), **changes}
+    return {
+        **json.loads(models.list_bundled_files()["distilbert-base-cased"].read_text()),
+        **changes,
+    }
 
 
 @pytest.mark.parametrize(

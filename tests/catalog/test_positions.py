@@ -103,7 +103,7 @@ def test_more_tokens_than_a_config_names_are_an_assumption_of_the_answer():
 
 
 def test_every_bundled_model_has_a_default_that_it_takes():
-    for name in models.bundled():
+    for name in models.list_bundled_files():
         known = lengths(models.find(name).config)
         assert known.refusal(name, known.default) is None
 
@@ -123,7 +123,7 @@ def test_an_extractor_makes_what_is_recorded_of_it(kind):
     made = runpy.run_path(str(ROOT / "scripts" / "make_sound.py"))["row"](kind)
     if made is None:
         pytest.skip("the extractor needs a package")
-    assert made.inputs == audio.of(kind).inputs
+    assert made.inputs == audio.find_recording(kind).inputs
 
 
 def test_all_that_is_recorded_is_of_a_known_architecture_and_of_one_recording():

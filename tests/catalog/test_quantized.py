@@ -150,9 +150,9 @@ def test_a_checkpoint_in_whole_numbers_is_not_divided_by_fsdp(model):
 
 
 def test_schemes_are_read_off_the_settings():
-    assert quantized.scheme_of({"load_in_4bit": True}) == "fp4"
-    assert quantized.scheme_of({"load_in_4bit": True, "bnb_4bit_quant_type": "int5"}) is None
-    assert quantized.scheme_of({"quant_method": "gptq"}) is None
+    assert quantized.read_scheme({"load_in_4bit": True}) == "fp4"
+    assert quantized.read_scheme({"load_in_4bit": True, "bnb_4bit_quant_type": "int5"}) is None
+    assert quantized.read_scheme({"quant_method": "gptq"}) is None
 
 
 @pytest.mark.parametrize(

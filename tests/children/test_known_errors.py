@@ -1,4 +1,4 @@
-"""What users are add_advice where PyTorch itself raises an error."""
+"""What users are advised where PyTorch itself raises an error."""
 
 import pytest
 import torch

@@ -14,7 +14,7 @@ from memcalc.cli import explain
 @pytest.fixture
 def model(tmp_path):
     """A model that traces in a moment."""
-    config = json.loads(models.bundled()["openai-community/gpt2"].read_text())
+    config = json.loads(models.list_bundled_files()["openai-community/gpt2"].read_text())
     small = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 500}
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "config.json").write_text(json.dumps({**config, **small}))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from memcalc.catalog.settings import with_preset
+from memcalc.catalog.settings import apply_preset
 from memcalc.cli.command import COMMON
 from memcalc.records.fields import FIELDS
 from memcalc.version import __version__
@@ -120,7 +120,7 @@ def test_help_shows_common_settings_and_all_of_them_when_asked(memcalc):
     ],
 )
 def test_a_preset_takes_the_half_that_a_gpu_computes_in(preset, gpu, precision):
-    assert with_preset({"preset": preset, "gpu": gpu})["precision"] == precision
+    assert apply_preset({"preset": preset, "gpu": gpu})["precision"] == precision
 
 
 def test_bf16_that_a_gpu_emulates_is_told_with_what_fp16_needs(memcalc, small_model):

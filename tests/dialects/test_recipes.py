@@ -337,7 +337,10 @@ def default_targets():
     from peft.utils import constants
 
     table = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    return [{k: list(v) for k, v in table.items()}, {k: list(peft_targets.of(k)) for k in table}]
+    return [
+        {k: list(v) for k, v in table.items()},
+        {k: list(peft_targets.default_targets(k)) for k in table},
+    ]
 
 
 def test_estimate_reads_a_recipe_and_writes_it_with_the_options(memcalc, written):

@@ -188,11 +188,11 @@ def test_what_the_sampler_holds_widens_what_a_pass_does(llama):
     assert held.low < held.high
 
 
-@pytest.mark.parametrize(("gpu", "add_advice"), [("t4", False), ("l4", True)])
-def test_a_share_is_advised_only_where_one_is_enough(gpu, add_advice):
+@pytest.mark.parametrize(("gpu", "advised"), [("t4", False), ("l4", True)])
+def test_a_share_is_advised_only_where_one_is_enough(gpu, advised):
     with pytest.raises(UsageError) as refused:
         served("llama-3.1-8b", gpu=gpu, engine_args={"gpu_memory_utilization": 0.6})
-    assert ("raise --engine-arg" in str(refused.value)) is add_advice
+    assert ("raise --engine-arg" in str(refused.value)) is advised
 
 
 def test_a_model_that_sees_is_built_whole_and_refused_for_engines(tmp_path):

@@ -8,7 +8,7 @@ bf16 training by Zamirai et al. 2020 ("Revisiting BFloat16 Training").
 import torch
 
 from memcalc.optim import rounding
-from memcalc.optim.blockwise import BLOCK, blocks_of, nearest_code, reciprocal_scales
+from memcalc.optim.blockwise import BLOCK, count_blocks, nearest_code, reciprocal_scales
 
 
 def adam_32bit(params, grads, state1, state2, s):
@@ -52,7 +52,7 @@ def adamw_bf16(params, grads, exp_avg, exp_avg_sq, shift, keys, s):
 
 def by_block(values):
     """Pad a flat tensor with zeros to whole blocks: (n,) to (ceil(n / 256), 256)."""
-    padding = blocks_of(values.numel()) * BLOCK - values.numel()
+    padding = count_blocks(values.numel()) * BLOCK - values.numel()
     return torch.nn.functional.pad(values, (0, padding)).view(-1, BLOCK)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from optim_problems import SETTINGS, gradients, start
 
 from memcalc.optim import chunked
-from memcalc.optim.blockwise import blocks_of, dynamic_map
+from memcalc.optim.blockwise import count_blocks, dynamic_map
 from memcalc.optim.scalars import Scalars
 
 SIZES = st.lists(st.sampled_from([1, 7, 255, 256, 257, 512, 1024, 3000]), min_size=1, max_size=6)
@@ -46,7 +46,7 @@ def make_batch(name, sizes, dtype, seed):
     kind = torch.float32 if name == "adam_32bit" else torch.uint8
     batch |= {name: zeros(sizes, kind) for name in ("state1", "state2")}
     if name == "adam_8bit":
-        blocks = [blocks_of(n) for n in sizes]
+        blocks = [count_blocks(n) for n in sizes]
         batch |= {name: zeros(blocks, torch.float32) for name in ("absmax1", "absmax2")}
         batch |= {"qmap1": dynamic_map(signed=True), "qmap2": dynamic_map(signed=False)}
     return batch

@@ -82,7 +82,7 @@ def answer(
     if plan.gpu is not None or memory is not None:
         _on_device(so_far, find, memory, runs)
     if "gpus" in find:
-        for rows in gpus_that_fit(plan, among or catalog.rented(), runs):
+        for rows in gpus_that_fit(plan, among or catalog.list_rental_gpus(), runs):
             so_far.add(gpus=rows)
     found, last = so_far.answer, runs.last
     longest = max((one.best.seq or 0 for one in found.limits if one.best is not None), default=0)

@@ -53,7 +53,7 @@ def cards(
         UsageError: the plan cannot be understood, or there is no card that PyTorch runs on.
     """
     check_trains(plan)
-    sizes = list(_one_of_each_size(gpus.rented() if among is None else among))
+    sizes = list(_one_of_each_size(gpus.list_rental_gpus() if among is None else among))
     if not sizes:
         raise UsageError("PyTorch's builds run on none of these GPUs: name newer ones.")
     answers = Answers(use_cache=use_cache, workers=None, counted=True, figures=True)

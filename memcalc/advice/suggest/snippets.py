@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from memcalc import dialects, registry
 from memcalc.catalog import models
-from memcalc.catalog.quantized import BITSANDBYTES, TORCHAO, settings_in
+from memcalc.catalog.quantized import BITSANDBYTES, TORCHAO, find_bnb_settings
 from memcalc.dialects import accelerate, axolotl, edit, llamafactory, swift, trainer, trl
 from memcalc.errors import UsageError, unknown
 from memcalc.files import templates
@@ -73,7 +73,7 @@ def snippet(plan: Plan, program: str) -> str:
     settings = known.dialect.write(plan)
     schemes = ("nf4", "nf4-dq", "int8") if program == "axolotl" else tuple(BITSANDBYTES)
     # A checkpoint that is quantized says itself how.
-    quantized = settings_in(models.find(plan.model).config) is not None
+    quantized = find_bnb_settings(models.find(plan.model).config) is not None
     by_bitsandbytes = plan.scheme in BITSANDBYTES
     variant = None if plan.use_reentrant is None else {"use_reentrant": plan.use_reentrant}
     return templates.render(

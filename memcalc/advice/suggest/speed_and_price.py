@@ -115,7 +115,7 @@ def read(text: str) -> Prices:
     for name, price in untrusted_values.toml(path).items():
         if isinstance(price, bool) or not isinstance(price, int | float):
             raise UsageError(f"{path}: {name} = {price} is no price: write a number.")
-        taken = gpus.meant(name)
+        taken = gpus.resolve(name)
         one = _checked_price(f"{name} = {price}", float(price)) / (taken.count or 1)
         found[taken.gpu.name] = min(one, found.get(taken.gpu.name, one))
     if not found:

@@ -10,7 +10,7 @@ from memcalc.advice.remedies import rows
 from memcalc.advice.remedies.records import Change, Remedy
 from memcalc.advice.remedies.rows import half_precision
 from memcalc.catalog import models
-from memcalc.catalog.quantized import scheme_in
+from memcalc.catalog.quantized import find_scheme
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.values import USUAL_LORA
@@ -27,7 +27,7 @@ def ways(plan: Plan) -> Iterator[Remedy]:
 
     A checkpoint that is quantized already takes adapters alone.
     """
-    if scheme_in(models.find(plan.model).config) is None:
+    if find_scheme(models.find(plan.model).config) is None:
         yield from _unquantized(plan)
     half = half_precision(plan)
     scheme = plan.scheme or "nf4-dq"

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from memcalc.catalog.models import is_reachable, without_hub
-from memcalc.catalog.quantized import settings_in
+from memcalc.catalog.models import find_shipped_config, is_reachable
+from memcalc.catalog.quantized import find_bnb_settings
 from memcalc.engine.patches import Patches
 from memcalc.script.large_weights import NOT_HERE, of_hub
 from memcalc.workload.quantized import quantize, state_without_ties
@@ -33,7 +33,7 @@ def install(patches: Patches) -> None:
         return loaded
 
     def read_config(original: Any, cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
-        config = without_hub(str(name))
+        config = find_shipped_config(str(name))
         if config is None or os.path.isdir(name) or _is_reachable(str(name), kwargs):
             return original(cls, name, *args, **kwargs)
         patches.say(f"the hub cannot be reached: the config of {name} is the one memcalc ships")
@@ -92,7 +92,7 @@ def _find_config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
     if config is None or isinstance(config, str | os.PathLike):
         config = cls.config_class.from_pretrained(config or name, **of_hub(options))
     quantized = getattr(config, "quantization_config", None) is not None
-    known = not quantized or settings_in(config.to_dict()) is not None
+    known = not quantized or find_bnb_settings(config.to_dict()) is not None
     return copy.deepcopy(config) if known else None
 
 
@@ -135,7 +135,7 @@ def _saved_class(cls: Any, config: Any) -> Any:
 
 def _make_weights(cls: Any, config: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a checkpoint in the dtypes that it has, without numbers."""
-    bare, settings = copy.deepcopy(config), settings_in(config.to_dict())
+    bare, settings = copy.deepcopy(config), find_bnb_settings(config.to_dict())
     if settings is not None:
         del bare.quantization_config
     with torch.device("meta"):

@@ -23,7 +23,7 @@ def found(small_model, once):
 def test_it_fits_the_card_that_is_named_and_none_of_a_smaller_size(found, small_model):
     one = next(each for each in found.fitting if each.way.key == "full" and not each.remedies)
     assert one.figures.fit.verdict is FitVerdict.FITS
-    smallest, second = [gpu.name for gpu in _one_of_each_size(gpus.rented())][:2]
+    smallest, second = [gpu.name for gpu in _one_of_each_size(gpus.list_rental_gpus())][:2]
     assert one.figures.plan.gpu == second
     below = memcalc.estimate(small_model, gpu=smallest, precision="amp-fp16", **WIDE)
     assert below.fit.verdict is not FitVerdict.FITS
