@@ -90,7 +90,7 @@ def open_driver(torch_root: str | None = None) -> None:
 
     if torch_root is not None:
         sys.path.insert(0, torch_root)
-    driver.open_here()
+    driver.open_stub()
 
 
 def judge(recording: dict[str, Any], chosen: list[int] | None = None) -> Iterator[Verdict]:
@@ -120,7 +120,7 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
 
     # Positions were zero when these runs were recorded, so transformers took rows for several
     # sequences and made masks.
-    decisions.rows_are_sequences = lambda patches: None
+    decisions.skip_packed_sequences = lambda patches: None
     # Over the stand-in driver all work had finished at once: FSDP1 and ZeRO-3 let streams wait.
     stub.function("keep_up", None)()
 

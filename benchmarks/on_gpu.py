@@ -82,7 +82,7 @@ from memcalc.catalog.gpus import Target
 card = gpus.find("H100 SXM")
 target = Target(capability=(9, 0), multiprocessors=132, torch=(2, 11))
 os.environ.update(simulated_gpu.settings(card, target, room=card.memory))
-driver.open_here()
+driver.open_stub()
 """
 """Opens the stub driver in every Python that starts, before it imports PyTorch."""
 

@@ -15,9 +15,9 @@ def warm(kind=""):
     from memcalc.engine import driver, simulated_gpu
     from memcalc.estimation.question import ASSUMED
 
-    driver.open_here()
+    driver.open_stub()
     # peft's import asks for the GPU, which each fork has one of its own of.
-    with simulated_gpu.asked_without_cuda(ASSUMED):
+    with simulated_gpu.answer_without_cuda(ASSUMED):
         return load("memcalc.estimation.worker")
 
 

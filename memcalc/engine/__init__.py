@@ -1,9 +1,9 @@
-"""The engine: a program trains for a few steps on CUDA, and PyTorch's allocator says what it did.
+"""Runs a program for a few steps on CUDA and reads what PyTorch's allocator did.
 
-Under the program lies NVIDIA's driver on a machine with a GPU (then it is a measurement), or the
-stub driver, which does nothing (then it is an estimate). Everything on the host side is PyTorch's
-own code in both cases. ``counters.py`` reads the allocator phase by phase. A plan's loop tells its
-phases (``recorder.py``); those of a script are found in what it calls (``scripts/``). ``notes.py``
-keeps what either says of blocks, and ``history.py`` turns the allocator's own history into a
-``Trace``. ``replay.py`` runs its calls again on another card, or under other settings.
+The driver below is NVIDIA's on a machine with a GPU (a measurement), or the stub driver, whose
+kernels do nothing (an estimate). On the host side PyTorch's own code runs in both cases.
+``counters.py`` reads the allocator's counters by phase; ``follow/`` finds phases and the purpose of
+memory in the calls of a plan or script. ``notes.py`` keeps what is known about blocks, and
+``history.py`` turns the allocator's own history into a ``Trace``. ``replay.py`` repeats its calls
+on another card, or under other settings.
 """

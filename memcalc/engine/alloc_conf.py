@@ -1,9 +1,9 @@
-"""``PYTORCH_ALLOC_CONF``: its keys, and its values as PyTorch checks them.
+"""Checks ``PYTORCH_ALLOC_CONF`` with the rules of PyTorch's own parser.
 
-PyTorch reads the settings that it runs under; here they are checked before anything starts, and
-those parts are read that say how much of a card may be reserved. Source: ``c10/core/
-AllocatorConfig.h`` and ``c10/cuda/CUDAAllocatorConfig.h`` of torch 2.11 and 2.13; each check was
-seen in the error of the real parser of those versions.
+PyTorch itself reads the settings when it starts. Here they are checked before, and the limits of
+reserved memory are read. Source: ``c10/core/AllocatorConfig.h`` and
+``c10/cuda/CUDAAllocatorConfig.h`` of torch 2.11 and 2.13; each check was seen in the error of the
+real parser of those versions.
 """
 
 import difflib
@@ -25,7 +25,7 @@ _SEGMENT: Final = "large_segment_size_mb"
 _FRACTION: Final = "per_process_memory_fraction"
 _THRESHOLD: Final = "garbage_collection_threshold"
 _LARGE_SEGMENT: Final = 20
-"""MiB that the large pool takes for a request below 10 MiB, unless told otherwise."""
+"""MiB that the large pool takes by default for a request below 10 MiB."""
 _SIZES: Final = (_SEGMENT, "max_split_size_mb", "max_non_split_rounding_mb")
 """The size of a segment comes first: the others are checked against it."""
 _POWER = "|".join(str(1 << bits) for bits in range(64))
@@ -50,25 +50,25 @@ _UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 
 
 class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the caching allocator, checked."""
+    """Valid settings of the caching allocator."""
 
     text: str = ""
-    """As PyTorch reads them."""
+    """The text that PyTorch reads."""
     gc_threshold: float = 0.0
-    """Part of the allowed memory above which old cached blocks are given back; 0: never."""
+    """Share of the allowed memory above which old cached blocks are freed; 0 means never."""
     memory_fraction: float = 1.0
-    """Part of the device's memory the process may reserve."""
+    """Share of the device's memory that the process may reserve."""
 
-    def allowed(self, total: int) -> int | None:
-        """Return the bytes that may be reserved of a device of ``total``; ``None``: no limit."""
+    def reservable_bytes(self, total: int) -> int | None:
+        """Return the bytes that a process may reserve of ``total``, or None without a limit."""
         return int(self.memory_fraction * float(total)) if self.memory_fraction < 1.0 else None
 
 
 def check_environment(environ: Mapping[str, str]) -> None:
-    """Check that a program started with these variables would use PyTorch's caching allocator.
+    """Check that a program with these variables uses PyTorch's caching allocator.
 
     Raises:
-        UsageError: it would not.
+        UsageError: the variables turn it off or select another backend.
     """
     if environ.get(_UNCACHED):
         raise UsageError(
@@ -79,15 +79,16 @@ def check_environment(environ: Mapping[str, str]) -> None:
 
 
 def parse_alloc_conf(text: str, *, torch: Version = NEWEST_TORCH) -> AllocatorSettings:
-    """Check the value of ``PYTORCH_ALLOC_CONF`` or ``PYTORCH_CUDA_ALLOC_CONF``.
+    """Parse the value of ``PYTORCH_ALLOC_CONF`` or ``PYTORCH_CUDA_ALLOC_CONF``.
 
     Args:
-        text: ``key:value`` pairs set apart by commas, such as
-            ``expandable_segments:True,roundup_power2_divisions:[64:4,256:8,>:0]``. Empty: defaults.
-        torch: version (major, minor) that will read it.
+        text: ``key:value`` pairs separated by commas, such as
+            ``expandable_segments:True,roundup_power2_divisions:[64:4,256:8,>:0]``. Empty text gives
+            the defaults.
+        torch: PyTorch's version (major, minor).
 
     Raises:
-        UsageError: a key is unknown to that version, or a value is not one it takes.
+        UsageError: a key is unknown to that version, or a value is invalid.
     """
     given: dict[str, str] = {}
     for key, value in _pairs(text):
@@ -106,16 +107,16 @@ def parse_alloc_conf(text: str, *, torch: Version = NEWEST_TORCH) -> AllocatorSe
 
 
 def without_fraction(text: str) -> str:
-    """Leave out the part of the device that may be reserved.
+    """Return the settings without ``per_process_memory_fraction``.
 
-    A run that shall tell what it needs must not be refused memory.
+    A run that finds out what a program needs must not be refused memory.
     """
     found = (match[0].rstrip(",") for match in _PAIR.finditer("".join(text.split())))
     return ",".join(one for one in found if not one.startswith(_FRACTION))
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    """Cut a configuration into its keys and values; white space counts for nothing."""
+    """Yield the keys and values of a configuration; white space is ignored."""
     packed = "".join(text.split())
     at = 0
     while at < len(packed):
@@ -145,7 +146,7 @@ def _check_key(key: str, torch: Version) -> None:
 
 
 def _check_sizes(sizes: Mapping[str, int]) -> None:
-    """Check that blocks are not split, and sizes not rounded, below the size of a segment."""
+    """Check that all sizes, in MiB, are at least the size of a large segment."""
     segment = sizes.get(_SEGMENT, _LARGE_SEGMENT)
     if segment <= 10:
         raise UsageError(f"{_SEGMENT} must be more than 10: write 11 or more.")
@@ -162,7 +163,7 @@ SINCE_2_13: Final = frozenset(
         "throw_on_cudamalloc_oom",
     }
 )
-"""Keys 2.11 refuses and 2.13 takes; 2.12 was not looked at and is given the benefit of the doubt.
+"""Keys that 2.11 refuses and 2.13 accepts; 2.12 was not checked and is assumed to accept them.
 
 ``throw_on_cudamalloc_oom`` fails earlier, and at the same size.
 """
@@ -177,4 +178,4 @@ NO_SIZE_CHANGE: Final = SINCE_2_13 | {
     "release_lock_on_cudamalloc",
     "release_lock_on_hipmalloc",
 }
-"""Keys that change nothing of what a training step holds on the device."""
+"""Keys that do not change the memory of a training step on the device."""

@@ -1,4 +1,4 @@
-"""Finds out whether a condition guards a `raise`, from the bytecode of the code that tests it.
+"""Finds out from bytecode whether the condition that code tests guards a `raise`.
 
 A sound program passes its own checks on a GPU. So a check of a number that is not computed here is
 assumed to pass: `assert (boxes >= 0).all()`, or `if not valid.all(): raise ValueError(...)`.
@@ -9,27 +9,27 @@ import functools
 from types import CodeType, FrameType
 
 _WALKED = 80
-"""Instructions that are looked at for a raise: a message with several values takes some 50."""
+"""The most instructions to search for a raise: a message with several values takes about 50."""
 _SKIPPED = frozenset(("TO_BOOL", "CACHE", "NOT_TAKEN", "EXTENDED_ARG", "COPY_FREE_VARS", "NOP"))
 _ENDS = ("JUMP", "RETURN", "POP_JUMP", "FOR_ITER", "SEND", "YIELD")
 
 
-def failing(frame: FrameType | None) -> bool | None:
-    """Return the value of the condition being tested in a frame that makes it raise.
+def failing_value(frame: FrameType | None) -> bool | None:
+    """Return the value of the tested condition, True or False, that makes a frame raise.
 
     Args:
-        frame: its last instruction compares, or tests for truth.
+        frame: a frame whose last instruction compares, or tests for truth.
 
     Returns:
         None if neither value raises at once, or if no branch depends on the condition.
     """
     if frame is None or frame.f_lasti < 0:
         return None
-    return _failing(frame.f_code, frame.f_lasti)
+    return _failing_value(frame.f_code, frame.f_lasti)
 
 
 @functools.lru_cache(maxsize=4096)
-def _failing(code: CodeType, at: int) -> bool | None:
+def _failing_value(code: CodeType, at: int) -> bool | None:
     instructions = list(dis.get_instructions(code))
     places = {one.offset: number for number, one in enumerate(instructions)}
     number = places.get(at)
@@ -53,7 +53,7 @@ def _failing(code: CodeType, at: int) -> bool | None:
 
 
 def _raises(instructions: list[dis.Instruction], places: dict[int, int], number: int) -> bool:
-    """Return whether every way on from an instruction raises."""
+    """Return True if every path from an instruction on raises."""
     for _ in range(_WALKED):
         if number >= len(instructions):
             break

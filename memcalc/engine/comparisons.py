@@ -1,4 +1,4 @@
-"""Comparisons of unknown numbers that have one answer for all of them, at any size."""
+"""Answers comparisons of unknown numbers whose result is equal for all of them."""
 
 import math
 from collections.abc import Callable
@@ -9,23 +9,26 @@ import torch
 from memcalc.engine.followed_operators import AGAINST_A_NUMBER, COMPARES, Followed
 
 SMALL = 1 << 12
-"""Elements of the largest tensors whose numbers are computed even from unknown ones: a microsecond
-each, where a call of PyTorch's takes five."""
+"""Largest tensors, in elements, that are computed even from unknown numbers: the host takes one
+microsecond, and a call of PyTorch takes five."""
 
 
-def everywhere(
+def constant_answer(
     one: Followed,
     args: Any,
     is_unknown: Callable[[torch.Tensor], bool],
     ends: tuple[float, float],
 ) -> bool | None:
-    """Return what a comparison answers for each unknown number, or None if it depends.
+    """Return a comparison's result if it is equal for all elements of a large unknown tensor.
 
     Args:
         one: the comparison.
-        args: what it is called with.
-        is_unknown: tells of which tensors no number is known.
-        ends: the lowest and the highest number that stand in.
+        args: its arguments.
+        is_unknown: returns True for a tensor none of whose numbers is known.
+        ends: the lowest and the highest of the made-up numbers.
+
+    Returns:
+        None if the result differs by element, or the tensor is small or known.
     """
     first, others = args[0], args[1:]
     if not isinstance(first, torch.Tensor) or first.numel() <= SMALL:
@@ -45,8 +48,11 @@ def everywhere(
     return bool(found[0]) if found[0] == found[1] else None
 
 
-def asks_whether_finite(one: Followed, args: Any) -> bool:
-    """Numbers that nobody computes are finite, as a sound program's are: that is no guess."""
+def is_finiteness_test(one: Followed, args: Any) -> bool:
+    """Return True if a comparison only tests whether numbers are finite.
+
+    Numbers of a sound program are finite, so its answer is no guess.
+    """
     if one.base not in COMPARES:
         return False
     if one.base.startswith("is"):

@@ -1,7 +1,7 @@
-"""``torch.compile`` with the real Inductor and Triton.
+"""Supports ``torch.compile`` with the real Inductor and Triton.
 
-Kernels are not timed, since all take the same time over the stub driver: the first configuration
-is taken. Hooks of ours are not seen by Dynamo, which would trace them.
+Kernels are not timed, because over the stub driver all take equal time: the first configuration is
+used. Our hooks are hidden from Dynamo, which would trace them.
 """
 
 import functools
@@ -30,9 +30,9 @@ _FIRST = (
 _TOOK = "torch.compile took {:.0f} s here"
 _WARNS = "Using `torch.compile\\(module\\)` when there are global hooks"
 _ATEN = {"TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": "ATEN"}
-"""Products are cuBLAS's: templates of Triton are chosen by time alone."""
+"""Matrix products use cuBLAS: Inductor chooses templates of Triton by time alone."""
 _SETTLES = 2
-"""Optimizer steps until a loop has let go of what it held while the compiler ran."""
+"""Optimizer steps until a loop has freed what it held while the compiler ran."""
 
 
 def _run_once(kernel: Callable[[], Any], **_: Any) -> list[float]:
@@ -41,7 +41,7 @@ def _run_once(kernel: Callable[[], Any], **_: Any) -> list[float]:
 
 
 class Compiling:
-    """Follows what a program compiles."""
+    """An observer of the compiler: it replaces autotuning and reports time and graph breaks."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -49,10 +49,10 @@ class Compiling:
         self._took = 0.0
         self._unsettled = 0
         self._chosen = False
-        """A configuration was found for the kernel that is tuned."""
+        """True once a configuration was found for the kernel being tuned."""
 
     def install(self, patches: Patches) -> None:
-        """Act when the compiler is imported."""
+        """Patch Inductor and Triton as soon as they are imported."""
         warnings.filterwarnings("ignore", message=_WARNS)
         for name, value in _ATEN.items():
             patches.environment(name, value)
@@ -77,7 +77,7 @@ class Compiling:
         return original(*args, **kwargs)
 
     def _choose(self, original: Any, tuner: Any, *args: Any, **kwargs: Any) -> list[float]:
-        """Time a configuration of a kernel: the first that the GPU has room for is the fastest."""
+        """Return the time of a kernel's configuration: the first that fits the GPU is fastest."""
         self._say(_FIRST)
         if self._chosen:
             return [2.0] * 3
@@ -89,22 +89,22 @@ class Compiling:
     def _watch(self, module: ModuleType) -> None:
         handler = getattr(module, "callback_handler", None)
         if handler is not None:
-            handler.register_start_callback(self._starts)
-            handler.register_end_callback(self._ends)
+            handler.register_start_callback(self._compile_begins)
+            handler.register_end_callback(self._compile_ends)
 
-    def _starts(self, *_: Any) -> None:
+    def _compile_begins(self, *_: Any) -> None:
         if not self._took and not self._began:
             show("memcalc: torch.compile is compiling ...\n")
         self._began = time.monotonic()
 
-    def _ends(self, *_: Any) -> None:
+    def _compile_ends(self, *_: Any) -> None:
         self._unsettled = _SETTLES
         if self._began:
             self._took += time.monotonic() - self._began
             self._began = 0.0
 
     def _settle(self, *_: Any) -> None:
-        """Dynamo's circles of objects hold outputs until Python happens to look for garbage."""
+        """Collect garbage after the first steps: reference cycles of Dynamo hold outputs."""
         if self._unsettled:
             self._unsettled -= 1
             gc.collect()
@@ -126,7 +126,7 @@ _HOOKS: tuple[dict[int, Any], ...] = (
 
 
 class hidden_hooks:  # noqa: N801
-    """Hide hooks on all modules meanwhile."""
+    """A context manager that hides global module hooks."""
 
     def __enter__(self) -> None:
         self._kept = [dict(hooks) for hooks in _HOOKS]
@@ -139,7 +139,7 @@ class hidden_hooks:  # noqa: N801
 
 
 def hide_hooks(patches: Patches) -> None:
-    """Let compiled code run without our hooks on modules."""
+    """Make compiled code run without our global module hooks."""
 
     def compiled(original: Any, context: Any, fn: Any) -> Any:
         made = original(context, fn)

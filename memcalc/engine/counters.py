@@ -1,7 +1,7 @@
-"""PyTorch's memory counters by phase, without changing what the program reads from them.
+"""Reads PyTorch's memory counters by phase, hidden from the program's own reads.
 
-A phase's peak is read by resetting the peaks as it begins. A program that asks for a peak finds
-the highest since it last reset it itself.
+PyTorch's peaks are reset at the start of each phase, so that they are the phase's peaks. A program
+that reads a peak gets the highest since its own last reset.
 """
 
 import ctypes
@@ -25,45 +25,45 @@ from memcalc.records.trace import Component, Phase, PhaseReading
 _C: Any = torch._C
 _POOLS = ("all", "small_pool", "large_pool")
 History = list[dict[str, Any]]
-"""Births and deaths of blocks in order, as ``torch.cuda.memory._snapshot`` has them."""
+"""Allocations and frees in order, in the form of ``torch.cuda.memory._snapshot``."""
 
 
 class Counters(Notebook):
-    """The allocators of all GPUs of this process, from the moment that CUDA begins."""
+    """The memory counters of all GPUs of this process, by phase, from CUDA's start on."""
 
     def __init__(
         self, *, history: bool = True, told: Callable[[PhaseReading], None] | None = None
     ) -> None:
-        """Start without CUDA.
+        """Make counters; CUDA need not have started.
 
         Args:
-            history: blocks are written down. Without it peaks alone are read, each when the device
-                has finished what it was given.
-            told: called with each phase as another begins.
+            history: keep the allocator's history. Without it only peaks are read, each after the
+                device has finished its work.
+            told: called with each phase when the next one begins.
         """
-        self.notes = []  # Until CUDA begins.
+        self.notes = []  # Until CUDA starts.
         self._history, self._told = history, told
         self._waiting: tuple[Phase, int, str] | None = None
         self._unread: list[dict[tuple[str, str], int]] = []
-        """Of each GPU: the highest of each counter since the program last reset them."""
+        """For each GPU, the peak of each counter since the program's own last reset."""
         self._levels: dict[int, Any] = {}
-        """Of a GPU: its counters as the phase began, where they were read then."""
+        """By GPU, its counters at the start of the phase, if they were read then."""
         self._ended = False
 
     def install(self, patches: Patches, *, with_lines: bool = False) -> None:
-        """Begin with CUDA, and answer the program's own questions.
+        """Start with CUDA, and replace the functions with which programs read and reset peaks.
 
-        ``with_lines``: the history has the lines of code that ask for blocks, which takes time.
+        ``with_lines``: keep the line of code of each allocation, which takes time.
         """
         self._stats, self._reset = _C._cuda_memoryStats, _C._cuda_resetPeakMemoryStats
-        patches.set(_C, "_cuda_memoryStats", self._asked)
-        patches.set(_C, "_cuda_resetPeakMemoryStats", self._forgotten)
+        patches.set(_C, "_cuda_memoryStats", self._read_stats)
+        patches.set(_C, "_cuda_resetPeakMemoryStats", self._reset_stats)
         torch.cuda._lazy_call(lambda: self._begin(with_lines))
         if not self._history:
             return
-        patches.wrap(_C, "_cuda_clearCublasWorkspaces", self._releases(Component.WORKSPACES))
+        patches.wrap(_C, "_cuda_clearCublasWorkspaces", self._label_freed(Component.WORKSPACES))
         # Autocast calls it as its outermost context ends (torch/amp/autocast_mode.py).
-        patches.wrap(torch, "clear_autocast_cache", self._releases(Component.AUTOCAST_COPIES))
+        patches.wrap(torch, "clear_autocast_cache", self._label_freed(Component.AUTOCAST_COPIES))
         memory: Any = torch.cuda.memory
         patches.set(memory, "_record_memory_history", lambda *_, **__: None)
 
@@ -78,14 +78,14 @@ class Counters(Notebook):
             self._open(*self._waiting)
 
     def without_lines(self) -> None:
-        """Stop to keep the lines that ask for blocks."""
+        """Stop to keep the line of code of each allocation."""
         if self.notes:
-            internals.go_on_without_lines()
+            internals.stop_lines()
 
     # ---- phases
 
     def enter(self, phase: Phase, step: int, line: str = "") -> None:
-        """Begin a phase, or a step; a thread that outlives the program begins none."""
+        """Begin a phase of a step, and end the one before; ignored once the program has ended."""
         if self._ended:
             return
         self._waiting = phase, step, line
@@ -101,15 +101,15 @@ class Counters(Notebook):
 
     @property
     def intervals(self) -> list[Interval]:
-        """Return the phases so far, on the GPU in use; one that is removed is not read."""
+        """Return the list of phases so far on the current GPU; removed ones are not reported."""
         return self._current.intervals if self.notes else []
 
     def readings(self) -> tuple[PhaseReading, ...]:
-        """Return the peaks of each phase that has ended, on the GPU in use."""
+        """Return the peaks of each phase that has ended, on the current GPU."""
         return self._current.readings() if self.notes else ()
 
     def rename(self, phase: Phase, step: int) -> None:
-        """Let the interval that runs be of this phase; it goes on with one before that is."""
+        """Change the phase of the running interval; join it with an equal one before it."""
         if self._waiting is not None:
             self._waiting = phase, step, self._waiting[2]
         for notes in self.notes:
@@ -121,16 +121,16 @@ class Counters(Notebook):
                 before.end = -1
 
     def forget(self) -> None:
-        """Let the interval that runs be of no phase: nothing of it is read."""
+        """Drop the running interval, so that its peaks are not reported."""
         for notes in self.notes:
             notes.intervals.pop()
 
     def interval(self) -> int:
-        """Return the number of the present interval, on every GPU."""
+        """Return the index of the running interval."""
         return len(self.notes[0].intervals) - 1 if self.notes else 0
 
     def peak(self, *notes: Notes) -> int:
-        """Return the number of the interval in which most of one of these GPUs was allocated."""
+        """Return the index of the interval with the highest allocated peak on these GPUs."""
         numbered = (pair for one in notes for pair in enumerate(one.intervals))
         return max(numbered, key=lambda pair: pair[1].allocated, default=(0, None))[0]
 
@@ -144,9 +144,9 @@ class Counters(Notebook):
                 notes.marks.append((begin, ""))
 
     def _reset_peaks(self, number: int, notes: Notes) -> int:
-        """Reset the counters of peaks and return the moment.
+        """Reset peak counters; return the event count at the reset.
 
-        Threads of process groups free blocks at any time, and so between two calls.
+        Threads of process groups may free blocks between two calls, so it retries until none did.
         """
         self._levels.pop(number, None)
         while True:
@@ -159,17 +159,17 @@ class Counters(Notebook):
         """End the phase that runs, if any, and read its peaks."""
         if self.notes and not self._history:
             torch.cuda.synchronize()
-        given = nccl_traffic.so_far()
+        given = nccl_traffic.read_counts()
         for number, notes in enumerate(self.notes):
             interval = notes.intervals[-1] if notes.intervals else None
             if interval is not None and interval.end < 0:
                 interval.end, interval.given = self._read(number, notes, interval), given
 
     def _read(self, number: int, notes: Notes, interval: Interval) -> int:
-        """Read the peaks of a phase that ends; returns the moment."""
+        """Read the peaks of a phase that ends; return the event count."""
         level = self._levels.pop(number, None)
         if level is not None and notes.now() == interval.begin:
-            # No block was born or died: the peaks are what there was as it began.
+            # Nothing was allocated or freed: the peaks are the levels at the start.
             self._raise(interval, level, "current")
             return interval.begin
         self._levels[number] = stats = self._stats(notes.device)
@@ -189,21 +189,21 @@ class Counters(Notebook):
     # ---- the history
 
     def pause(self) -> None:
-        """Stop to keep the history, of which there would be too much."""
+        """Stop the history for a while, because it would become too long."""
         begins = self.moments()
         snapshot = internals.stop_history()
         for notes, begin in zip(self.notes, begins, strict=True):
             notes.gap = Gap(begin=begin, entries=snapshot["device_traces"][notes.device])
 
     def resume(self) -> None:
-        """Keep the history again."""
+        """Resume the history after ``pause``."""
         for notes in self.notes:
             if notes.gap is not None:
                 notes.gap.end = notes.now()
                 notes.gap.living = internals.resume_history(notes.device)
 
     def end(self) -> None:
-        """Read the last phase of a program that has ended; a history ends with cuBLAS's frees."""
+        """End the last phase, and free cuBLAS's workspaces so that the history labels them."""
         self.leave()
         self._ended = True
         for notes in self.notes if self._history else ():
@@ -220,9 +220,10 @@ class Counters(Notebook):
             notes.private = internals.private_pools(snapshot, notes.device)
         return [(notes, snapshot["device_traces"][notes.device]) for notes in self.notes]
 
-    # ---- what the program asks itself
+    # ---- the program's own reads
 
-    def _asked(self, device: int) -> Any:
+    def _read_stats(self, device: int) -> Any:
+        """Return a GPU's counters with the peaks since the program's own last reset."""
         stats = self._stats(device)
         if not self.notes or not stats:
             return stats
@@ -231,8 +232,8 @@ class Counters(Notebook):
             counted["peak"] = max(counted["peak"], peak)
         return stats
 
-    def _forgotten(self, device: int) -> None:
-        """Reset the peaks for the program, and keep the phase's own so far."""
+    def _reset_stats(self, device: int) -> None:
+        """Reset the peaks for the program, and keep the running phase's peaks."""
         if self.notes:
             interval = self.notes[device].intervals[-1]
             if interval.end < 0:
@@ -240,8 +241,8 @@ class Counters(Notebook):
             self._unread[device].clear()
         self._reset(device)
 
-    def _releases(self, component: Component) -> Around:
-        """Wrap a function of PyTorch: label the blocks that it frees with this component."""
+    def _label_freed(self, component: Component) -> Around:
+        """Return a wrapper that labels the blocks that a function of PyTorch frees."""
 
         def around(original: Any) -> None:
             begins = self.moments()
@@ -254,12 +255,12 @@ class Counters(Notebook):
 
 
 class CpuCounters(Counters):
-    """The CPU's allocator, whose history PyTorch's profiler keeps; its peaks follow from that.
+    """Peaks of CPU memory by phase, computed from the events of PyTorch's profiler.
 
-    One profiler runs from the first phase to the last, and its events are told apart by time
-    afterwards: a profiler that is stopped inside somebody's ``record_function``, as
-    ``Optimizer.step`` is one, leaves memory corrupted (seen with PyTorch 2.13). What was there
-    before it does not count.
+    A single profiler runs from the first phase to the last, and its events are assigned to phases
+    by time afterwards: stopping a profiler inside a ``record_function``, such as
+    ``Optimizer.step``, corrupts memory (seen with PyTorch 2.13). Memory allocated before the
+    profiler started does not count.
     """
 
     KIND = "cpu"
@@ -270,19 +271,20 @@ class CpuCounters(Counters):
         """Start the profiler.
 
         Args:
-            with_dtypes: it keeps weak references to tensors, and such a model is not sharded.
-            told: called with each phase as another begins, without its peak.
+            with_dtypes: record dtypes. The profiler then keeps weak references to tensors, with
+                which models cannot be sharded.
+            told: called with each phase when the next one begins, without its peak.
 
         Raises:
-            MeasureError: somebody else's profiler runs already; PyTorch has room for one.
+            MeasureError: another profiler runs already; PyTorch allows only one.
         """
         super().__init__(told=told)
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-            # A second one would end the first without a word (seen with PyTorch 2.13).
+            # A second profiler silently ends the first (seen with PyTorch 2.13).
             raise MeasureError(
                 "On the CPU, memory is read through PyTorch's profiler, and one is running already."
             )
-        # A thread of gloo frees what it used last, where no profiler sees it.
+        # A thread of gloo frees its last tensors unseen by the profiler.
         self._everywhere = _uses_gloo() and _count_everywhere()
         notes = _CpuNotes()
         notes.profiler = internals.memory_profiler(with_dtypes=with_dtypes)
@@ -307,14 +309,14 @@ class CpuCounters(Counters):
         return notes.now()
 
     def end(self) -> None:
-        """Read all phases of a program that has ended; moments become numbers of events."""
+        """Stop the profiler and compute the peaks of all phases from its events."""
         if self._ended:
             return
         self.leave()
         self._ended = True
         [notes] = self.notes
         notes.profiler.__exit__(None, None, None)
-        self._changes = list(self._read_changes())
+        self._changes = list(self._iterate_changes())
         times = [when for when, _, _ in self._changes]
         levels = [0, *accumulate(change for _, change, _ in self._changes)]
         notes.move(lambda moment: bisect_left(times, moment))
@@ -324,7 +326,7 @@ class CpuCounters(Counters):
             interval.requested = max(levels[interval.begin : interval.end + 1])
 
     def histories(self) -> list[tuple[Notes, History]]:
-        """Return the same as of a GPU."""
+        """Return the CPU's notes with its allocations and frees as entries of a history."""
         entries: History = []
         for _, change, address in self._changes:
             action = "alloc" if change > 0 else "free_requested"
@@ -333,20 +335,19 @@ class CpuCounters(Counters):
                 entries.append({"action": "free_completed", "addr": address})
         return [(self.notes[0], entries)]
 
-    def _read_changes(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the time of each birth and death, the bytes it adds to what is held, its address.
+    def _iterate_changes(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the time of each allocation and free, the bytes it adds or removes, its address.
 
-        Gloo copies what it gathers and reduces, in threads of its own. That is no part of the
-        training, and other backends have none of it. A thread has the profiler only while a
-        collective runs in it (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp), so that a tensor
-        whose last user is gloo is freed unseen: then the allocator's own total, which is counted in
-        all threads, is less than what is thought to live.
+        Gloo's threads copy tensors that they gather and reduce. Other backends make no such copies,
+        so they are not counted. The profiler sees a thread only while a collective runs in it
+        (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp), so frees of tensors last used by gloo
+        are missing. The allocator's own total over all threads then shows less, and is used.
         """
         level = 0
         sizes: dict[int, int] = {}
         for one in internals.cpu_allocations(self.notes[0].profiler):
             if one.bytes < 0:
-                # What is older than the run was never counted.
+                # Blocks older than the run were never counted.
                 change = -sizes.pop(one.address, 0)
             else:
                 change = sizes[one.address] = 0 if one.in_collective else one.bytes
@@ -365,10 +366,10 @@ def _uses_gloo() -> bool:
 
 
 def _count_everywhere() -> bool:
-    """Let the CPU allocator count in all threads; return False if this PyTorch cannot.
+    """Make the CPU allocator count in all threads; return False if this PyTorch cannot.
 
     Source: c10/core/CPUAllocator.cpp, ``ProfiledCPUMemoryReporter`` (2.11 and 2.13): a block is
-    counted where a profiler runs in the thread, or where this flag is set.
+    counted if a profiler runs in the thread, or if this flag is set.
     """
     library = Path(torch.__file__).parent / "lib" / "libc10.so"
     try:
@@ -382,7 +383,7 @@ def _count_everywhere() -> bool:
 
 
 class _CpuNotes(Notes):
-    """Notes of the CPU; a moment is a time until the run has ended."""
+    """Notes on CPU memory; a moment is a time until the run has ended, then an event count."""
 
     KIND = "cpu"
     counted = ()
@@ -391,5 +392,5 @@ class _CpuNotes(Notes):
         super().__init__(0)
 
     def now(self) -> int:
-        """Return the present moment, in nanoseconds."""
+        """Return the present time, in nanoseconds."""
         return time.time_ns()

@@ -1,4 +1,4 @@
-"""Checks in libraries that zeros would fail: they are answered as in a good run."""
+"""Answers checks in libraries as in a good run, where made-up numbers would fail them."""
 
 import dis
 import functools
@@ -21,32 +21,32 @@ ENDLESS = (
     "to history_size over several steps (--steps)"
 )
 _FALLS = 1e-3
-"""By how much the loss falls in an evaluation of LBFGS: more than 1e-4, which a search asks for."""
+"""Relative fall of the loss per evaluation of LBFGS: above the 1e-4 that a line search needs."""
 NO_END = "generate() sees no end-of-sequence token: it generates as many tokens as it may"
 
 
 def install(patches: Patches, values: Values) -> None:
-    """Answer from now on, tell ``values`` what a tensor holds, and say what is taken to be so."""
+    """Patch the checks: set the tensors that they return, and report the assumption of each."""
     say = patches.say
 
-    def met_end(original: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def answer_no_end(original: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         out: torch.Tensor = original(*args, **kwargs)
         if out.is_cuda:
             values.know(out, False)
             say(NO_END)
         return out
 
-    def inverted(original: Any, spectrum: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def run_istft(original: Any, spectrum: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not spectrum.is_cuda:
             return original(spectrum, *args, **kwargs)  # type: ignore[no-any-return]
         say(OVERLAP)
-        # It asks whether windows leave a gap.
+        # It checks whether windows leave a gap.
         with values.nothing_equal():
             return original(spectrum, *args, **kwargs)  # type: ignore[no-any-return]
 
     def close(original: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(one, other, *args, **kwargs)
-        if any(_is_computed(values, each) for each in (one, other)):
+        if any(_is_unknown_float(values, each) for each in (one, other)):
             say(CLOSE)
             return True if isinstance(out, bool) else out.fill_(True)
         return out
@@ -54,14 +54,15 @@ def install(patches: Patches, values: Values) -> None:
     for name in ("allclose", "isclose"):
         patches.wrap(torch, name, close)
         patches.wrap(torch.Tensor, name, close)
-    patches.wrap(torch.optim.LBFGS, "step", _endless(values, say))
-    patches.wrap(torch, "istft", inverted)
-    patches.wrap(torch.Tensor, "istft", inverted)
+    patches.wrap(torch.optim.LBFGS, "step", _wrap_lbfgs_step(values, say))
+    patches.wrap(torch, "istft", run_istft)
+    patches.wrap(torch.Tensor, "istft", run_istft)
     criteria = "transformers.generation.stopping_criteria"
-    patches.wrap_later(criteria, "EosTokenCriteria.__call__", met_end)
+    patches.wrap_later(criteria, "EosTokenCriteria.__call__", answer_no_end)
 
 
-def _is_computed(values: Values, tensor: Any) -> bool:
+def _is_unknown_float(values: Values, tensor: Any) -> bool:
+    """Return True for a float tensor on the GPU whose numbers are not all known."""
     return (
         isinstance(tensor, torch.Tensor)
         and tensor.is_cuda
@@ -70,11 +71,12 @@ def _is_computed(values: Values, tensor: Any) -> bool:
     )
 
 
-def rows_are_sequences(patches: Patches) -> None:
-    """Answer that no row of a batch holds several sequences, which positions would tell.
+def skip_packed_sequences(patches: Patches) -> None:
+    """Make transformers find no packed sequences in a batch: each row is one sequence.
 
-    For batches that memcalc makes; a model of transformers asks where it has neither a mask nor a
-    cache, and would else make a mask over all pairs of tokens.
+    This is true for batches that memcalc makes. Without a mask or cache, a model of transformers
+    looks for packed sequences by positions, and would otherwise make a mask over all pairs of
+    tokens.
     """
 
     def none(original: Any, *args: Any, **kwargs: Any) -> None:
@@ -83,13 +85,13 @@ def rows_are_sequences(patches: Patches) -> None:
     patches.wrap_later("transformers.masking_utils", "find_packed_sequence_indices", none)
 
 
-def _endless(values: Values, say: Callable[[str], None]) -> Around:
-    """Return what goes around a step of LBFGS, so that it converges no sooner than it must.
+def _wrap_lbfgs_step(values: Values, say: Callable[[str], None]) -> Around:
+    """Return a wrapper of LBFGS's step that makes it run max_iter iterations without converging.
 
     Each evaluation finds a lower loss and a flatter slope, so a line search accepts the first.
     """
 
-    def searched(original: Any, optimizer: Any, closure: Any = None) -> Any:
+    def run_step(original: Any, optimizer: Any, closure: Any = None) -> Any:
         group = optimizer.param_groups[0]
         # At a minimum it keeps no history.
         endless = dict.fromkeys(("tolerance_grad", "tolerance_change"), -1.0)
@@ -98,35 +100,37 @@ def _endless(values: Values, say: Callable[[str], None]) -> Around:
         losses = (1 - _FALLS * number for number in itertools.count())
         try:
             with Patches() as inside:
-                inside.wrap(torch.Tensor, "dot", sloping)
-                return original(optimizer, closure and functools.partial(falling, closure, losses))
+                inside.wrap(torch.Tensor, "dot", set_slope)
+                return original(
+                    optimizer, closure and functools.partial(lower_loss, closure, losses)
+                )
         finally:
             group.update(own)
             say(ENDLESS)
 
-    def falling(closure: Callable[[], Any], losses: Iterator[float]) -> Any:
+    def lower_loss(closure: Callable[[], Any], losses: Iterator[float]) -> Any:
         loss = closure()
         if isinstance(loss, torch.Tensor):
             values.know(loss.detach(), next(losses))
         return loss
 
-    def sloping(original: Any, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    def set_slope(original: Any, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = original(one, other)
-        # Behind this function and the one that stands in the method's place.
+        # The caller of the method's replacement, which calls this function.
         caller = sys._getframe(2)
         down = -0.5 if caller.f_code.co_name == "_strong_wolfe" else -1.0
         name = _assigned_name(caller.f_code, caller.f_lasti)
         values.know(out, down if name.startswith("gtd") else 1.0)
         return out
 
-    return searched
+    return run_step
 
 
 @functools.cache
 def _assigned_name(code: CodeType, at: int) -> str:
-    """Return the variable that the result of a running call is assigned to.
+    """Return the name of the variable to which a running call's result is assigned, or "".
 
-    A look at a frame's variables would keep them alive until its function returns.
+    Reading a frame's variables instead would keep them alive until its function returns.
     """
     for one in dis.get_instructions(code):
         if one.offset > at and one.opname.startswith("STORE_FAST"):

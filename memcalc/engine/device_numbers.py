@@ -1,7 +1,7 @@
-"""The numbers behind tensors of the simulated GPU: known, made up, or unknown.
+"""Reads and writes the numbers of tensors on the simulated GPU: known, made up or unknown.
 
-The stub driver keeps device memory in memory of the host, and by units of 512 bytes whether
-something was put there and whether that is made up.
+The stub driver keeps device memory in host memory. For each unit of 512 bytes it keeps whether
+something was written there, and whether that is made up.
 """
 
 import contextlib
@@ -14,32 +14,32 @@ from typing import Any
 import torch
 
 from memcalc.engine.followed_operators import MASKS
-from memcalc.engine.host_view import Place, one_thread, over, tensors_in
+from memcalc.engine.host_view import Place, one_thread, tensors_in, view_on_host
 from memcalc.engine.stub import load as stub
 from memcalc.engine.unknown import Later, Unknown
 
 UNKNOWN, KNOWN, MADE_UP = range(3)
-"""What the numbers of a tensor are, as the stub driver counts them."""
+"""States of a tensor's numbers, in the stub driver's coding."""
 _MOST_SECONDS = 20.0
-"""Seconds for all operators over tensors of more than 65,536 elements; then they are unknown."""
+"""Seconds for all operators over tensors of more than 65,536 elements; later ones are unknown."""
 _UNIT = 512
-"""Bytes for which the stub driver keeps one mark."""
+"""Bytes per mark of the stub driver."""
 TIMED = 1 << 16
-"""Elements of the largest tensors whose time is not taken."""
+"""Largest tensors, in elements, whose computing time does not count."""
 _ALONE = 1 << 15
-"""Elements of the largest tensors that PyTorch computes in one thread by itself: its GRAIN_SIZE."""
+"""Largest tensors, in elements, that PyTorch computes in one thread anyway: its GRAIN_SIZE."""
 _FILLED = 1 << 20
-"""Elements of the largest tensors that are filled with one made-up number."""
+"""Largest tensors, in elements, that are filled with one made-up number."""
 
 
 class Numbers:
-    """Reads, writes and marks numbers of tensors on the simulated GPU."""
+    """The numbers of tensors on the simulated GPU, with their marks."""
 
     def __init__(self, stop_computing: Callable[[], None]) -> None:
-        """Begin with the whole time for large tensors.
+        """Start with all of the time for large tensors left.
 
         Args:
-            stop_computing: is called where a tensor stays unknown because the time is spent.
+            stop_computing: called when a tensor stays unknown because the time is spent.
         """
         self.unknown = Unknown()
         self._stop_computing = stop_computing
@@ -51,60 +51,64 @@ class Numbers:
         self._mark.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         self._mark.restype = self._zero.restype = None
 
-    def held(self, tensor: torch.Tensor) -> int:
-        """Return UNKNOWN, KNOWN or MADE_UP for the bytes behind a tensor."""
+    def read_mark(self, tensor: torch.Tensor) -> int:
+        """Return the stub driver's mark of a tensor's bytes: UNKNOWN, KNOWN or MADE_UP."""
         if not tensor.is_cuda or tensor.layout is not torch.strided or not tensor.numel():
             return UNKNOWN
         found: int = self._holds(tensor.data_ptr(), _extent(tensor))
         return found
 
     def state(self, tensor: torch.Tensor) -> int:
-        """Return whether the numbers of a tensor are UNKNOWN, KNOWN or MADE_UP."""
+        """Return UNKNOWN, KNOWN or MADE_UP for a tensor's numbers; postponed ones count too."""
         if not tensor.is_cuda or not tensor.numel():
             return KNOWN
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return UNKNOWN
-        if found := self.held(tensor):
+        if found := self.read_mark(tensor):
             return found
         if not tensor.is_floating_point() or tensor.layout is not torch.strided:
             return MADE_UP
-        postponed = self.unknown.postponed(tensor)
+        postponed = self.unknown.postponed_kind(tensor)
         return UNKNOWN if postponed is None else MADE_UP if postponed else KNOWN
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Return whether the code put the numbers there, or they follow from such."""
-        return self.held(tensor) == KNOWN
+        """Return True if the program wrote a tensor's numbers, or they follow from such numbers."""
+        return self.read_mark(tensor) == KNOWN
 
     def knows_some(self, tensors: Any) -> bool:
-        """Return whether one of the tensors holds something, or is the host's."""
+        """Return True if one of the tensors has numbers that are not unknown, or is on the host."""
         if isinstance(tensors, torch.Tensor):
             tensors = (tensors,)
         for one in tensors:
-            if not one.is_cuda or self.held(one) or self.unknown.postponed(one) is not None:
+            if (
+                not one.is_cuda
+                or self.read_mark(one)
+                or self.unknown.postponed_kind(one) is not None
+            ):
                 return True
         return False
 
     def know(self, tensor: torch.Tensor, value: Any) -> None:
-        """Let every element of a tensor on the GPU be this."""
+        """Set every element of a tensor on the GPU to a value, and mark it as known."""
         if tensor.is_cuda and tensor.numel() and stub.maps():
             self.overwrite(tensor)
-            over(tensor).fill_(value)
+            view_on_host(tensor).fill_(value)
             self.mark(tensor, False)
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor with the numbers that a tensor reads as; it may not be written to."""
+        """Return a read-only CPU tensor with the numbers that a tensor reads as."""
         if not tensor.is_cuda:
             return tensor
         if tensor.dtype.is_floating_point and tensor.numel() and not self.state(tensor):
-            return self.unknown.like(Place.of(tensor))
+            return self.unknown.like(Place.from_tensor(tensor))
         self.settle(tensor)
-        return over(tensor)
+        return view_on_host(tensor)
 
     def settle(self, tensor: torch.Tensor) -> None:
-        """Make numbers that were postponed, unless others were written there since."""
-        if self.unknown.postponed(tensor) is None:
+        """Compute a tensor's postponed numbers, unless others were written there since."""
+        if self.unknown.postponed_kind(tensor) is None:
             return
-        if self.held(tensor):
+        if self.read_mark(tensor):
             self.unknown.drop(tensor)
             return
         with contextlib.suppress(Exception), one_thread():
@@ -113,14 +117,14 @@ class Numbers:
                 self._mark(*made)
 
     def overwrite(self, tensor: torch.Tensor) -> None:
-        """Every element of a tensor is about to be written; others of its storage stay."""
-        if tensor.is_cuda and self.unknown.postponed(tensor) is not None:
+        """Prepare a tensor for a write of all its elements: other elements of its storage stay."""
+        if tensor.is_cuda and self.unknown.postponed_kind(tensor) is not None:
             whole = tensor.untyped_storage().nbytes() == tensor.nbytes
             (self.unknown.drop if whole else self.settle)(tensor)
 
     def later(self, tensor: torch.Tensor) -> Later:
-        """Return the numbers that a tensor reads as by now, to be made later."""
-        state = self.held(tensor)
+        """Return the present numbers of a tensor, computed when they are first needed."""
+        state = self.read_mark(tensor)
         if not state and tensor.is_cuda and tensor.is_floating_point():
             found = self.unknown.later(tensor)
             if found is not None:
@@ -129,37 +133,40 @@ class Numbers:
         now = self.host(tensor).clone()
         return Later(lambda: now, made_up=state == MADE_UP)
 
-    def put(self, out: Any, made: Any, made_up: bool, *, finite: bool = False) -> None:
-        """Write what was computed on the host behind the operator's own result."""
+    def write_result(self, out: Any, made: Any, made_up: bool, *, finite: bool = False) -> None:
+        """Write a result computed on the host to the memory of the operator's own result.
+
+        ``finite``: replace infinite and NaN values if they are made up.
+        """
         for one, other in zip(tensors_in((out,)), tensors_in((made,)), strict=False):
             if one.is_cuda and one.numel() and one.shape == other.shape:
-                # Memory that is handed out is zero, and pages that stay so cost nothing.
+                # New memory is zero, and pages that stay zero cost nothing.
                 if one.numel() <= TIMED or _has_some(other):
-                    over(one).copy_(other)
+                    view_on_host(one).copy_(other)
                 if finite and made_up:
-                    self.make_finite(over(one), Place.of(one))
+                    self.make_finite(view_on_host(one), Place.from_tensor(one))
                 self.mark(one, made_up)
 
     def make_finite(self, numbers: torch.Tensor, place: Place) -> None:
-        """Replace what is infinite or NaN in numbers that follow from unknown ones."""
-        # A sum is finite where all are, but for the rare one that is too large.
+        """Replace infinite and NaN values in numbers that follow from unknown ones."""
+        # The sum is finite if all numbers are, except for a rare sum that is too large.
         if numbers.is_floating_point() and not math.isfinite(numbers.sum()):
             finite = numbers.isfinite()
             numbers.copy_(torch.where(finite, numbers, self.unknown.like(place)))
 
     def fill(self, out: torch.Tensor, value: float | bool, *, made_up: bool = True) -> None:
-        """Let every element be this value."""
+        """Set every element of a result to a value, and mark it; large floats are only marked."""
         if value and out.numel() and (out.dtype in MASKS or out.numel() <= _FILLED):
-            over(out).fill_(value)
+            view_on_host(out).fill_(value)
         self.mark(out, made_up)
 
     def mark(self, tensor: torch.Tensor, made_up: bool) -> None:
-        """Note that numbers are there."""
+        """Mark a tensor's numbers as known or made up."""
         if tensor.is_cuda and tensor.numel():
             self._mark(tensor.data_ptr(), _extent(tensor), made_up)
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Something was written there that is not known."""
+        """Mark float tensors as unknown, after a write of unknown numbers."""
         for one in tensors:
             if one.is_cuda and one.numel() and one.is_floating_point():
                 self.unknown.drop(one)
@@ -168,14 +175,19 @@ class Numbers:
                 self._zero(one.data_ptr(), _extent(one) + (-one.nbytes % _UNIT if alone else 0))
 
     def may_take(self, most: int) -> bool:
-        """Return whether there is time left for tensors of so many elements."""
+        """Return True if there is time left to compute tensors of ``most`` elements."""
         if self._left > 0 or most <= TIMED:
             return True
         self._stop_computing()
         return False
 
-    def timed(self, most: int, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Compute in one thread, where no other waits, and take the time of large tensors."""
+    def call_with_timer(
+        self, most: int, compute: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a function in one thread, and subtract the time of large tensors from what is left.
+
+        ``most``: elements of the largest tensor.
+        """
         if most <= _ALONE:
             return compute(*args, **kwargs)
         begin = time.perf_counter()
@@ -188,12 +200,12 @@ class Numbers:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to its last."""
+    """Return the bytes from a tensor's first element to its last."""
     if tensor.is_contiguous():
         return tensor.nbytes
-    return Place.of(tensor).span * tensor.element_size()
+    return Place.from_tensor(tensor).span * tensor.element_size()
 
 
 def _has_some(numbers: torch.Tensor) -> bool:
-    """Return whether any is not zero; the first rows tell it of most."""
+    """Return True if a number is not zero; for most tensors the first 256 are enough."""
     return bool(numbers.reshape(-1)[:256].any()) or bool(numbers.any())

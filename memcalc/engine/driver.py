@@ -1,4 +1,4 @@
-"""Opens the stub driver in this process, before PyTorch is imported, and settles it for a run."""
+"""Opens the stub driver in this process, before PyTorch is imported."""
 
 from __future__ import annotations
 
@@ -23,54 +23,59 @@ if TYPE_CHECKING:
     from memcalc.engine.cudnn.library import Library, Missing
 
 ENVIRONMENT = "MEMCALC_ENGINE"
-"""Variable that tells a process which environment it runs in, as JSON."""
+"""Variable with the environment that a process runs in, as JSON."""
 _ANY = (8, 0)
-"""Compute capability of the GPU that is looked for while none is named."""
+"""Compute capability for which cuDNN is searched if no GPU is named."""
 _variables: dict[str, str] = {}
-"""What this process and those that it starts find the stub driver by."""
+"""Variables with which this process and its children find the stub driver."""
 
 
-def open_here() -> None:
-    """See that PyTorch finds the stub driver where it looks for NVIDIA's; twice is once.
+def open_stub() -> None:
+    """Load the stub driver into this process, so that PyTorch finds it in place of NVIDIA's.
+
+    A second call does nothing.
 
     Raises:
         EstimateError: there is no PyTorch with CUDA here.
     """
     if not stub.is_open():
-        hide_here()
-        # To look for a GPU by NVML alone does not begin CUDA, which PyTorch refuses in a fork then.
+        hide_packages()
+        # A check for GPUs by NVML does not start CUDA, which PyTorch then refuses in a fork.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        root, cuda = installed()
-        # An environment's packages lie in folders of their own.
+        root, cuda = find_torch()
+        # An environment's packages are in several folders.
         opened = stub.prepare(root, cuda, sys.path if os.environ.get(ENVIRONMENT) else ())
         os.environ.update(loading.environment(cudnn(_ANY)))
-        stub.open_here(opened)
+        stub.load_into_process(opened)
         _variables.update(stub.environment(opened))
-    # A child of the process that opened it was given the environment of who asks.
+    # A fork of the process that opened it has the environment of its client.
     os.environ.update(_variables)
 
 
-def hide_here() -> None:
+def hide_packages() -> None:
     """Hide the packages that do not go with the PyTorch of this process's environment."""
-    told = os.environ.get(ENVIRONMENT)
-    if told:
-        environment.hide(msgspec.json.decode(told, type=Environment))
+    own = os.environ.get(ENVIRONMENT)
+    if own:
+        environment.hide(msgspec.json.decode(own, type=Environment))
 
 
 def cudnn(capability: tuple[int, int], paths: Sequence[Path] | None = None) -> Library | Missing:
-    """The cuDNN that plans for a GPU of this capability; ``None``: where this process looks."""
+    """Find the cuDNN that plans for a GPU of this capability.
+
+    ``paths``: folders to search; by default this process's ``sys.path``.
+    """
     if paths is None:
         paths = [Path(entry) for entry in sys.path if entry]
     return library.find(paths, capability, offline=is_offline())
 
 
-def installed(python: str = sys.executable) -> tuple[Path, str]:
-    """The PyTorch that a Python would import, and the CUDA it was built for.
+def find_torch(python: str = sys.executable) -> tuple[Path, str]:
+    """Return the folder of the PyTorch that a Python would import, and the CUDA it is built for.
 
     Raises:
-        EstimateError: there is none, or it is built without CUDA.
+        EstimateError: it has no PyTorch, or one that is built without CUDA.
     """
-    found = torch_in(sys.path) if python == sys.executable else _asked(python)
+    found = torch_in(sys.path) if python == sys.executable else _find_torch_of(python)
     if found is None:
         pip = "pip" if python == sys.executable else f"{python} -m pip"
         raise EstimateError(f"There is no PyTorch in {python}: type {pip} install torch.")
@@ -82,8 +87,8 @@ def installed(python: str = sys.executable) -> tuple[Path, str]:
     return Path(found.root), found.cuda
 
 
-def _asked(python: str) -> Torch | None:
-    """What another Python would import."""
+def _find_torch_of(python: str) -> Torch | None:
+    """Return the PyTorch that another Python would import, or None; run that Python to find it."""
     asks = "import importlib.util as u; found = u.find_spec('torch'); print(found and found.origin)"
     try:
         done = subprocess.run([python, "-c", asks], capture_output=True, text=True, check=False)

@@ -1,8 +1,8 @@
-"""Floating-point operations of a step: by PyTorch's own counts, as one more step runs under them.
+"""Counts the floating-point operations of an extra step by PyTorch's own formulas.
 
-Source: ``torch/utils/flop_counter.py``; its own mode asks each operator for its parts, and follows
-modules, which takes longer than the step. Only products, convolutions and attention count; a
-multiplication and an addition are two.
+Source: ``torch/utils/flop_counter.py``; its own mode decomposes each operator and follows modules,
+which takes longer than the step. Only products, convolutions and attention count; a multiplication
+with an addition is two operations.
 """
 
 import importlib
@@ -21,12 +21,12 @@ _FORWARD = (
 
 
 class Counter(TorchDispatchMode):
-    """Counts the operations of all that runs inside it."""
+    """A mode that counts the floating-point operations of all operators that run inside it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
-        self._counts = {**_counts_of("flop_registry"), **_mapping()}
+        self._counts = {**_pytorch_formula("flop_registry"), **_more_formulas()}
         self._whole = {torch.ops.prim.device.default}
         """Operators that decompose into no others."""
 
@@ -47,80 +47,84 @@ class Counter(TorchDispatchMode):
         return made
 
 
-def of_step(step: Callable[[Counter], int]) -> int | str:
-    """Return how many operations a step makes, or why PyTorch cannot count them."""
+def count_step(step: Callable[[Counter], int]) -> int | str:
+    """Run a step under a counter; return its operations, or why PyTorch cannot count them."""
     try:
         with Counter() as counter:
             return step(counter)
     except Exception as error:
-        # What cannot be counted ends no estimate.
+        # A failed count does not end the estimate.
         return f"PyTorch cannot count them ({type(error).__name__})"
 
 
-def _counts_of(name: str) -> Any:
-    """Return PyTorch's own formulas; PyTorch before 2.3 has no register of them."""
+def _pytorch_formula(name: str) -> Any:
+    """Return a formula or register of PyTorch's flop counter, by its name."""
     return getattr(importlib.import_module("torch.utils.flop_counter"), name)
 
 
-def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+def _count_attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     """Count attention whose keys and values serve several heads of the queries."""
-    return int(_counts_of("sdpa_flop_count")(q.shape, _spread(k, q), _spread(v, q)))
-
-
-def _attention_backward(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     return int(
-        _counts_of("sdpa_backward_flop_count")(grad.shape, q.shape, _spread(k, q), _spread(v, q))
+        _pytorch_formula("sdpa_flop_count")(q.shape, _expand_heads(k, q), _expand_heads(v, q))
     )
 
 
-def _spread(tensor: torch.Tensor, q: torch.Tensor) -> tuple[int, ...]:
+def _count_attention_backward(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return int(
+        _pytorch_formula("sdpa_backward_flop_count")(
+            grad.shape, q.shape, _expand_heads(k, q), _expand_heads(v, q)
+        )
+    )
+
+
+def _expand_heads(tensor: torch.Tensor, q: torch.Tensor) -> tuple[int, ...]:
     """Return the shape [batch, heads, length, size] with as many heads as the queries have."""
     batch, _, length, size = tensor.shape
     return batch, q.shape[1], length, size
 
 
-def _recurrent(data: Any, params: Sequence[Any], *_: Any, **__: Any) -> int:
-    """Every weight of a matrix is used once in a step of a sequence."""
+def _count_recurrent(data: Any, params: Sequence[Any], *_: Any, **__: Any) -> int:
+    """Count a recurrent layer: each weight of a matrix is used once per step of a sequence."""
     rows = data.numel() // data.shape[-1]
     return 2 * int(rows) * sum(int(p.numel()) for p in params if p.dim() == 2)
 
 
-def _recurrent_backward(data: Any, params: Any, *args: Any, **__: Any) -> int:
-    """Gradients of inputs, and of weights where they are wanted."""
-    forward = _recurrent(data, params)
+def _count_recurrent_backward(data: Any, params: Any, *args: Any, **__: Any) -> int:
+    """Count a recurrent layer's gradients of inputs, and of weights if they are requested."""
+    forward = _count_recurrent(data, params)
     return 2 * forward if args[-1][3] else forward
 
 
-def _four_bit(left: Any, packed: Any, shape: Any, *_: Any, **__: Any) -> int:
-    """Shapes: ``left`` [..., K], ``shape`` of the weights as they were, [N, K]."""
+def _count_four_bit(left: Any, packed: Any, shape: Any, *_: Any, **__: Any) -> int:
+    """Count a product of ``left`` [..., K] with 4-bit weights whose unpacked shape is [N, K]."""
     return 2 * int(left.numel()) * int(shape[0])
 
 
-def _eight_bit(left: Any, right: Any, *_: Any, **__: Any) -> int:
-    """Shapes: [..., K] and [N, K]."""
+def _count_eight_bit(left: Any, right: Any, *_: Any, **__: Any) -> int:
+    """Count a product of [..., K] with [N, K]."""
     return 2 * int(left.numel()) * int(right.shape[0])
 
 
-def _grouped(left: Any, right: Any, *_: Any, out_val: Any, **__: Any) -> int:
-    """Every row of ``left`` belongs to one group."""
+def _count_grouped_product(left: Any, right: Any, *_: Any, out_val: Any, **__: Any) -> int:
+    """Count a grouped product: every row of ``left`` belongs to one group."""
     if left.dim() == 2 and right.dim() == 2:
         return 2 * int(left.shape[0]) * int(left.shape[1]) * int(right.shape[1])
     return 2 * int(out_val.numel()) * int(left.shape[-1])
 
 
-def _mapping() -> dict[Any, Any]:
-    """Return formulas beside PyTorch's own, by operator; of packages, if they are imported."""
+def _more_formulas() -> dict[Any, Any]:
+    """Return formulas that PyTorch does not have, by operator; of packages, if imported."""
     found: dict[Any, Any] = {
-        **{getattr(_aten, name): _attention for name in _FORWARD},
-        **{getattr(_aten, f"{name}_backward"): _attention_backward for name in _FORWARD},
-        _aten._cudnn_rnn: _recurrent,
-        _aten._cudnn_rnn_backward: _recurrent_backward,
+        **{getattr(_aten, name): _count_attention for name in _FORWARD},
+        **{getattr(_aten, f"{name}_backward"): _count_attention_backward for name in _FORWARD},
+        _aten._cudnn_rnn: _count_recurrent,
+        _aten._cudnn_rnn_backward: _count_recurrent_backward,
     }
     of_packages = (
-        (_aten, "_grouped_mm", _grouped),
-        (torch.ops.bitsandbytes, "gemm_4bit", _four_bit),
-        (torch.ops.bitsandbytes, "gemv_4bit", _four_bit),
-        (torch.ops.bitsandbytes, "int8_linear_matmul", _eight_bit),
+        (_aten, "_grouped_mm", _count_grouped_product),
+        (torch.ops.bitsandbytes, "gemm_4bit", _count_four_bit),
+        (torch.ops.bitsandbytes, "gemv_4bit", _count_four_bit),
+        (torch.ops.bitsandbytes, "int8_linear_matmul", _count_eight_bit),
     )
     for owner, name, count in of_packages:
         if hasattr(owner, name):

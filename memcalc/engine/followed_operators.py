@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memcalc.engine.host_view import on_host, tensors_in
+from memcalc.engine.host_view import map_tensors, tensors_in
 
 _C: Any = torch._C
 
@@ -148,7 +148,7 @@ def read_by(
     """
     if base in LENGTHS:
         with contextlib.suppress(Exception):
-            made = op(*on_host(args, view), **on_host(kwargs, view))
+            made = op(*map_tensors(args, view), **map_tensors(kwargs, view))
             first = made[0] if isinstance(made, tuple | list) else made
             if base == "unique_dim":
                 return made, [(4, first.shape[args[1]])]

@@ -1,4 +1,4 @@
-"""Which code of a program is followed for the values that it reads back: each thread by itself."""
+"""Decides in each thread whether operators are followed for the values that a program reads."""
 
 import functools
 import threading
@@ -10,11 +10,11 @@ from memcalc.engine.patches import Patches
 
 _C: Any = torch._C
 VALUES, COUNTS = "Fake", "TESTING_ONLY_GenericMode"
-"""Dispatch keys: of operators that are followed outside of backward, and always."""
+"""Dispatch keys of operators that are followed outside of backward, and always."""
 
 
 def install(patches: Patches) -> None:
-    """Follow this thread and those that the program starts; in backward, its Python code."""
+    """Follow this thread and new threads of the program; in backward, only its Python code."""
     follow(True)
 
     def begin(original: Any, thread: threading.Thread) -> None:
@@ -22,25 +22,25 @@ def install(patches: Patches) -> None:
         original(thread)
 
     patches.wrap(threading.Thread, "_bootstrap_inner", begin)
-    # Threads of autograd's engine follow as much as the one that calls it.
-    around = functools.partial(_followed, False)
+    # Threads of autograd's engine take over the setting of the calling thread.
+    around = functools.partial(_call_following, False)
     if hasattr(torch.autograd.graph, "_engine_run_backward"):
         patches.wrap(torch.autograd.graph, "_engine_run_backward", around, (torch.autograd,))
     else:  # PyTorch before 2.3
         patches.wrap(torch.autograd, "backward", around)
         patches.wrap(torch.autograd, "grad", around)
-    # Code of the program that autograd calls decides by values as any other does.
-    around = functools.partial(_followed, True)
+    # The program's own code that autograd calls may decide by values.
+    around = functools.partial(_call_following, True)
     patches.wrap(torch.autograd.function.BackwardCFunction, "apply", around)
-    patches.when_imported("torch.utils.checkpoint", lambda module: _recomputed(patches, module))
+    patches.when_imported("torch.utils.checkpoint", lambda module: _wrap_recompute(patches, module))
     for owner, names in _HOOKS.items():
         for name in names:
-            patches.wrap(owner, name, _hooked)
+            patches.wrap(owner, name, _wrap_hook)
 
 
 @functools.cache
 def key(name: str) -> Any:
-    """A dispatch key of PyTorch's."""
+    """Return PyTorch's dispatch key of this name."""
     return _C._dispatch_key_parse(name)
 
 
@@ -52,9 +52,9 @@ def keys() -> Any:
 
 @functools.cache
 def pass_through(name: str) -> Any:
-    """Let operators that nobody follows pass a key, for good: threads outlive what is followed.
+    """Make operators without an implementation pass through a key, permanently.
 
-    Python's exit takes away what a ``torch.library.Library`` registers.
+    Threads may outlive the followed run, and a ``torch.library.Library`` would end with Python.
     """
     library = _C._dispatch_library("IMPL", "_", "")
     library.fallback_fallthrough(name)
@@ -62,19 +62,19 @@ def pass_through(name: str) -> Any:
 
 
 def follow(wanted: bool) -> None:
-    """Follow operators in this thread, or only those that read how large their result is."""
+    """Follow all operators in this thread, or only those whose result's size depends on values."""
     _C._dispatch_tls_set_dispatch_key_included(key(COUNTS), True)
     _C._dispatch_tls_set_dispatch_key_included(key(VALUES), wanted)
 
 
 def stop() -> None:
-    """Follow no operator in this thread."""
+    """Stop to follow operators in this thread."""
     for name in (VALUES, COUNTS):
         _C._dispatch_tls_set_dispatch_key_included(key(name), False)
 
 
-def _followed(wanted: bool, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function, followed or not; then this thread is followed as before."""
+def _call_following(wanted: bool, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function with operators followed or not, then restore the thread's setting."""
     before = _C._dispatch_tls_is_dispatch_key_included(key(VALUES))
     follow(wanted)
     try:
@@ -90,14 +90,14 @@ _HOOKS: dict[type, tuple[str, ...]] = {
 """Methods that take a function for autograd to call in backward."""
 
 
-def _hooked(original: Any, owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
-    return original(owner, functools.partial(_followed, True, hook), *args, **kwargs)
+def _wrap_hook(original: Any, owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(owner, functools.partial(_call_following, True, hook), *args, **kwargs)
 
 
-def _recomputed(patches: Patches, checkpoint: Any) -> None:
-    """A forward that is run again decides as it did before."""
+def _wrap_recompute(patches: Patches, checkpoint: Any) -> None:
+    """Follow the forward that checkpointing recomputes, so that it decides as the first one."""
 
-    def made(original: Any, frame: Any, run_again: Any, *args: Any, **kwargs: Any) -> None:
-        original(frame, functools.partial(_followed, True, run_again), *args, **kwargs)
+    def init_frame(original: Any, frame: Any, run_again: Any, *args: Any, **kwargs: Any) -> None:
+        original(frame, functools.partial(_call_following, True, run_again), *args, **kwargs)
 
-    patches.wrap(checkpoint._CheckpointFrame, "__init__", made)
+    patches.wrap(checkpoint._CheckpointFrame, "__init__", init_frame)

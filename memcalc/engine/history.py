@@ -1,4 +1,4 @@
-"""The caching allocator's history as a timeline of named blocks."""
+"""Turns the caching allocator's history into a timeline of labelled blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from memcalc.engine import nccl_traffic, source_lines, torch_internals
-from memcalc.engine.notes import Gap, Interval, Notes, Owner, Told
+from memcalc.engine.notes import Gap, Interval, Label, Notes, Owner
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
 from memcalc.records.prediction import Refusal
@@ -40,20 +40,23 @@ _PRIVATE = (
 
 
 class Timeline:
-    """Blocks in order of allocation, and all events in order.
-
-    ``entries``: the allocator's history of one GPU, as ``torch.cuda.memory._snapshot`` has it.
-    """
+    """The blocks of one GPU in order of allocation, and all events in order."""
 
     def __init__(
         self, notes: Notes, entries: Sequence[dict[str, Any]], *, wrapped: bool = False
     ) -> None:
-        """Read a history; ``wrapped``: the model is inside a wrapper over several GPUs."""
+        """Read a history and label its blocks.
+
+        Args:
+            notes: labels of blocks, and phases.
+            entries: the allocator's history of one GPU, from ``torch.cuda.memory._snapshot``.
+            wrapped: the model is inside a wrapper over several GPUs.
+        """
         self._wrapped = wrapped
         self._lines: dict[int, str] = {}
-        """Of the user's code, by the frames of entries, which share them."""
+        """Lines of the user's code by the ID of the entry's frames, which entries share."""
         self._refused: tuple[int, dict[str, Any]] | None = None
-        """The last request that failed for lack of memory: its moment and its entry."""
+        """The last request that ran out of memory: its moment and its entry."""
         self.events: list[int] = []
         self.asides: list[Aside] = []
         self.blocks: list[_Block] = []
@@ -63,18 +66,18 @@ class Timeline:
         self._private: set[int] = set()
         self._level = 0
         self._levels = [0]
-        """Requested bytes after each event, as PyTorch counts them."""
+        """Requested bytes after each event, by PyTorch's count."""
         self._late: dict[int, int] = {}
-        """Freed blocks that another stream still uses, by address; PyTorch counts them."""
+        """Freed blocks that another stream still uses, by address; PyTorch still counts them."""
         self._late_bytes = self._most_late = 0
         self._of_tensors = [0]
-        """Requested bytes after each event, without the late blocks."""
+        """Requested bytes after each event, without late blocks."""
         self._lower: dict[int, int] = {}
-        """Levels once such a stream was done, at some moment before the next event."""
+        """Requested bytes after late blocks were freed, by the event that comes next."""
         # In one moment, names come before guesses.
-        notes.told.sort(key=lambda told: told[:2])
-        self._waiting = deque(notes.told)
-        self._read(entries if notes.gap is None else notes.gap.bridged(entries))
+        notes.labels.sort(key=lambda told: told[:2])
+        self._waiting = deque(notes.labels)
+        self._read(entries if notes.gap is None else notes.gap.bridge(entries))
         self._apply_notes(_NEVER)
         for address in [*self._late]:
             self._complete(address)
@@ -88,13 +91,13 @@ class Timeline:
         self._check()
 
     def _read(self, entries: Sequence[dict[str, Any]]) -> None:
-        """Take in the history, and the notes as far as it has come."""
+        """Read the entries in order, and apply the notes of the same moments."""
         for at, entry in enumerate(entries):
             action = entry["action"]
             if action == "gap" and self._notes.gap is not None:
                 self._skip(self._notes.gap)
             if action in ("segment_free", "segment_unmap"):
-                self._emptied()
+                self._note_empty_cache()
             if action == "oom":
                 self._refused = len(self.events), entry
             if action == "free_completed" and entry["addr"] in self._late:
@@ -104,41 +107,43 @@ class Timeline:
             if self._waiting and self._waiting[0][0] <= len(self.events):
                 self._apply_notes(len(self.events))
             if action == "alloc":
-                self._born(entry)
+                self._add_block(entry)
             else:
                 following = entries[at + 1] if at + 1 < len(entries) else {}
-                self._dies(entry, following)
+                self._free_block(entry, following)
             self._levels.append(self._level)
             self._of_tensors.append(self._level - self._late_bytes)
 
-    def _born(self, entry: dict[str, Any]) -> None:
+    def _add_block(self, entry: dict[str, Any]) -> None:
+        """Add the block of an allocation, and its event."""
         self._live[entry["addr"]] = len(self.blocks)
         stream = self._stream(entry["stream"])
         block = _Block(entry["addr"], entry["size"], len(self.events), stream)
-        block.line = self._line_of(entry)
+        block.line = self._user_line(entry)
         self.blocks.append(block)
         self.events.append(len(self.blocks) - 1)
         self._level += block.size
         self._most_late = max(self._most_late, self._late_bytes)
 
-    def _line_of(self, entry: dict[str, Any]) -> str:
+    def _user_line(self, entry: dict[str, Any]) -> str:
         """Return the user's line that requested a block, or an empty string."""
         frames = entry.get("frames")
         if not frames:
             return ""
         if id(frames) not in self._lines:
-            self._lines[id(frames)] = source_lines.of_frames(frames)
+            self._lines[id(frames)] = source_lines.find_in_frames(frames)
         return self._lines[id(frames)]
 
     def _stream(self, known: object) -> int:
-        """Return the number of a stream in a trace, and note if it is one of a private pool."""
+        """Return a stream's number in the trace; record a private pool at its first use."""
         stream = self._streams.setdefault(known, len(self._streams))
         if known in self._notes.private and stream not in self._private:
             self._private.add(stream)
             self.asides.append(Aside(index=len(self.events), what="keep_pool", stream=stream))
         return stream
 
-    def _dies(self, entry: dict[str, Any], following: dict[str, Any]) -> None:
+    def _free_block(self, entry: dict[str, Any], following: dict[str, Any]) -> None:
+        """Add the free of a block; ``following``: the next entry, which shows if it is late."""
         number = self._live.pop(entry["addr"], None)
         if number is None:
             raise EstimateError("PyTorch's history of its allocator begins in the middle of a run.")
@@ -156,7 +161,7 @@ class Timeline:
         self.events.append(~number)
 
     def _complete(self, address: int) -> None:
-        """No other stream uses a late block any more."""
+        """Complete the free of a late block: no other stream uses it now."""
         number = self._late.pop(address)
         self._level -= self.blocks[number].size
         self._late_bytes -= self.blocks[number].size
@@ -168,7 +173,7 @@ class Timeline:
         self.asides.append(Aside(index=index, what=what, storage=number, stream=stream))
 
     def _settle_guesses(self) -> None:
-        """Name the remaining blocks by their origin (copied from the host) or lifetime."""
+        """Label the remaining blocks by their origin (copied from the host) or lifetime."""
         moments = [moment for moment, _ in self._notes.marks]
         for block in self.blocks:
             if block.component is None:
@@ -176,28 +181,28 @@ class Timeline:
                 batch = came and (block.given or block.guess is not Component.HELD)
                 block.component = Component.INPUTS if batch else block.guess
 
-    def _emptied(self) -> None:
+    def _note_empty_cache(self) -> None:
         index = len(self.events)
         last = self.asides[-1] if self.asides else None
         if last is None or (last.index, last.what) != (index, "empty_cache"):
             self.asides.append(Aside(index=index, what="empty_cache"))
 
     def _apply_notes(self, until: int) -> None:
-        """Take in what was noted until a moment."""
+        """Apply the notes up to a moment to living blocks."""
         while self._waiting and self._waiting[0][0] <= until:
             _, kind, what = self._waiting.popleft()
-            if kind is Told.OWNERS:
+            if kind is Label.OWNERS:
                 for address, owner in what.items():
                     if (block := self._living(address)) is not None:
                         setattr(block, "op" if isinstance(owner, str) else "owner", owner)
-            elif kind is Told.NAMES:
+            elif kind is Label.NAMES:
                 component, addresses = what
                 for block in filter(None, map(self._living, addresses)):
                     if component is None:
                         block.arrived = block.given = True
                     else:
                         block.component = block.component or component
-            elif kind is Told.BORN_SINCE:
+            elif kind is Label.BORN_SINCE:
                 self._guess(*what)
             elif (block := self._living(what)) is not None:
                 block.arrived = True
@@ -215,16 +220,16 @@ class Timeline:
         return None if number is None else self.blocks[number]
 
     def _skip(self, gap: Gap) -> None:
-        """Move moments after a gap to the events that stand for it."""
+        """Move moments after a gap in the history behind the events that replace it."""
         here = len(self.events)
         for interval in self._notes.intervals:
             interval.kept = not gap.begin < interval.end <= gap.end
         self._notes.move(lambda m: m if m <= gap.begin else here + max(m - gap.end, 0))
-        told = self._notes.told
+        told = self._notes.labels
         self._waiting = deque(told[len(told) - len(self._waiting) :])
 
     def _sent(self, block: _Block) -> bool:
-        """A wrapper over several GPUs uses other streams for what it sends."""
+        """Return True if a wrapper over several GPUs sends a block: it uses other streams."""
         return self._wrapped and block.stream > 0
 
     def _name_operators(self) -> None:
@@ -239,16 +244,19 @@ class Timeline:
                 block.component = Component.WORKSPACES
 
     def _check(self) -> None:
-        """Check the history against PyTorch's own counters, and note what tensors requested.
+        """Check the history's peaks against PyTorch's counters; then leave out late blocks.
 
-        PyTorch also counts late blocks as requested; ``allocated`` does not have them.
+        PyTorch counts late blocks as requested, but not as allocated.
+
+        Raises:
+            EstimateError: they differ.
         """
         for interval in self._notes.intervals:
             if not interval.kept:
                 continue
             begin, levels = interval.begin, self._levels
             inside = max(levels[begin + 1 : interval.end + 1], default=0)
-            # Nobody recorded whether late deaths came before the phase began or after it.
+            # It is unknown whether late blocks were freed before the phase began or after.
             least = max(inside, self._lower.get(begin, levels[begin]))
             most = max(inside, levels[begin])
             if not least <= interval.requested <= most:
@@ -259,7 +267,7 @@ class Timeline:
             interval.requested = max(self._of_tensors[begin : interval.end + 1])
 
     def trace(self, *, assumptions: Sequence[str] = (), **more: Any) -> Trace:
-        """Return the trace; ``more``: its fields that are not of the blocks."""
+        """Return the trace of the blocks; ``more``: the trace's other fields."""
         intervals = self._notes.intervals
         private = sum(self._notes.private.values())
         pools = (_PRIVATE.format(format_bytes(private)),) if private else ()
@@ -268,7 +276,7 @@ class Timeline:
         return Trace(
             assumptions=(*behind, *assumptions, *pools),
             storages=self._storages(),
-            # What the program leaves behind is still alive at the end of the last phase.
+            # Blocks that the program does not free are alive at the end of the last phase.
             events=tuple(self.events[: intervals[-1].end]),
             marks=tuple(Mark(index=i.begin, phase=i.phase, step=i.step) for i in intervals),
             asides=tuple(self.asides),
@@ -278,7 +286,7 @@ class Timeline:
         )
 
     def refusal(self) -> Refusal | None:
-        """Return the request that failed last, or None."""
+        """Return the last request that ran out of memory, or None."""
         if self._refused is None:
             return None
         moment, entry = self._refused
@@ -287,7 +295,7 @@ class Timeline:
             device=self._notes.device,
             phase=interval.phase,
             step=interval.step,
-            line=self._line_of(entry) or interval.line,
+            line=self._user_line(entry) or interval.line,
             asked=entry["size"],
             free=entry["device_free"],
         )
@@ -329,12 +337,12 @@ class Timeline:
         )
 
     def _module_at(self, moment: int, moments: list[int]) -> str:
-        """Return the module that was at work; ``moments``: when each mark was made."""
+        """Return the path of the module that ran at a moment; ``moments``: of each mark."""
         at = bisect.bisect_right(moments, moment)
         return self._notes.marks[at - 1][1] if at else ""
 
     def sent(self, step: int) -> tuple[Sent, ...]:
-        """Return what was sent in a step; loading and resuming are no part of it."""
+        """Return the collectives and bytes sent in a step, without loading and resuming."""
         intervals = self._notes.intervals
         inside = [
             at
@@ -344,11 +352,11 @@ class Timeline:
         if not inside or not self._wrapped:
             return ()
         before = intervals[inside[0] - 1].given if inside[0] else {}
-        return nccl_traffic.between(before, intervals[inside[-1]].given)
+        return nccl_traffic.count_sent(before, intervals[inside[-1]].given)
 
 
 class _Block(msgspec.Struct):
-    """A block of the allocator, and what is known of it so far."""
+    """A block of the allocator, with the labels known so far."""
 
     address: int
     size: int
@@ -365,6 +373,6 @@ class _Block(msgspec.Struct):
     guess: Component | None = None
     """Its purpose, guessed from its lifetime."""
     arrived: bool = False
-    """It was filled from the host."""
+    """True if it was copied from the host."""
     given: bool = False
-    """It was handed to a model from outside."""
+    """True if it was an argument of a model's call."""

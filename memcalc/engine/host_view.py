@@ -1,4 +1,4 @@
-"""CPU tensors over the bytes of small tensors of the simulated GPU."""
+"""Makes CPU tensors over the bytes of tensors on the simulated GPU."""
 
 import contextlib
 import ctypes
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 
 _BEGIN = 64
-"""Address of the first byte that is looked at: a multiple of the sizes of all elements."""
+"""Lowest address of a view: a multiple of the sizes of all elements."""
 
 
 class Place(NamedTuple):
-    """Where the numbers of a tensor lie."""
+    """The place of a tensor's numbers in memory."""
 
     address: int
     shape: torch.Size
@@ -21,26 +21,26 @@ class Place(NamedTuple):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> "Place":
-        """Return the place of a tensor."""
+    def from_tensor(cls, tensor: torch.Tensor) -> "Place":
+        """Return the place of a tensor's numbers."""
         return cls(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
 
     @property
     def span(self) -> int:
-        """Elements from the first to the last."""
+        """The number of elements from the first to the last in memory."""
         steps = zip(self.shape, self.stride, strict=True)
         return 1 + sum((size - 1) * stride for size, stride in steps)
 
 
 @functools.cache
 def _everything(dtype: torch.dtype) -> torch.Tensor:
-    """A CPU tensor over all addresses, of which others are views."""
+    """Return a CPU tensor over all addresses, from which views are made."""
     memory = (ctypes.c_char * ((1 << 48) - _BEGIN)).from_address(_BEGIN)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
 
 
-def over(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the bytes of one on the GPU."""
+def view_on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor over the bytes of a tensor on the simulated GPU."""
     if not tensor.numel():
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     first = (tensor.data_ptr() - _BEGIN) // tensor.element_size()
@@ -48,26 +48,26 @@ def over(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_at(address: int, dtype: torch.dtype, count: int) -> torch.Tensor:
-    """Return a CPU tensor of one dimension over the bytes at an address."""
+    """Return a one-dimensional CPU tensor of ``count`` elements over the bytes at an address."""
     return _everything(dtype).as_strided((count,), (1,), (address - _BEGIN) // dtype.itemsize)
 
 
-def on_host(value: Any, view: Callable[[torch.Tensor], Any]) -> Any:
-    """Return the same arguments for an operator that runs on the host.
+def map_tensors(value: Any, view: Callable[[torch.Tensor], Any]) -> Any:
+    """Return an operator's arguments for a run on the host: tensors and devices are replaced.
 
     Args:
-        value: arguments, or one of them.
-        view: returns what stands for a tensor.
+        value: an argument, or lists and dicts of them.
+        view: returns the replacement of a tensor.
     """
     kind = type(value)
     if kind in _NUMBERS:
         return value
     if kind is list or kind is tuple:
-        return kind([on_host(one, view) for one in value])
+        return kind([map_tensors(one, view) for one in value])
     if isinstance(value, torch.Tensor):
         return view(value)
     if kind is dict:
-        return {name: on_host(one, view) for name, one in value.items() if name != "pin_memory"}
+        return {name: map_tensors(one, view) for name, one in value.items() if name != "pin_memory"}
     if kind is torch.device:
         return torch.device("cpu")
     return None if kind is torch.Generator else value
@@ -92,7 +92,7 @@ _NUMBERS = frozenset((int, float, bool, str, type(None), torch.dtype))
 
 
 def is_plain(tensors: Sequence[torch.Tensor]) -> bool:
-    """Each has its numbers in one storage on the GPU or on the host."""
+    """Return True if all are plain strided tensors on the GPU or the host, and no subclasses."""
     for one in tensors:
         if type(one) is not torch.Tensor and type(one) is not torch.nn.Parameter:
             return False
@@ -102,7 +102,7 @@ def is_plain(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def largest_plain(*groups: Sequence[torch.Tensor]) -> int:
-    """Return the elements of the largest tensor; 0 if none is on the GPU, or one is not plain."""
+    """Return the elements of the largest tensor; 0 if none is on the GPU, or any is not plain."""
     most, on_gpu = 0, False
     for group in groups:
         if not is_plain(group):
@@ -115,7 +115,7 @@ def largest_plain(*groups: Sequence[torch.Tensor]) -> int:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """So little work takes longer where threads have to wait for each other."""
+    """Run PyTorch in one thread inside the block: small work is slower in several threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

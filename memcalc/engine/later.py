@@ -1,6 +1,6 @@
-"""Puts off small operators over made-up numbers until somebody reads their results.
+"""Defers small operators over made-up numbers until their results are read.
 
-Most programs read few of the numbers that they compute, and a step of a small model has many.
+Most programs read few of the numbers that they compute, and a step of a small model computes many.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ import torch
 
 from memcalc.engine.comparisons import SMALL
 from memcalc.engine.followed_operators import MOVES, PUTS, Followed
-from memcalc.engine.host_view import Place, on_host
+from memcalc.engine.host_view import Place, map_tensors
 from memcalc.engine.unknown import Later
 
 if TYPE_CHECKING:
     from memcalc.engine.device_numbers import Numbers
 
 _DEEPEST = 32
-"""Operators one after the other that are put off: Python calls each within the next."""
+"""The longest chain of deferred operators: Python calls them recursively."""
 
 
 class _CannotWaitError(Exception):
-    """An operator has an argument that is not small, or of no plain type."""
+    """An argument of an operator that is large, or no plain tensor."""
 
 
-def can_wait(one: Followed) -> bool:
-    """Return whether an operator makes one new tensor, of numbers that its arguments tell."""
+def can_defer(one: Followed) -> bool:
+    """Return True if an operator returns one new tensor that depends only on its arguments."""
     returns = one.op._schema.returns
     single = len(returns) == 1 and isinstance(returns[0].type, torch._C.TensorType)
     return single and not one.writes and one.draws is None
 
 
-def put_off(numbers: Numbers, one: Followed, args: Any, kwargs: Any, out: Any) -> bool:
-    """Compute the numbers of an operator's result when they are first read.
+def defer(numbers: Numbers, one: Followed, args: Any, kwargs: Any, out: Any) -> bool:
+    """Delay computing the numbers of an operator's result until they are first read.
 
     Returns:
-        Whether it is put off: all its tensors are small, and one of them is made up.
+        True if it is deferred: all its tensors are small, and one of them is made up.
     """
     if type(out) is not torch.Tensor or not out.is_cuda or not out.is_floating_point():
         return False
@@ -58,8 +58,8 @@ def put_off(numbers: Numbers, one: Followed, args: Any, kwargs: Any, out: Any) -
         return found
 
     try:
-        late_args = on_host(args, wait)
-        late_kwargs = on_host(kwargs, wait) if kwargs else kwargs
+        late_args = map_tensors(args, wait)
+        late_kwargs = map_tensors(kwargs, wait) if kwargs else kwargs
     except _CannotWaitError:
         return False
     if not made_up:
@@ -67,7 +67,7 @@ def put_off(numbers: Numbers, one: Followed, args: Any, kwargs: Any, out: Any) -
     address = out.data_ptr()
 
     def make() -> torch.Tensor:
-        made: torch.Tensor = one.op(*_made(late_args), **_made(late_kwargs))
+        made: torch.Tensor = one.op(*_resolve(late_args), **_resolve(late_kwargs))
         if one.base not in PUTS and one.base not in MOVES:
             numbers.make_finite(made, Place(address, made.shape, made.stride(), made.dtype))
         return made.contiguous()
@@ -78,13 +78,13 @@ def put_off(numbers: Numbers, one: Followed, args: Any, kwargs: Any, out: Any) -
     return True
 
 
-def _made(value: Any) -> Any:
-    """Return an argument with the numbers of its tensors."""
+def _resolve(value: Any) -> Any:
+    """Return an argument with its deferred tensors computed."""
     kind = type(value)
     if kind is Later:
         return value()
     if kind is list or kind is tuple:
-        return kind(map(_made, value))
+        return kind(map(_resolve, value))
     if kind is dict:
-        return {name: _made(each) for name, each in value.items()}
+        return {name: _resolve(each) for name, each in value.items()}
     return value

@@ -1,8 +1,8 @@
-"""Bytes sent through NCCL, as counted by the stub NCCL library.
+"""Computes the bytes sent through NCCL from the counts of the stub NCCL library.
 
-NCCL says how many bytes a process gives to a collective. What it sends for them is that of a ring
-(NVIDIA/nccl-tests, ``doc/PERFORMANCE.md``); NCCL may take a tree, or let a switch add up, where
-that is quicker.
+The library counts the bytes that a process gives to a collective. The bytes sent follow from a ring
+(NVIDIA/nccl-tests, ``doc/PERFORMANCE.md``); NCCL may use a tree, or a switch that adds up, if that
+is quicker.
 """
 
 import ctypes
@@ -14,29 +14,30 @@ Counts = dict[tuple[str, int], tuple[int, int]]
 """Calls and bytes, by collective and processes of the group."""
 
 
-def so_far() -> Counts:
-    """What was given to collectives since the process began; nothing without the stub driver."""
+def read_counts() -> Counts:
+    """Return the calls and bytes of all collectives so far; empty without the stub driver."""
     read = stub.function("sent", ctypes.c_char_p)
     ranks, calls, given = ctypes.c_int(), ctypes.c_ulonglong(), ctypes.c_ulonglong()
-    told = [ctypes.byref(one) for one in (ranks, calls, given)]
+    outputs = [ctypes.byref(one) for one in (ranks, calls, given)]
     found: Counts = {}
-    while read is not None and (name := read(len(found), *told)) is not None:
+    while read is not None and (name := read(len(found), *outputs)) is not None:
         found[name.decode(), ranks.value] = (calls.value, given.value)
     return found
 
 
-def between(before: Counts, after: Counts) -> tuple[Sent, ...]:
-    """What was sent from one moment to another."""
+def count_sent(before: Counts, after: Counts) -> tuple[Sent, ...]:
+    """Return the calls and bytes sent between two readings of the counts."""
     found = []
     for (name, ranks), (calls, given) in after.items():
         calls_before, given_before = before.get((name, ranks), (0, 0))
         if calls > calls_before:
-            sent = _in_a_ring(name, given - given_before, ranks)
+            sent = _ring_bytes(name, given - given_before, ranks)
             found.append(Sent(collective=name, ranks=ranks, calls=calls - calls_before, bytes=sent))
     return tuple(found)
 
 
-def _in_a_ring(name: str, given: int, ranks: int) -> int:
+def _ring_bytes(name: str, given: int, ranks: int) -> int:
+    """Return the bytes that a rank sends in a ring for the bytes given to a collective."""
     if name == "all-reduce":
         return 2 * given * (ranks - 1) // ranks
     if name in ("all-gather", "reduce-scatter"):

@@ -1,8 +1,8 @@
-"""Notes of a program: its phases, and the purpose of blocks of memory.
+"""Keeps notes on a program's run: its phases, and the purpose of blocks of memory.
 
-A moment is the number of births and deaths of blocks so far, which the allocator counts itself. So
-what is noted here can be laid beside the allocator's history afterwards, without a snapshot. Which
-module is at work is noted too: in forward, in a forward that is made again, in backward.
+A moment is the number of allocations and frees so far, which the allocator counts itself. So notes
+can be joined with the allocator's history afterwards, without a snapshot. Notes also say which
+module is running: in forward, in a recomputed forward, in backward.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ from memcalc.workload import quantized
 from memcalc.workload.wrapped_tensors import plain
 
 Owner = tuple[str, str, str]
-"""Of a block: the module it belongs to, its name there, and its dtype."""
+"""The owner of a block: the module's path, the tensor's name there, and its dtype."""
 
 
 class Interval(msgspec.Struct, kw_only=True):
-    """One phase of one step, between two moments; peaks in bytes, by PyTorch's own counters."""
+    """A phase of a step, between two moments; peaks in bytes, by PyTorch's own counters."""
 
     phase: Phase
     step: int
@@ -38,25 +38,25 @@ class Interval(msgspec.Struct, kw_only=True):
     active: int = 0
     reserved: int = 0
     kept: bool = True
-    """The allocator's history of it was kept."""
+    """True if the allocator's history covers it."""
     given: nccl_traffic.Counts = msgspec.field(default_factory=dict)
-    """To collectives until its end, where there are several GPUs."""
+    """Counts of collectives until its end, over several GPUs."""
     line: str = ""
-    """The user's line that began it, for blocks that C++ threads make; empty: unknown."""
+    """The user's line that began it, for blocks made by C++ threads; empty if unknown."""
 
 
 class Gap(msgspec.Struct, kw_only=True):
-    """Moments between which no history was kept, and what was alive after them."""
+    """A gap in the allocator's history, with the blocks that lived after it."""
 
     begin: int
     entries: list[dict[str, Any]]
-    """The history before."""
+    """The history before the gap."""
     end: int = -1
     living: list[dict[str, Any]] = []
-    """Blocks as entries of a history that was kept."""
+    """The blocks alive after the gap, as entries of a history."""
 
-    def bridged(self, after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return a history with a gap, in which all that changed there changes at once."""
+    def bridge(self, after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the history before and after the gap, with all changes of the gap between."""
         before: dict[int, dict[str, Any]] = {}
         for entry in self.entries:
             if entry["action"] == "alloc":
@@ -74,21 +74,21 @@ class Gap(msgspec.Struct, kw_only=True):
         return [*self.entries, *bridge, {"action": "gap"}, *after]
 
 
-class Told(IntEnum):
-    """Kinds of notes on blocks; in one moment, the first of these comes first."""
+class Label(IntEnum):
+    """The kinds of labels of blocks; labels of equal moments apply in this order."""
 
     OWNERS = 0
-    """By their addresses, which modules they are of, or which variables hold them."""
+    """The owners of blocks by address: their modules, or the variables that hold them."""
     NAMES = 1
-    """Component of the blocks at some addresses; ``None``: a model is given them from outside."""
+    """The component of the blocks at some addresses; None marks arguments of a model's call."""
     BORN_SINCE = 2
-    """Component of living blocks that were born since a moment, unless they are named."""
+    """The component of living blocks allocated since a moment, unless they have a name."""
     ARRIVED = 3
-    """The address of a block to which something was copied from the host."""
+    """The address of a block to which the host copied data."""
 
 
 class Notes:
-    """Notes of one GPU while a program ran."""
+    """The notes on one GPU during a program's run."""
 
     KIND = "cuda"
     counted: tuple[str, ...] = Levels.__struct_fields__
@@ -97,23 +97,23 @@ class Notes:
     def __init__(self, device: int) -> None:
         self.device = device
         self.intervals: list[Interval] = []
-        self.told: list[tuple[int, Told, Any]] = []
-        """What was said of blocks at this moment."""
+        self.labels: list[tuple[int, Label, Any]] = []
+        """Labels of blocks, each with its moment."""
         self.marks: list[tuple[int, str]] = []
-        """From this moment on, this module is at work."""
+        """Moments from which on a module runs, with its path."""
         self.profiled: tuple[int, int] = (0, 0)
-        """Between which moments the profiler ran."""
+        """The moments between which the profiler ran."""
         self.released: list[tuple[Component, int, int]] = []
-        """Between each two of these moments nothing but blocks of this component died."""
+        """Pairs of moments between which only blocks of this component were freed."""
         self.profiler: Any = None
         self.zero = 0
-        """Births and deaths before the history began."""
+        """Allocations and frees before the history began."""
         self.gap: Gap | None = None
         self.private: dict[int, int] = {}
-        """Bytes in private pools at the end, by the stream they are for."""
+        """Bytes in private pools at the end, by stream."""
 
     def now(self) -> int:
-        """The present moment."""
+        """Return the present moment: the allocations and frees so far."""
         return internals.events_so_far(self.device) - self.zero
 
     def reading(self, one: Interval) -> PhaseReading:
@@ -125,33 +125,33 @@ class Notes:
         """Return the peaks of each phase that has ended."""
         return tuple(self.reading(one) for one in self.intervals if one.end >= 0)
 
-    def move(self, moved: Callable[[int], int]) -> None:
-        """Count moments otherwise."""
+    def move(self, convert: Callable[[int], int]) -> None:
+        """Replace all moments by converted ones."""
         for interval in self.intervals:
-            interval.begin, interval.end = moved(interval.begin), moved(interval.end)
-        self.marks = [(moved(moment), path) for moment, path in self.marks]
-        self.told = [
-            (moved(m), kind, (what[0], moved(what[1])) if kind is Told.BORN_SINCE else what)
-            for m, kind, what in self.told
+            interval.begin, interval.end = convert(interval.begin), convert(interval.end)
+        self.marks = [(convert(moment), path) for moment, path in self.marks]
+        self.labels = [
+            (convert(m), kind, (what[0], convert(what[1])) if kind is Label.BORN_SINCE else what)
+            for m, kind, what in self.labels
         ]
-        self.profiled = moved(self.profiled[0]), moved(self.profiled[1])
-        self.released = [(one, moved(begin), moved(end)) for one, begin, end in self.released]
+        self.profiled = convert(self.profiled[0]), convert(self.profiled[1])
+        self.released = [(one, convert(begin), convert(end)) for one, begin, end in self.released]
 
 
 class Notebook:
-    """Notes of all GPUs that a program uses; a note on tensors holds on each GPU."""
+    """The notes on all GPUs that a program uses; a note on tensors is made for each GPU."""
 
     KIND = "cuda"
     notes: list[Notes]
     wrapped = False
-    """The program's model is inside a wrapper over several GPUs, which allocates by itself."""
+    """True if the model is inside a wrapper over several GPUs, which also allocates memory."""
 
     def moments(self) -> list[int]:
         """Return the present moment of each GPU."""
         return [notes.now() for notes in self.notes]
 
     def addresses(self, tensor: Any) -> list[int]:
-        """Return where on the device the storages behind a tensor begin; none if it has none."""
+        """Return the device addresses of a tensor's storages; empty if it has none."""
         if not isinstance(tensor, torch.Tensor):
             return []
         try:
@@ -161,40 +161,40 @@ class Notebook:
                 if part.device.type == self.KIND and not isinstance(part, FakeTensor)
             ]
         except (NotImplementedError, RuntimeError, ValueError):
-            # Inside torch.func parameters are wrapped; a lazy one is nowhere yet.
+            # torch.func wraps parameters, and a lazy parameter has no storage yet.
             return []
 
     def name(self, component: Component, tensors: Iterable[Any]) -> None:
-        """Say what these tensors are for; the first thing said of a block stands."""
+        """Label the blocks of tensors with a component; the first label of a block counts."""
         self.name_at(component, [at for tensor in tensors for at in self.addresses(tensor)])
 
     def name_at(
         self, component: Component | None, addresses: list[int], moments: Sequence[int] = ()
     ) -> None:
-        """Say what the blocks at some addresses are for.
+        """Label the blocks at some addresses with a component.
 
         Args:
-            component: their purpose; None: a model is given them.
-            addresses: where they lie.
-            moments: when they lay there, on each GPU; empty: now.
+            component: their component; None marks arguments of a model's call.
+            addresses: where the blocks begin.
+            moments: when they lived, on each GPU; by default now.
         """
         for number, notes in enumerate(self.notes if addresses else ()):
             moment = moments[number] if moments else notes.now()
-            notes.told.append((moment, Told.NAMES, (component, addresses)))
+            notes.labels.append((moment, Label.NAMES, (component, addresses)))
 
     def own(self, owners: Mapping[int, Owner | str]) -> None:
-        """Say which modules own the blocks at these addresses, or which variables hold them."""
+        """Label the blocks at these addresses with their owners: modules or variables."""
         for notes in self.notes if owners else ():
-            notes.told.append((notes.now(), Told.OWNERS, owners))
+            notes.labels.append((notes.now(), Label.OWNERS, owners))
 
     def guess(self, component: Component, since: Sequence[int]) -> None:
-        """Label living blocks that were born since these moments, unless they are named."""
+        """Label living blocks allocated since these moments, unless they have another label."""
         for number, notes in enumerate(self.notes):
             begin = since[number] if since else 0
-            notes.told.append((notes.now(), Told.BORN_SINCE, (component, begin)))
+            notes.labels.append((notes.now(), Label.BORN_SINCE, (component, begin)))
 
     def makes(self, component: Component) -> Around:
-        """Wrap a function: memory that it leaves allocated is labelled with this component."""
+        """Return a wrapper that labels the memory that a function leaves allocated."""
 
         def around(original: Any, *args: Any, **kwargs: Any) -> Any:
             before = self.moments()
@@ -205,23 +205,23 @@ class Notebook:
         return around
 
     def mark(self, module: str) -> None:
-        """Note that this module is at work from here on."""
+        """Record that a module runs from the present moment on."""
         for notes in self.notes:
             notes.marks.append((notes.now(), module))
 
     def name_models(
         self, models: Iterable[tuple[str, torch.nn.Module]], paths: Mapping[Any, str] = {}
     ) -> dict[int, str]:
-        """Name weights and buffers, and say of which module each is.
+        """Label weights and buffers, with the module of each.
 
         Libraries that replace parameters, such as higher, put tensors of other classes there.
 
         Args:
-            models: each with what its modules' paths begin with.
-            paths: of modules, where a model's paths begin with nothing.
+            models: models with the prefix of their modules' paths.
+            paths: paths of modules, for models with an empty prefix.
 
         Returns:
-            Paths of the tensors' modules, by the ids of the tensors.
+            Paths of the tensors' modules, by the IDs of the tensors.
         """
         homes: dict[int, str] = {}
         owners: dict[int, Owner] = {}
@@ -238,12 +238,12 @@ class Notebook:
                         if tensor is None:
                             continue
                         homes[id(tensor)] = home
-                        self._name_quantized(tensor)
-                        # Of a parameter that DeepSpeed divides, this rank keeps ``ds_tensor``.
+                        self._name_quantized_parts(tensor)
+                        # DeepSpeed keeps this rank's part of a parameter in ``ds_tensor``.
                         at = self.addresses(getattr(tensor, "ds_tensor", tensor))
                         places[component] += at
                         for address in at:
-                            found.setdefault(address, (home, name, dtype_of(tensor)))
+                            found.setdefault(address, (home, name, dtype_name(tensor)))
             owners |= found
         for component, addresses in places.items():
             self.name_at(component, addresses)
@@ -251,13 +251,14 @@ class Notebook:
         return homes
 
     def _name_quantized_shard(self, module: torch.nn.Module) -> None:
-        """Name weights in 4 bit that a wrapper divided: their layer still knows the constants."""
+        """Label 4-bit weights that a wrapper divided: their layer still has the constants."""
         state, weight = vars(module).get("quant_state"), module._parameters.get("weight")
         if state is not None and weight is not None:
             self.name(Component.QUANTIZATION_CONSTANTS, quantized.state_constants(state).values())
             self.name(Component.QUANTIZED_WEIGHTS, [weight])
 
-    def _name_quantized(self, tensor: torch.Tensor) -> None:
+    def _name_quantized_parts(self, tensor: torch.Tensor) -> None:
+        """Label the packed values and constants of a quantized parameter."""
         if type(tensor) in (torch.nn.Parameter, torch.Tensor) or (
             not isinstance(tensor, torch.nn.Parameter) or quantized.original_shape(tensor) is None
         ):
@@ -266,19 +267,19 @@ class Notebook:
         self.name(Component.QUANTIZED_WEIGHTS, [quantized.packed_values(tensor)])
 
     def name_state(self, optimizer: Any, homes: Mapping[int, str]) -> None:
-        """Name what an optimizer keeps; ``homes``: modules of parameters, by the ids of these."""
+        """Label an optimizer's state; ``homes``: module paths by the IDs of parameters."""
         owners: dict[int, Owner] = {}
-        for parameter, state in state_of(optimizer).items():
+        for parameter, state in state_by_parameter(optimizer).items():
             home = homes.get(id(parameter), "")
             for name, tensor in flat("", state, objects=True):
                 for address in self.addresses(tensor):
-                    owners[address] = home, name, dtype_of(tensor)
+                    owners[address] = home, name, dtype_name(tensor)
         self.name_at(Component.OPTIMIZER_STATE, list(owners))
         self.own(owners)
 
 
 def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
-    """Yield the parameters of an optimizer, also of one that is no ``torch.optim.Optimizer``."""
+    """Yield the parameters of an optimizer, which need not be a ``torch.optim.Optimizer``."""
     groups = getattr(optimizer, "param_groups", None)
     if isinstance(groups, list) and groups and isinstance(groups[0], dict):
         for group in groups:
@@ -288,9 +289,9 @@ def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
         yield from (one for _, one in flat("", value, depth=3) if one.requires_grad)
 
 
-def state_of(optimizer: Any) -> Mapping[Any, Any]:
-    """Return an optimizer's state by parameter; all in one, if it is none of PyTorch's."""
-    # ZeroRedundancyOptimizer holds another that has this rank's share.
+def state_by_parameter(optimizer: Any) -> Mapping[Any, Any]:
+    """Return an optimizer's state by parameter; under "" if it is no ``torch.optim.Optimizer``."""
+    # ZeroRedundancyOptimizer holds an inner optimizer with this rank's share.
     state = getattr(getattr(optimizer, "optim", optimizer), "state", None)
     if state is not None and hasattr(state, "items"):
         return state  # type: ignore[no-any-return]
@@ -305,10 +306,10 @@ def state_of(optimizer: Any) -> Mapping[Any, Any]:
 def flat(
     name: str, state: Any, depth: int = 6, *, objects: bool = False
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in a state, and in lists and dicts of a user's own optimizer.
+    """Yield the tensors in nested dicts and lists, with dotted names.
 
-    ``depth``: how many times what holds tensors may itself be held; ``objects``: look into objects
-    as well, such as the projection that GaLore keeps.
+    ``depth``: the most levels of nesting; ``objects``: also search attributes of objects, such as
+    GaLore's projection.
     """
     if isinstance(state, torch.Tensor):
         yield name, state
@@ -321,22 +322,22 @@ def flat(
             yield from flat(inner, value, depth - 1, objects=objects)
 
 
-def dtype_of(tensor: torch.Tensor) -> str:
-    """Return a tensor's dtype as records spell it: ``bfloat16``."""
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return the name of a tensor's dtype, such as ``bfloat16``."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
-class AtWork:
+class RunningModules:
     """The modules whose forward runs, the innermost last."""
 
     def __init__(self, book: Notebook) -> None:
         self._book = book
         self._stack = [""]
         self._begun: list[int] = []
-        """When the outermost began."""
+        """The moments at which the outermost began."""
 
     def enters(self, path: str | None, args: Any, *, again: bool) -> None:
-        """A module begins, also in backward (``again``), as checkpointing has it."""
+        """Record that a module's forward begins; ``again``: checkpointing recomputes it."""
         if not self._stack[1:]:
             self._begun = self._book.moments()
             self._stack[0] = self._book.notes[0].marks[-1][1] if again else ""
@@ -345,9 +346,9 @@ class AtWork:
         self._book.mark(self._stack[-1])
 
     def leaves(self, out: Any, *, keeps: bool) -> None:
-        """A module ends; ``keeps``: what the outermost leaves behind is for backward."""
+        """Record that a module's forward ends; ``keeps``: label what the outermost saved."""
         if not self._stack[1:]:
-            return  # It began before anybody followed.
+            return  # It began before the recording.
         tag(out, self._stack.pop(), self._book.mark)
         self._book.mark(self._stack[-1])
         if not self._stack[1:]:
@@ -357,9 +358,9 @@ class AtWork:
 
 
 def tag(value: Any, path: str, mark: Callable[[str], None]) -> None:
-    """Let backward note that this module is at work when it reaches what made these tensors.
+    """Make backward mark a module as running when it reaches the nodes of these tensors.
 
-    Who says so first is right: the innermost module returns a tensor first.
+    The first mark of a node counts: the innermost module returns a tensor first.
     """
     for tensor in tensors_in((value,)):
         node = tensor.grad_fn

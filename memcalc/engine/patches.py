@@ -1,6 +1,6 @@
-"""Changes to other packages that can be taken back, made when those packages are imported.
+"""Patches other packages, now or when they are imported, and undoes the patches.
 
-What is assumed because of them is kept with them.
+The assumptions of an answer that follow from patches are kept with them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, Self
 
 _MISSING = object()
 Around = Callable[..., Any]
-"""Called with the original function, then with what that was called with."""
+"""A wrapper: called with the original function, then with the arguments of the call."""
 
 
 class Patches:
-    """Remembers what it replaced, and puts it back."""
+    """A set of patches, which remembers the originals and restores them."""
 
     def __init__(self) -> None:
         self._said: dict[str, dict[str, None]] = {}
@@ -35,17 +35,17 @@ class Patches:
         self.undo()
 
     def say(self, assumed: str, line: str = "") -> None:
-        """Add to what is assumed, because of a line of the user's code."""
+        """Add an assumption, with the user's line that is the reason for it."""
         self._said.setdefault(assumed, {})[line] = None
 
     @property
     def said(self) -> tuple[str, ...]:
-        """What is assumed, with its lines."""
+        """The assumptions so far, with the user's lines."""
         found = ((assumed, ", ".join(filter(None, at))) for assumed, at in self._said.items())
         return tuple(f"{assumed} ({at})" if at else assumed for assumed, at in found)
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replace an attribute, or add it."""
+        """Replace or add an attribute."""
         own = vars(owner) if hasattr(owner, "__dict__") else {}
         before = own.get(name, _MISSING)
         setattr(owner, name, value)
@@ -55,7 +55,7 @@ class Patches:
             self._undo.append(lambda: setattr(owner, name, before))
 
     def set_everywhere(self, module: ModuleType, name: str, value: Any) -> None:
-        """Replace a function of a module, also where modules have imported it by name."""
+        """Replace a function of a module, also in all modules that imported it by name."""
         original = vars(module)[name]
         for other in list(sys.modules.values()):
             own = getattr(other, "__dict__", {})
@@ -80,7 +80,7 @@ class Patches:
                 self.set(module, name, inner)
 
     def when_imported(self, name: str, act: Callable[[ModuleType], None]) -> None:
-        """Act on a module once it has been imported, or now if it has been."""
+        """Call ``act`` with a module after its import, or now if it is imported."""
         if name in sys.modules:
             act(sys.modules[name])
             return
@@ -89,21 +89,21 @@ class Patches:
         self._finder.waiting.setdefault(name, []).append(act)
 
     def wrap_later(self, module: str, place: str, around: Around) -> None:
-        """Wrap a function such as ``Class.name`` of a module once that has been imported.
+        """Wrap a function such as ``Class.name`` of a module after the module's import.
 
-        Other releases of a package may have no such class or function, and are left as they are.
+        Releases of a package that have no such class or function are not changed.
         """
         owner, _, name = place.rpartition(".")
 
-        def put(imported: Any) -> None:
+        def wrap_member(imported: Any) -> None:
             found = getattr(imported, owner, None) if owner else imported
             if hasattr(found, name):
                 self.wrap(found, name, around)
 
-        self.when_imported(module, put)
+        self.when_imported(module, wrap_member)
 
     def environment(self, name: str, value: str) -> None:
-        """Set a variable of the environment."""
+        """Set an environment variable."""
         before = os.environ.get(name)
 
         def undo() -> None:
@@ -116,11 +116,11 @@ class Patches:
         self._undo.append(undo)
 
     def also(self, undo: Callable[[], object]) -> None:
-        """Call this too when everything is put back."""
+        """Add a function to be called by ``undo``."""
         self._undo.append(undo)
 
     def undo(self) -> None:
-        """Put back everything, the last first."""
+        """Undo all patches, the last one first."""
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
         while self._undo:
@@ -128,7 +128,7 @@ class Patches:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules as everybody does, and acts after some of them have run."""
+    """A finder that leaves imports to others, and calls functions after some of them."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
@@ -143,7 +143,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             spec = find(name, path, target) if find is not None and finder is not self else None
             if spec is not None:
                 if spec.loader is not None:
-                    # It may only be asked whether the module is there: nothing is loaded then.
+                    # A caller may only check that the module exists, without loading it.
                     spec.loader = _Loader(spec.loader, functools.partial(self._act, name))
                 return spec  # type: ignore[no-any-return]
         return None
@@ -154,7 +154,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads a module by its own loader, then acts on it."""
+    """A loader that loads a module by the module's own loader, then calls a function on it."""
 
     def __init__(self, loader: Any, act: Callable[[ModuleType], None]) -> None:
         self._loader = loader

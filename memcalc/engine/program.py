@@ -1,4 +1,4 @@
-"""From a plan to a program, an optimizer and a job on this process's device."""
+"""Builds a plan's program, loads it on this process's device, and trains or infers."""
 
 import contextlib
 import ctypes
@@ -49,7 +49,7 @@ _BACKENDS = {
 
 
 def configure(plan: Plan) -> None:
-    """Switch PyTorch to what a plan asks for."""
+    """Set PyTorch's global switches (TF32, cuDNN, attention) by a plan."""
     torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"
     torch.backends.cudnn.benchmark = plan.cudnn_benchmark
     if not plan.cudnn_attention:
@@ -63,7 +63,7 @@ def configure(plan: Plan) -> None:
 
 
 def build(plan: Plan, *, real_weights: bool) -> Program:
-    """Build what a plan names; with real weights they are on the CPU, else there are none yet."""
+    """Build a plan's program; its model has real weights on the CPU, or is on the meta device."""
     choice = registry.of(plan)
     if real_weights and plan.scheme is not None:
         raise MeasureError(
@@ -77,7 +77,7 @@ def build(plan: Plan, *, real_weights: bool) -> Program:
 
 
 def _empty(name: str, like: torch.Tensor) -> torch.Tensor:
-    """An uninitialized host tensor of this shape and dtype: its pages stay untouched."""
+    """Return an uninitialized host tensor for a meta tensor: its pages stay untouched."""
     return torch.empty(like.shape, dtype=like.dtype, device="cpu") if like.is_meta else like
 
 
@@ -87,9 +87,16 @@ def load(
     begin: Callable[[Phase], None],
     names: Names | None = None,
 ) -> tuple[Program, Any]:
-    """The program with its model on the device, under its layout; and the optimizer over it.
+    """Load a program's model on the device under its layout, and make its optimizer.
 
-    ``begin`` is told of phases; ``names``, on a simulated GPU or the CPU, learn what there is.
+    Args:
+        program: the built program.
+        device: ``cuda`` or ``cpu``.
+        begin: called with each phase that begins.
+        names: labels the tensors of model and optimizer, on a simulated GPU or the CPU.
+
+    Returns:
+        The loaded program, and its optimizer, which is None for inference.
     """
     plan, optimizer = program.plan, None
     simulated = names is not None and device != "cpu"
@@ -108,13 +115,13 @@ def load(
     begin(Phase.PREPARE)
     with Patches() as patches:
         for name in internals.DRAWS if simulated else ():
-            # Adapters are made on the host, where drawing them takes seconds.
+            # Adapters are made on the host, where random values take seconds.
             patches.wrap(torch.nn.init, name, lambda _, tensor, *__, **___: tensor)
         program = finish_quantized(program, program.model)
         if not plan.infers:
             if names is not None:
                 names.models.know(program.model)
-            program = _laid_out(program, device, lambda model: model, simulated)
+            program = _apply_layout(program, device, lambda model: model, simulated)
             optimizer = make_optimizer(program, program.model.train())
         if names is not None:
             names.meet(program.model, optimizer)
@@ -122,28 +129,32 @@ def load(
 
 
 def place(program: Program, device: str, *, simulated: bool = False) -> Program:
-    """Put the model on this process's device, under the plan's layout.
+    """Move the model to this process's device, under the plan's layout.
 
-    A quantized model is not under it yet: it is finished first. On a simulated device no
-    weight has a value, on the host either: nobody looks at them.
+    A quantized model gets its layout later, after its adapters. On a simulated device weights have
+    no values, not even on the host.
+
+    Raises:
+        MeasureError: the number of processes is not the plan's.
     """
     wanted, (_, world) = layouts.spread(program.plan).world, _group()
     if wanted != world:
         raise MeasureError(f"The plan is one of {wanted} processes, and this is one of {world}.")
     if program.plan.scheme is not None:
         if device == "cpu":
-            # The meter of host memory follows this thread alone.
+            # Host memory is measured in this thread only.
             os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
         checkpoint = quantized.make_checkpoint(program.model, program.plan)
-        # A plan may have the base loaded elsewhere, from where a wrapper brings it here.
+        # A plan may load the base on the host, from where a wrapper moves it.
         place = str(dict(program.plan.parallel_args).get("load", _device(device)))
         make: Make = _empty if simulated else random
         loaded = quantized.load(program.model, checkpoint, program.plan, place, make)
         return replace(program, model=loaded)
-    return _laid_out(program, device, lambda model: to_device(model, device), simulated)
+    return _apply_layout(program, device, lambda model: to_device(model, device), simulated)
 
 
-def _laid_out(program: Program, device: str, move: Move, simulated: bool) -> Program:
+def _apply_layout(program: Program, device: str, move: Move, simulated: bool) -> Program:
+    """Return the program with its model placed by the plan's layout."""
     number, _ = _group()
     if program.plan.liger:
         liger.apply(program.model)
@@ -159,7 +170,7 @@ def _laid_out(program: Program, device: str, move: Move, simulated: bool) -> Pro
 
 
 def _group() -> tuple[int, int]:
-    """This process's rank, and how many there are."""
+    """Return this process's rank and the world size."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
@@ -170,7 +181,7 @@ def _device(device: str) -> torch.device:
 
 
 def make_optimizer(program: Program, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Make the optimizer over a model that is on its device."""
+    """Make the plan's optimizer for a loaded model."""
     if not program.in_backward:
         return make(program, model)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -178,12 +189,12 @@ def make_optimizer(program: Program, model: torch.nn.Module) -> torch.optim.Opti
 
 
 def job(program: Program, optimizer: torch.optim.Optimizer, device: str) -> Job:
-    """Put together what the loop runs; a run that resumes gets a checkpoint to load."""
+    """Make the job that the plan's loop runs; a resumed run also gets a saved state to load."""
     saved: dict[str, Any] = {}
     if program.plan.resume:
         saved = saved_state(optimizer)
         if device == "cuda":
-            # A run that resumes has not taken the step whose state stands for the checkpoint's.
+            # A resumed run has not taken the step that made this state.
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
     loop = loops.of(program.plan)
@@ -200,7 +211,7 @@ def job(program: Program, optimizer: torch.optim.Optimizer, device: str) -> Job:
 
 
 def train(job: Job, phases: Phases, steps: int) -> None:
-    """Run the loop of a job whose model is loaded, and let ``phases`` know what it cannot see."""
+    """Run a job's training loop; tell ``phases`` those that it cannot detect."""
     restore = job.restore
     if restore is not None:
 
@@ -220,7 +231,7 @@ def train(job: Job, phases: Phases, steps: int) -> None:
 def infer(
     program: Program, phases: Phases, *, between: Callable[[bool], None] | None = None
 ) -> None:
-    """Run a model that is loaded, and let ``phases`` know its passes."""
+    """Run inference with a loaded model; tell ``phases`` its passes."""
     model, target = program.model, program.plan.target
     with contextlib.ExitStack() as stack:
         if program.plan.generate is None:
@@ -232,18 +243,18 @@ def infer(
 
 _SPREAD = 0.02
 _LARGE = 512 << 20
-"""Bytes of a parameter that the host may refuse before it is registered: layers of experts."""
+"""Bytes above which floats are made on meta at once: the host may have no room for experts."""
 _MMAP_THRESHOLD = -3
 """``M_MMAP_THRESHOLD`` of glibc's ``malloc.h``."""
 _FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 _DRAWS = {"normal_", "trunc_normal_", "uniform_"}
-"""Of ``torch.nn.init``, and functions of transformers around them."""
+"""Functions of ``torch.nn.init``, and functions of transformers around them."""
 
 
 class _LargeOnMeta(TorchFunctionMode):
-    """Makes no large tensor on the host: no buffer that is computed comes near that size.
+    """A mode that makes large tensors on meta: no computed buffer is that large.
 
-    Nor does it draw values for what has no memory, which takes as long as the rest of a model.
+    It also skips random values of meta tensors, which take as long as the rest of a model.
     """
 
     def __torch_function__(
@@ -263,14 +274,14 @@ class _LargeOnMeta(TorchFunctionMode):
 
 @contextlib.contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Modules built inside have parameters without memory, but buffers with their real values.
+    """Make modules built inside have parameters on meta, but buffers with their real values.
 
     Buffers such as rotary frequencies are computed when a module is built and cannot be filled
     later; parameters can, and are large.
     """
-    # A freed parameter goes back to the system at once. In the heap a small object would settle in
-    # its place and the next parameter would not fit: the heap of a model with many grew until a
-    # fork was refused.
+    # Return a freed parameter to the system at once. In the heap a small object would take its
+    # place and the next parameter would not fit: the heap of a large model grew until a fork was
+    # refused.
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_MMAP_THRESHOLD, 1 << 20)
     register = torch.nn.Module.register_parameter
@@ -291,7 +302,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def random(name: str, like: torch.Tensor) -> torch.Tensor:
-    """A weight of this shape and dtype on the host, with random values; a known one as it is."""
+    """Return a random host tensor for a meta tensor; return any other tensor itself."""
     if not like.is_meta:
         return like
     made = torch.empty(like.shape, dtype=like.dtype, device="cpu")
@@ -299,11 +310,11 @@ def random(name: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def filler(model: torch.nn.Module, *, on_host: bool = True) -> Callable[[torch.nn.Module], None]:
-    """What gives values to a model, or a part of it, that gets new memory.
+    """Return a function that fills a model, or a part of it, after it got new memory.
 
-    Parameters get random ones, of a sharded one this rank's part; buffers those that they have
-    now: positions that are read from uninitialized memory would lie outside of their table.
-    ``on_host``: fill parameters in the host's memory as well, which takes long.
+    Parameters get random values, and of a sharded one only this rank's part. Buffers get their
+    present values: positions from uninitialized memory would be outside of their table.
+    ``on_host``: also fill parameters in host memory, which takes long.
     """
     values = {
         (id(module), name): buffer
@@ -316,7 +327,7 @@ def filler(model: torch.nn.Module, *, on_host: bool = True) -> Callable[[torch.n
         with torch.no_grad():
             for parameter in placed.parameters():
                 if parameter.is_floating_point() and (on_host or parameter.device.type != "cpu"):
-                    # Through a DTensor it takes as long as a step.
+                    # Filling a DTensor takes as long as a step.
                     shard = getattr(parameter, "to_local", lambda whole=parameter: whole)()
                     shard.normal_(std=_SPREAD)
             for module in placed.modules():
@@ -329,7 +340,7 @@ def filler(model: torch.nn.Module, *, on_host: bool = True) -> Callable[[torch.n
 
 
 def to_device(model: torch.nn.Module, device: str) -> torch.nn.Module:
-    """Give parameters memory and random values, move buffers; tied tensors stay tied."""
+    """Move a model to a device: meta tensors get random values; tied tensors stay tied."""
     moved: dict[int, torch.Tensor] = {}
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -354,6 +365,6 @@ def to_device(model: torch.nn.Module, device: str) -> torch.nn.Module:
                 if tensor is not None:
                     group[name] = move(tensor)  # type: ignore[assignment]
         if isinstance(module, torch.nn.RNNBase):
-            # As ``RNNBase._apply`` does: cuDNN wants the weights in one buffer.
+            # Like ``RNNBase._apply``: cuDNN wants the weights in one buffer.
             module._init_flat_weights()
     return model

@@ -1,8 +1,8 @@
 """Runs one process as one rank of many: NCCL's process group over a stub that sends nothing.
 
-What ranks would tell each other through a store is there already, so nobody waits. What a wrapper
-allocates on streams of its own is communication; its buckets and gathered weights only its own
-functions tell apart. Read in PyTorch 2.2 to 2.14.
+The store already has the values of other ranks, so this rank never waits. Blocks that a wrapper
+allocates on its own streams are communication; buckets and gathered weights are labelled by
+patches of the wrapper's functions. Read in PyTorch 2.2 to 2.14.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _Store: Any = vars(dist)["Store"]
 
 
 class SingleRankStore(_Store):  # type: ignore[misc]
-    """A store that never waits: what other ranks would have written is there."""
+    """A store that never waits: it makes up the values of other ranks."""
 
     _alive: list[SingleRankStore] = []  # noqa: RUF012
-    """Keep this object alive: C++ holds a store without its Python half."""
+    """All stores, to keep them alive: C++ holds a store without its Python part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,44 +41,44 @@ class SingleRankStore(_Store):  # type: ignore[misc]
         self._alive.append(self)
 
     def set(self, key: str, value: Any) -> None:
-        """Write a value."""
+        """Store a value."""
         self._held[key] = value.encode() if isinstance(value, str) else bytes(value)
 
     def get(self, key: str) -> bytes:
-        """Return what was written, or what another rank might have written: NCCL's unique id."""
+        """Return the stored value, or one that another rank might have stored: NCCL's unique ID."""
         return self._held.setdefault(key, b"\7" * 128)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter, and return it."""
+        """Add to a counter and return its new value."""
         total = int(self._held.get(key, b"0")) + amount
         self._held[key] = str(total).encode()
         return total
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether all were written here."""
+        """Return True if all keys were stored here."""
         return all(key in self._held for key in keys)
 
     def wait(self, keys: list[str], timeout: Any = None) -> None:
-        """Return at once."""
+        """Do nothing: there are no other ranks."""
 
     def delete_key(self, key: str) -> bool:
-        """Forget a value."""
+        """Delete a value; return True if it was stored."""
         return self._held.pop(key, None) is not None
 
     def set_timeout(self, timeout: Any) -> None:
-        """Return at once."""
+        """Do nothing: this store never waits."""
 
     def num_keys(self) -> int:
-        """Return the number of values that were written."""
+        """Return the number of stored values."""
         return len(self._held)
 
     def clone(self) -> SingleRankStore:
-        """Return the same store."""
+        """Return this store."""
         return self
 
 
 def join(rank: int, world: int, backend: str = "cpu:fake,cuda:nccl") -> None:
-    """Enter a group of so many processes, of which this is the only one."""
+    """Join a process group of ``world`` ranks, in which only this process runs."""
     os.environ.update(
         TORCH_NCCL_ENABLE_MONITORING="0",
         TORCH_NCCL_BLOCKING_WAIT="1",
@@ -89,7 +89,7 @@ def join(rank: int, world: int, backend: str = "cpu:fake,cuda:nccl") -> None:
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="29500",
     )
-    # The group of the host's memory, where a layout asks for one.
+    # The backend for host memory, which some layouts use.
     importlib.import_module("torch.testing._internal.distributed.fake_pg")
     dist.init_process_group(
         backend,
@@ -99,13 +99,13 @@ def join(rank: int, world: int, backend: str = "cpu:fake,cuda:nccl") -> None:
     )
 
 
-def asked(program: Program) -> tuple[int, ...]:
+def ranks_to_run(program: Program) -> tuple[int, ...]:
     """Return the ranks to run: the one that the plan names, else the first of each stage.
 
-    Without stages the last as well, where it may hold more.
+    Without stages the last rank runs too if it may hold more than the first.
 
     Raises:
-        UsageError: there is no such rank.
+        UsageError: the plan names a rank that does not exist.
     """
     plan, spread, layout = program.plan, layouts.spread(program.plan), layouts.of(program.plan)
     if plan.rank not in (None, "all"):
@@ -117,7 +117,7 @@ def asked(program: Program) -> tuple[int, ...]:
 
 
 def largest(traces: dict[int, Trace], world: int) -> Trace:
-    """Return the prediction of the rank that needs most, which names it."""
+    """Return the trace of the rank with the highest peak, with an assumption that names it."""
     needed = {
         rank: max(accumulate(changes(trace.events, [one.bytes for one in trace.storages])))
         for rank, trace in traces.items()
@@ -133,13 +133,13 @@ def largest(traces: dict[int, Trace], world: int) -> Trace:
 
 
 def follow(patches: Patches, book: Notebook, plan: Plan) -> None:
-    """Label the memory that the wrapper of a plan takes."""
+    """Label the memory that the wrapper of a plan's layout takes."""
     layout = layouts.of(plan)
     if layout.name == layouts.SINGLE:
         return
     follow_wrappers(patches, book)
     if plan.target == "cpu":
-        patches.wrap(DistributedDataParallel, "__init__", _averaged_alone)
+        patches.wrap(DistributedDataParallel, "__init__", _skip_all_reduce)
     if layout.loop == "pipeline":
         pipelining.install(patches, alone=True)
     if layout.package == "deepspeed":
@@ -147,28 +147,28 @@ def follow(patches: Patches, book: Notebook, plan: Plan) -> None:
 
 
 def follow_wrappers(patches: Patches, book: Notebook) -> None:
-    """Label the memory that PyTorch's wrappers take, and plan DTensors that are alike once."""
-    # DDP makes its buckets with itself, and again before the second forward.
+    """Label the memory that PyTorch's wrappers take, and plan equal DTensors only once."""
+    # DDP makes its buckets in __init__, and again before the second forward.
     for name in ("__init__", "_pre_forward"):
         patches.wrap(DistributedDataParallel, name, book.makes(Component.COMMUNICATION))
-    patches.wrap(torch.UntypedStorage, "resize_", functools.partial(_gathered, book))
+    patches.wrap(torch.UntypedStorage, "resize_", functools.partial(_label_full_parameters, book))
     dtensor.plan_alike_once(patches)
 
 
-def _averaged_alone(original: Any, model: Any, *args: Any, **kwargs: Any) -> None:
-    """Have DDP take its buckets as reduced: the fake group of the CPU returns nothing."""
+def _skip_all_reduce(original: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+    """Make DDP use its buckets unreduced: the fake group of the CPU returns nothing."""
     original(model, *args, **kwargs)
 
-    def reduced(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations as text.
+    def keep_bucket(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations as text.
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future
 
-    model.register_comm_hook(None, reduced)
+    model.register_comm_hook(None, keep_bucket)
 
 
-def _gathered(book: Notebook, original: Any, storage: Any, size: int) -> Any:
-    """Label whole parameters: FSDP takes and frees their memory by resizing storages."""
+def _label_full_parameters(book: Notebook, original: Any, storage: Any, size: int) -> Any:
+    """Label unsharded parameters: FSDP allocates and frees them by resizing storages."""
     result = original(storage, size)
     if size and storage.device.type == "cuda":
         book.name_at(Component.UNSHARDED, [storage.data_ptr()])

@@ -1,7 +1,7 @@
-"""Runs recorded calls of the allocator again, through PyTorch's own caching allocator.
+"""Repeats recorded calls of the allocator with PyTorch's own caching allocator.
 
-Another card, or other settings, are those of a fork over the stub driver, in which CUDA has not
-begun; each replay has a fork of its own.
+Each replay runs in a new fork over the stub driver, in which CUDA has not started, so the fork can
+have another card or other settings.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from memcalc.records.replay import Call, Card, Play, Refused, Replay, Wanted
 
 NAME = "replay"
 _HANDLE = 1 << 12
-"""Handle of stream 1, and by so much those of the next ones grow. PyTorch takes even handles, and
-the lowest ones mean something to CUDA."""
+"""Handle of stream 1, and the difference to the next. PyTorch takes even handles, and CUDA reserves
+the lowest ones."""
 
 
-def through(ask: Callable[[dict[str, Any]], dict[str, Any]]) -> Play:
-    """Return what replays calls in forks that this function asks, one for each card.
+def make_player(ask: Callable[[dict[str, Any]], dict[str, Any]]) -> Play:
+    """Return a function that replays calls on cards, one after another, by requests to ``ask``.
 
-    It raises ``UsageError`` where the calls contradict themselves, and ``EstimateError`` where
-    PyTorch refuses the settings.
+    The function raises UsageError if the calls contradict each other, and EstimateError if PyTorch
+    refuses the settings.
     """
 
     def play(calls: Sequence[Call], cards: Sequence[Card], wanted: Wanted) -> tuple[Replay, ...]:
-        told = {"calls": calls, "wanted": encode(wanted)}
-        return tuple(decode(Replay, ask({**told, "card": encode(card)})) for card in cards)
+        request = {"calls": calls, "wanted": encode(wanted)}
+        return tuple(decode(Replay, ask({**request, "card": encode(card)})) for card in cards)
 
     return play
 
 
 def warm(*hint: str) -> None:
-    """Import what a replay needs, as the module of a child process."""
-    driver.open_here()
+    """Open the stub driver and import PyTorch; called before forks."""
+    driver.open_stub()
     import torch  # noqa: F401
 
 
 def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
-    """Replay calls on a card, as the module of a child process."""
-    driver.open_here()
+    """Replay calls on a card; the entry point of a child process."""
+    driver.open_stub()
     card, wanted = decode(Card, request["card"]), decode(Wanted, request["wanted"])
-    said: dict[str, Any] = encode(_replay(request["calls"], card, wanted))
-    return said
+    found: dict[str, Any] = encode(_replay(request["calls"], card, wanted))
+    return found
 
 
 def _replay(calls: Sequence[Call], card: Card, wanted: Wanted) -> Replay:
-    """Replay calls in this process, which CUDA over the stub driver belongs to from here on."""
+    """Replay calls in this process, with CUDA over the stub driver on a card of this size."""
     import torch
 
     from memcalc.engine import torch_internals as internals
@@ -84,7 +84,7 @@ def _replay(calls: Sequence[Call], card: Card, wanted: Wanted) -> Replay:
 
 
 class _Player:
-    """One pass over the calls."""
+    """A replay of the calls, with the state that it needs."""
 
     def __init__(self, calls: Sequence[Call], follow: int | None) -> None:
         import torch
@@ -96,13 +96,13 @@ class _Player:
         self._torch, self._internals = torch, internals
         told = [call for call in calls if isinstance(call[0], str)]
         self._shared = {call[1] for call in told if call[0] == "used_by"}
-        """Storages that other streams use: they must be tensors to tell the allocator so."""
+        """Storages that other streams use: they must be tensors, for ``record_stream``."""
         self._late = {call[1]: 0 for call in told if call[0] == "passed"}
         """Handles of the streams that are behind, by storage."""
         self._blocks: dict[int, Any] = {}
         self._streams = {0: torch.cuda.default_stream()}
         self._pools: dict[int, Any] = {}
-        self._told: dict[str, Any] = {
+        self._handlers: dict[str, Any] = {
             "mark": self._mark,
             "used_by": self._use,
             "passed": self._pass,
@@ -110,11 +110,11 @@ class _Player:
             "keep_pool": self._keep_pool,
         }
         self.intervals: list[Levels] = []
-        """Peaks before the first mark, and from each mark on."""
+        """The peaks before the first mark, and after each mark."""
         self.levels: list[Levels] = []
 
     def play(self) -> Refused | None:
-        """Do all calls; return the request that failed, if any."""
+        """Make all calls; return the request that ran out of memory, or None."""
         refused: list[Refused] = []
         self._internals.watch_out_of_memory(
             lambda device, asked, total, free: refused.append(Refused(asked=asked, free=free))
@@ -123,7 +123,7 @@ class _Player:
         try:
             for call in self._calls:
                 if isinstance(call[0], str):
-                    self._told[call[0]](*call[1:])
+                    self._handlers[call[0]](*call[1:])
                     continue
                 if call[1]:
                     self._allocate(*call)
@@ -171,11 +171,11 @@ class _Player:
         other = self._stream(stream)
         if key in self._late:
             self._late[key] = other.cuda_stream
-            _hold(other.cuda_stream, True)
+            _hold_stream(other.cuda_stream, True)
         self._blocks[key].record_stream(other)
 
     def _pass(self, key: int) -> None:
-        _hold(self._late[key], False)
+        _hold_stream(self._late[key], False)
 
     def _keep_pool(self, stream: int) -> None:
         if not hasattr(self._torch.cuda, "MemPool"):
@@ -186,6 +186,7 @@ class _Player:
         self._pools[stream] = self._torch.cuda.MemPool()
 
 
-def _hold(stream: int, holds: bool) -> None:
+def _hold_stream(stream: int, holds: bool) -> None:
+    """Make the stub driver report a stream as busy, or as done."""
     hold = stub.function("hold_back", None)
     hold(ctypes.c_void_p(stream), int(holds))

@@ -35,11 +35,11 @@ from memcalc.workload.job import Program
 from memcalc.workload.optimizers import InBackward
 
 STEPS_ON_CPU = 2
-"""There is no cache to settle: the second step is like all that follow."""
+"""Steps of a CPU run: without a cache, the second step equals all later ones."""
 STEPS = 4
-"""Three steps reach the peaks; what is reserved settles in the fourth in some runs."""
+"""Steps of a GPU run: three reach the peaks, and reserved memory may settle in the fourth."""
 _NOTED = 0.1
-"""Share of the trained weights."""
+"""Share of trained weights without gradients above which the answer has a note."""
 _UNREACHED = f"{{}} of weights {NO_GRADIENT} here (experts without tokens?): training may add it"
 
 
@@ -53,14 +53,16 @@ def trace(
     values: bool = False,
     drop: Callable[[str], None] | None = None,
 ) -> Trace:
-    """Run a program and read the birth and death of every block.
+    """Run a program and return the trace of all allocations and frees.
 
-    The program's model has no memory yet; it is on the GPU afterwards. ``detailed`` names the
-    operator and the dtype of every block of the last step, whatever time that takes; ``named`` its
-    operators, as is done where cuDNN may run: what it needs beside the allocator is told by their
-    names. ``counted`` runs one step more, and counts its floating-point operations; ``values``
-    follows what the model's code reads back from the GPU; ``drop`` is always told where it is. With
-    ``lengths`` it trains on one batch of each, a step each, and every step counts.
+    Args:
+        program: a program whose model has no memory yet; it is on the device afterwards.
+        lengths: train on one batch of each length, a step each; then every step counts.
+        detailed: record the operator and dtype of every block of the last step, which takes time.
+        named: record the operators; they also show whether cuDNN runs, so its programs always do.
+        counted: run one more step to count its floating-point operations.
+        values: follow what the model's code reads back from the GPU.
+        drop: called with the place in the program as it changes.
 
     Raises:
         UsageError: there are lengths, and the model takes no tokens.
@@ -71,7 +73,7 @@ def trace(
     steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else len(lengths) or STEPS
     watched = _passes(program) if plan.infers else () if lengths else (steps - 1,)
     how = {"detailed": detailed, "named": named or _may_convolve(program)}
-    with _Followed(plan, values, watched, **how) as followed:
+    with _FollowedRun(plan, values, watched, **how) as followed:
         program, optimizer = programs.load(
             program, plan.target, followed.phases.begin, followed.names
         )
@@ -86,21 +88,21 @@ def trace(
     traced = followed.trace(program, steps, whole=plan.infers or bool(lengths))
     if plan.infers or not counted:
         return traced
-    operations = flops.of_step(lambda counter: _one_more_step(program, optimizer, counter))
+    operations = flops.count_step(lambda counter: _one_more_step(program, optimizer, counter))
     if isinstance(operations, int):
         return replace(traced, flops=operations)
     return replace(traced, assumptions=(*traced.assumptions, f"{UNCOUNTED_FLOPS}: {operations}"))
 
 
 def _may_convolve(program: Program) -> bool:
-    """Whether cuDNN may run; of a callable, nothing is known."""
+    """Return True if cuDNN may run: a convolution or RNN, or the user's own model."""
     of_cudnn = (torch.nn.modules.conv._ConvNd, torch.nn.RNNBase)
     modules = program.model.modules()
     return ":" in program.plan.model or any(isinstance(one, of_cudnn) for one in modules)
 
 
 def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> int:
-    """Operations of the loop's step: its micro-batches are alike, so that one of them is run."""
+    """Run one more step with one micro-batch; return the operations of the whole step."""
     job = programs.job(program, optimizer, program.plan.target)
     job = replace(job, plan=replace(job.plan, eval=None, compile=None, grad_accum=1), restore=None)
     begun: list[int] = []
@@ -118,8 +120,8 @@ def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> 
     return counter.total + (counter.total - updates) * (program.plan.grad_accum - 1)
 
 
-class _Followed(Patches):
-    """Follows a plan's program, the compiler and what is read back from the GPU."""
+class _FollowedRun(Patches):
+    """All observers of a run: phases, names, compiler and reads from the GPU."""
 
     def __init__(self, plan: Plan, values: bool, watched: Iterable[int], **how: bool) -> None:
         super().__init__()
@@ -146,10 +148,10 @@ class _Followed(Patches):
             own_code = ":" in plan.model
             known = Values(self.say if own_code else self._say_but_rule)
             decisions.install(self, known)
-            decisions.rows_are_sequences(self)
+            decisions.skip_packed_sequences(self)
             if values:
                 known.install(self)
-            # Triton's own key of kernels that are kept is a hash over its whole library.
+            # Triton's cache key of kernels is a hash over its whole library.
             self.when_imported("triton.runtime.cache", self._key_by_version)
         if not plan.infers and not wrapped:
             self.also(register_optimizer_step_pre_hook(self._look_at_gradients).remove)
@@ -161,7 +163,7 @@ class _Followed(Patches):
         super().__exit__(*error)
 
     def trace(self, program: Program, steps: int, *, whole: bool) -> Trace:
-        """The trace of a run that has ended."""
+        """Return the trace of a run that has ended."""
         [(notes, entries)] = self.counters.histories()
         timeline = Timeline(notes, entries, wrapped=self.counters.wrapped)
         return timeline.trace(
@@ -170,7 +172,11 @@ class _Followed(Patches):
             seq=program.seq,
             sent=timeline.sent(steps - 1),
             whole=whole,
-            assumptions=(*self._unreached, *_said(program, self.names.cached_on_host), *self.said),
+            assumptions=(
+                *self._unreached,
+                *_list_assumptions(program, self.names.cached_on_host),
+                *self.said,
+            ),
         )
 
     def _key_by_version(self, cache: Any) -> None:
@@ -178,11 +184,12 @@ class _Followed(Patches):
             self.set(cache, "triton_key", lambda: sys.modules["triton"].__version__)
 
     def _say_but_rule(self, assumed: str) -> None:
-        """Add to what is assumed, but for the rule that reads of the user's own code follow."""
+        """Add an assumption, except those on reads, which concern only the user's own code."""
         if assumed != RULE and not assumed.startswith(UNKNOWN.partition("{")[0]):
             self.say(assumed)
 
     def _look_at_gradients(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """Add a note if many trained weights have no gradient at the optimizer's step."""
         if isinstance(optimizer, InBackward):
             return  # Its gradients were used and freed before.
         weights = [p for group in optimizer.param_groups for p in group["params"]]
@@ -194,10 +201,10 @@ class _Followed(Patches):
 def step_offloaded_once(optimizer: Any) -> None:
     """Run an optimizer over host memory once, on the smallest and largest parameter per group.
 
-    A step takes nothing of the GPU there, and the host would calculate for real; two parameters
-    show whether it runs at all. Where they are is looked up at each step: DeepSpeed and accelerate
-    take a model from the host and give the optimizer other parameters, on the GPU. It stays so for
-    the life of this process.
+    The step takes no GPU memory, and the host would really compute; two parameters show whether
+    it runs at all. The device is looked up at each step: DeepSpeed and accelerate move a model from
+    the host and give the optimizer other parameters, on the GPU. The patch stays for the life of
+    this process.
     """
     ran: set[int] = set()
 
@@ -224,13 +231,13 @@ def step_offloaded_once(optimizer: Any) -> None:
 
 
 def _passes(program: Program) -> tuple[int, ...]:
-    """The passes of a generation that are followed: the prompt's, the first ones and the last."""
+    """Return the passes of a generation to record in detail: the first three and the last two."""
     last = (program.plan.generate or 1) - 1
     return tuple(sorted({0, 1, 2, last - 1, last}))
 
 
 def _train(
-    program: Program, optimizer: Any, followed: _Followed, steps: int, lengths: Sequence[int]
+    program: Program, optimizer: Any, followed: _FollowedRun, steps: int, lengths: Sequence[int]
 ) -> None:
     plan, phases = program.plan, followed.phases
     coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
@@ -239,7 +246,7 @@ def _train(
         sized = program.resize(plan.batch, next(coming)) if lengths else program
         return _batch(sized, followed.counters)
 
-    # The checkpoint of a run that resumes is made by a step that is none of it.
+    # The checkpoint of a resumed run is made by a step that does not count.
     phases.leave()
     with followed.steps.prepared():
         job = programs.job(program, optimizer, plan.target)
@@ -250,7 +257,7 @@ def _train(
         programs.train(job, phases, steps)
 
 
-def _infer(program: Program, followed: _Followed) -> None:
+def _infer(program: Program, followed: _FollowedRun) -> None:
     counters = followed.counters
     followed.names.watch(0)
     programs.infer(
@@ -266,7 +273,7 @@ def _batch(program: Program, counters: Counters) -> Batch:
     return made
 
 
-def _said(program: Program, kept_on_host: int) -> Iterator[str]:
+def _list_assumptions(program: Program, kept_on_host: int) -> Iterator[str]:
     passes = program.plan.generate
     if program.plan.cache.startswith("offloaded"):
         yield (

@@ -1,4 +1,4 @@
-"""The simulated GPU: the properties that the stub driver reports."""
+"""Sets the properties of the simulated GPU that the stub driver reports."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from memcalc.records.replay import UNLIMITED
 from memcalc.units import GIB
 
 MEMORY = 80 * GIB
-"""Bytes of the card where no GPU is named, an A100."""
+"""Bytes of the card if no GPU is named: an A100."""
 _A100 = ("NVIDIA A100-SXM4-80GB", MEMORY)
 CACHES = {
     "TRITON_CACHE_DIR": "triton",
@@ -24,23 +24,22 @@ CACHES = {
     "CUDA_CACHE_PATH": "cuda",
     "PYTORCH_TUNABLEOP_FILENAME": "tunableop.csv",
 }
-"""Caches that a run may fill by a clock or a device: here they are the simulated GPU's own."""
+"""Caches whose contents may depend on time or the device: a simulated GPU has separate ones."""
 
 
 def insert(gpu: Gpu | None, target: Target, *, room: int = UNLIMITED) -> None:
-    """Let this process see this GPU (``None``: an A100), before CUDA begins.
+    """Set the GPU that this process sees, before CUDA starts; None means an A100.
 
-    ``room``: bytes that allocations may take of it; by default nothing is ever full, so that a run
-    tells what it needs.
+    ``room``: bytes that allocations may take; unlimited by default, so that a run shows its needs.
     """
     os.environ.update(settings(gpu, target, room=room))
     stub.reload()
 
 
 def resize(memory: int, room: int) -> None:
-    """Let the card of this process be of another size, before CUDA begins.
+    """Change the memory of this process's card, in bytes, before CUDA starts.
 
-    ``room``: as for ``insert``; where it is less, something else holds the rest.
+    ``room``: bytes that allocations may take; the rest counts as held by others.
     """
     sizes = {"MEMORY": memory, "ROOM": room, "OUTSIDE": max(memory - room, 0)}
     os.environ.update({f"MEMCALC_STUB_{name}": str(size) for name, size in sizes.items()})
@@ -48,11 +47,11 @@ def resize(memory: int, room: int) -> None:
 
 
 @contextlib.contextmanager
-def asked_without_cuda(target: Target) -> Iterator[None]:
-    """Answer what packages ask of the GPU as they are imported, and do not begin CUDA for it.
+def answer_without_cuda(target: Target) -> Iterator[None]:
+    """Answer queries of the GPU's capability inside the block without starting CUDA.
 
-    PyTorch keeps what the driver says of a GPU for the life of a process, and the process that
-    prepares programs prepares them for several GPUs. bitsandbytes 0.50 asks as it is imported.
+    PyTorch keeps a GPU's properties for the life of a process, and a process that builds programs
+    does so for several GPUs. bitsandbytes 0.50 queries the capability during its import.
     """
     import torch
 
@@ -64,22 +63,22 @@ def asked_without_cuda(target: Target) -> Iterator[None]:
 
 
 def check(target: Target) -> None:
-    """See that PyTorch works with the card that was inserted.
+    """Start CUDA, and check that PyTorch works with the inserted card.
 
     Raises:
         EstimateError: PyTorch has no kernels for the card.
-        AnotherGpuError: CUDA had begun with another card.
+        AnotherGpuError: CUDA had started with another card.
     """
-    if (refusal := without_kernels()) is not None:
+    if (refusal := kernel_refusal()) is not None:
         raise EstimateError(refusal)
     check_imports(target, begins=True)
 
 
 class AnotherGpuError(EstimateError):
-    """What was imported in this process began CUDA with another card than the plan's."""
+    """An error because an import started CUDA in this process with another card than the plan's."""
 
     def __init__(self) -> None:
-        """Say so; whoever can start another process does not hand this on."""
+        """Set the message, which the user sees only if no other process can be started."""
         super().__init__(
             "A module that this model imports initialized CUDA before its GPU was known: ask about "
             "it in a fresh Python."
@@ -87,13 +86,13 @@ class AnotherGpuError(EstimateError):
 
 
 def check_imports(target: Target, *, begins: bool = False) -> None:
-    """See that no import has begun CUDA with another card; ``begins``: begin it if none has.
+    """Check that no import started CUDA with another card; ``begins``: start it if none has.
 
-    PyTorch keeps a card's properties for the life of a process and of its forks; torchao 0.18 has
-    them read as it is imported.
+    PyTorch keeps a card's properties for the life of a process and of its forks; torchao 0.18 reads
+    them during its import.
 
     Raises:
-        AnotherGpuError: one has.
+        AnotherGpuError: an import did.
     """
     import torch
 
@@ -105,10 +104,11 @@ def check_imports(target: Target, *, begins: bool = False) -> None:
         raise AnotherGpuError
 
 
-def without_kernels() -> str | None:
-    """Why the PyTorch of this process cannot run on the card that was inserted, with one that can.
+def kernel_refusal() -> str | None:
+    """Return a sentence if this process's PyTorch has no kernels for the inserted card, or None.
 
-    The rule is that of ``_check_cubins`` in torch/cuda/__init__.py, which warns.
+    The sentence names a release that has them. The rule is from ``_check_cubins`` in
+    torch/cuda/__init__.py, which warns.
     """
     import torch
 
@@ -116,15 +116,15 @@ def without_kernels() -> str | None:
     built = [int(code[3:].rstrip("af")) for code in torch.cuda.get_arch_list() if code[:3] == "sm_"]
     if not built or any(code // 10 == major and code <= 10 * major + minor for code in built):
         return None
-    told = ", ".join(f"{code // 10}.{code % 10}" for code in built)
+    listed = ", ".join(f"{code // 10}.{code % 10}" for code in built)
     return (
         f"PyTorch {torch.__version__} has no kernels for GPUs of compute capability "
-        f"{major}.{minor}; it has them for {told}. {_with_kernels((major, minor))}"
+        f"{major}.{minor}; it has them for {listed}. {_kernel_advice((major, minor))}"
     )
 
 
-def _with_kernels(capability: tuple[int, int]) -> str:
-    """What to type for a PyTorch that has kernels for a card.
+def _kernel_advice(capability: tuple[int, int]) -> str:
+    """Return a sentence with the option for a PyTorch that has kernels for a card.
 
     Source: ``torch.cuda.get_arch_list()`` of PyPI's wheels of 2.4 to 2.14 for x86-64.
     """
@@ -137,10 +137,10 @@ def _with_kernels(capability: tuple[int, int]) -> str:
 
 
 def settings(gpu: Gpu | None, target: Target, *, room: int = UNLIMITED) -> dict[str, str]:
-    """What ``insert`` sets in the environment."""
+    """Return the environment variables that ``insert`` sets."""
     name, memory = _A100 if gpu is None else (gpu.driver_name, gpu.memory)
     architecture = architectures()[target.capability]
-    told = {
+    properties = {
         "CAPABILITY": 10 * target.capability[0] + target.capability[1],
         "PROCESSORS": target.multiprocessors,
         "THREADS": architecture.threads,
@@ -152,20 +152,21 @@ def settings(gpu: Gpu | None, target: Target, *, room: int = UNLIMITED) -> dict[
         "LINKED": int(gpu is None or gpu.name in nccl.table().links["nvlink"]),
     }
     return {
-        **{f"MEMCALC_STUB_{key}": str(value) for key, value in told.items()},
+        **{f"MEMCALC_STUB_{key}": str(value) for key, value in properties.items()},
         **_own_caches(target),
     }
 
 
 def _own_caches(target: Target) -> dict[str, str]:
+    """Return the variables that move compilers' caches to a folder of memcalc's cache."""
     major, minor = target.capability
     try:
         kept = cache.folder().absolute()
     except OSError as error:
-        # Others could foresee a folder among temporary ones, and put code into it.
+        # Other users could guess a temporary folder and put code into it.
         raise EstimateError(f"Nothing can be compiled: {error.strerror}.") from None
     folder = kept / "compiled" / f"sm{major}{minor}"
     with contextlib.suppress(OSError):
-        # PyTorch makes no folder that is named to it, and warns (jit_utils.cpp, 2.14).
+        # PyTorch does not make this folder, and warns (jit_utils.cpp, 2.14).
         (folder / CACHES["PYTORCH_KERNEL_CACHE_PATH"]).mkdir(parents=True, exist_ok=True)
     return {name: str(folder / inside) for name, inside in CACHES.items()}

@@ -12,15 +12,15 @@ _OURS = str(Path(__file__).resolve().parents[1])
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = _OURS, *(_PATHS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]|[\\/](?:torch|triton)[\\/]")
-"""Of a package that another environment or folder lends."""
+"""Matches files of packages in other environments or folders."""
 
 
 _SHOWN = 6
-"""Lines that are named in a sentence."""
+"""The most lines that a sentence names."""
 
 
-def listed(lines: Collection[str]) -> str:
-    """Return the first lines and how many more there are."""
+def join_lines(lines: Collection[str]) -> str:
+    """Join the first six lines by commas, with the number of the others."""
     shown = [*lines][:_SHOWN]
     more = len(lines) - len(shown)
     return ", ".join([*shown, *([f"{more} more"] if more else [])])
@@ -28,12 +28,12 @@ def listed(lines: Collection[str]) -> str:
 
 @functools.cache
 def is_users(file: str) -> bool:
-    """Whether a file is the user's own and of no installed package."""
+    """Return True if a file is the user's own, and not of Python, memcalc or a package."""
     return not file.startswith((*_LIBRARIES, "<")) and not _INSTALLED.search(file)
 
 
-def line() -> str:
-    """The innermost line of the user's that is running in this thread, as ``train.py:41``."""
+def find_line() -> str:
+    """Return the user's innermost running line in this thread, as ``train.py:41``, or ""."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -43,8 +43,8 @@ def line() -> str:
     return ""
 
 
-def of_frames(frames: Sequence[dict[str, Any]]) -> str:
-    """The same of the frames that the allocator kept of a request, the innermost first."""
+def find_in_frames(frames: Sequence[dict[str, Any]]) -> str:
+    """Return the user's innermost line in the frames of an allocation, or ""."""
     for frame in frames:
         if is_users(frame["filename"]):
             return f"{Path(frame['filename']).name}:{frame['line']}"

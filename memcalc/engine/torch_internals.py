@@ -1,6 +1,6 @@
-"""The private names of PyTorch that the engine uses; each says where it was read.
+"""Wraps the private names of PyTorch that the engine uses, each with its source.
 
-Among them is the event tree of PyTorch's profiler, which tells the operator of each block.
+It also reads the event tree of PyTorch's profiler, which has the operator of each block.
 
 Read in PyTorch 2.2 to 2.14.
 """
@@ -22,34 +22,38 @@ from memcalc.records.levels import Levels
 _memory: Any = torch.cuda.memory
 _C: Any = torch._C
 _record_history, _snapshot = _memory._record_memory_history, _memory._snapshot
-"""PyTorch's own: a program that is followed does not switch the history off."""
+"""PyTorch's original functions: a followed program calls patched ones, and keeps the history on."""
 DRAWS = (
     *("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_"),
     *("kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_"),
 )
 """Functions of ``torch.nn.init`` that draw weights."""
 EVERYTHING = 10**8
-"""Entries that the allocator's history may hold: more than any run of a few steps makes."""
+"""The most entries of the allocator's history: more than any run of a few steps makes."""
 
 
 def start_history(*, with_lines: bool) -> None:
-    """Have the caching allocator write down every block (torch/cuda/memory.py); lines cost time."""
+    """Start the caching allocator's history (torch/cuda/memory.py).
+
+    ``with_lines``: also record the Python frames of each allocation, which takes time.
+    """
     context = "alloc" if with_lines else None
     _record_history("all", context=context, stacks="python", max_entries=EVERYTHING)
 
 
 def see_simulated_gpus(patches: Any) -> None:
-    """Have PyTorch ask the stub driver which GPUs are seen (torch/cuda/__init__.py).
+    """Make PyTorch get the visible GPUs from the stub driver (torch/cuda/__init__.py).
 
-    It reads ``CUDA_VISIBLE_DEVICES`` itself, and sees no GPU that is one of another machine.
+    PyTorch itself reads ``CUDA_VISIBLE_DEVICES``, and would not see GPUs of a simulated machine.
     """
     patches.set(torch.cuda, "_parse_visible_devices", stub.visible)
 
 
 def keywords_of_call() -> dict[str, Any]:
-    """Keywords of the module's call around a global hook, which is told of places alone.
+    """Return the keyword arguments of the module call around a global hook, or an empty dict.
 
-    They are variables of ``Module._call_impl`` (torch/nn/modules/module.py).
+    PyTorch passes only positional arguments to the hook. The keywords are local variables of
+    ``Module._call_impl`` (torch/nn/modules/module.py).
     """
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != torch.nn.modules.module.__file__:
@@ -57,17 +61,17 @@ def keywords_of_call() -> dict[str, Any]:
     return frame.f_locals.get("kwargs") or {} if frame is not None else {}
 
 
-def go_on_without_lines() -> None:
-    """Keep the history, but no more lines; releases that would forget it go on as they are."""
+def stop_lines() -> None:
+    """Stop to record lines of code in the history, if this release keeps the history then."""
     if "clear_history" in inspect.signature(_record_history).parameters:
         _record_history("all", context=None, max_entries=EVERYTHING)
 
 
 def stop_history() -> dict[str, Any]:
-    """Return the history so far and the segments, and stop the history.
+    """Return the snapshot of history and segments, and stop the history.
 
-    For lines of code PyTorch asks the compiler for those of code that it generated, and so imports
-    it, which takes half a second; where it is not imported it has generated none.
+    PyTorch imports the compiler to find lines of generated code, which takes half a second. If the
+    compiler is not imported, no code was generated, so that import is prevented.
     """
     compiled = "torch._inductor" in sys.modules
     if not compiled:
@@ -82,7 +86,7 @@ def stop_history() -> dict[str, Any]:
 
 
 def private_pools(snapshot: dict[str, Any], device: int) -> dict[int, int]:
-    """Return the bytes of a GPU in private pools, such as those of CUDA graphs, by stream."""
+    """Return a GPU's bytes in private pools, such as pools of CUDA graphs, by stream."""
     found: dict[int, int] = {}
     for segment in snapshot["segments"]:
         if segment["device"] == device and any(segment.get("segment_pool_id", ())):
@@ -92,7 +96,7 @@ def private_pools(snapshot: dict[str, Any], device: int) -> dict[int, int]:
 
 
 def resume_history(device: int) -> list[dict[str, Any]]:
-    """Keep a new history; returns the blocks that are alive, as entries of one."""
+    """Start a new history; return the living blocks as entries of a history."""
     living = []
     for segment in _memory._snapshot()["segments"]:
         address = segment["address"]
@@ -106,23 +110,23 @@ def resume_history(device: int) -> list[dict[str, Any]]:
 
 
 def events_so_far(device: int) -> int:
-    """Return the births and deaths of blocks since the process began.
+    """Return the number of allocations and frees since the process began.
 
-    The stub driver counts them; on a GPU the allocator is asked, which takes eight microseconds.
+    The stub driver counts them; on a real GPU PyTorch's counters are read in eight microseconds.
     """
     moments = _moments()
     return events_in(_C._cuda_memoryStats(device)) if moments is None else int(moments[device])
 
 
 def events_in(stats: dict[str, Any]) -> int:
-    """Return the births and deaths of blocks that an allocator's counters have counted."""
+    """Return the number of allocations and frees in an allocator's counters."""
     counted = stats.get("allocation")
     return counted["all"]["allocated"] + counted["all"]["freed"] if counted else 0
 
 
 @functools.cache
 def _moments() -> Any:
-    """Return the stub driver's counts of each GPU; ``None``: the driver is NVIDIA's."""
+    """Return the stub driver's event count of each GPU, or None with NVIDIA's driver."""
     moments = stub.function("moments", ctypes.POINTER(ctypes.c_uint64))
     return None if moments is None else moments()
 
@@ -132,7 +136,7 @@ class _Arrival(ctypes.Structure):
 
 
 def arrivals() -> list[tuple[int, int]]:
-    """Return where something was copied to from the host, and at which moment, in order."""
+    """Return the moment and address of each copy from the host, in order."""
     arrived = stub.function("arrived", ctypes.c_uint64)
     if arrived is None:
         return []
@@ -140,14 +144,14 @@ def arrivals() -> list[tuple[int, int]]:
     return [(kept[n].moment, kept[n].address) for n in range(arrived())]
 
 
-def most_of_others() -> int:
-    """Return the most bytes of a GPU that another process over the stub driver has had; 0: none."""
+def peak_of_other_processes() -> int:
+    """Return the peak bytes that other processes over the stub driver held of a GPU, or 0."""
     most = stub.function("others", ctypes.c_uint64)
     return 0 if most is None else int(most())
 
 
 def set_allocator(settings: str) -> None:
-    """Tell the caching allocator what ``PYTORCH_ALLOC_CONF`` says, before it is first used."""
+    """Apply settings like ``PYTORCH_ALLOC_CONF`` to the caching allocator, before its first use."""
     _memory._set_allocator_settings(settings)
 
 
@@ -157,8 +161,8 @@ raw_alloc: Any = getattr(_C, "_cuda_cudaCachingAllocator_raw_alloc", None)
 raw_delete: Any = getattr(_C, "_cuda_cudaCachingAllocator_raw_delete", None)
 """Free an address."""
 watch_out_of_memory: Any = getattr(_C, "_cuda_attach_out_of_memory_observer", None)
-"""Have a function called with the device, bytes asked for, and bytes in all and free, as a request
-fails."""
+"""Register a function to call when a request fails, with the device and the requested, total and
+free bytes."""
 
 
 def retries() -> int:
@@ -167,7 +171,7 @@ def retries() -> int:
 
 
 def levels(kind: str = "current") -> Levels:
-    """Read the counters of the first GPU; ``kind``: ``current`` or ``peak``."""
+    """Return the counters of the first GPU; ``kind``: ``current`` or ``peak``."""
     stats = _C._cuda_memoryStats(0)
     return Levels(
         requested=stats["requested_bytes"]["all"][kind],
@@ -178,55 +182,56 @@ def levels(kind: str = "current") -> Levels:
 
 
 def use_one_thread() -> None:
-    """Work in one thread on the host, so that runs side by side do not wait for each other's."""
+    """Set PyTorch to one thread on the host, so that parallel runs do not slow each other."""
     torch.set_num_threads(1)
 
 
 def allow_cuda_after_fork() -> None:
-    """Let a forked process use CUDA over the stub driver, which keeps nothing that a fork breaks.
+    """Permit CUDA over the stub driver in a forked process.
 
-    PyTorch refuses where the parent asked for the number of GPUs (torch/cuda/__init__.py).
+    Forks do not break the stub driver. PyTorch refuses CUDA if the parent asked for the number of
+    GPUs (torch/cuda/__init__.py).
     """
     torch.cuda._is_in_bad_fork = lambda: False
 
 
 def profiler_events(profiler: Any) -> Any:
-    """Return the tree of everything that a finished ``torch.profiler.profile`` saw."""
+    """Return the event tree of a finished ``torch.profiler.profile``."""
     return profiler.profiler.kineto_results.experimental_event_tree()
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return a number that is the same for all tensors that share a storage."""
+    """Return an ID of a tensor's storage, equal for tensors that share it."""
     return int(tensor.untyped_storage()._cdata)
 
 
-def behind(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor inside those of ``torch.func`` (torch/csrc/functorch/init.cpp)."""
+def unwrap(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor inside all wrappers of ``torch.func`` (torch/csrc/functorch/init.cpp)."""
     while _C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _C._functorch.get_unwrapped(tensor)
     return tensor
 
 
 def outer_leaf(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the same; ``None``: it was computed, and a gradient can go back through it."""
+    """Return the leaf inside wrappers of ``torch.func``, or None if a tensor was computed."""
     while tensor.grad_fn is None and _C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _C._functorch.get_unwrapped(tensor)
     return tensor if tensor.grad_fn is None else None
 
 
-def is_wrapped(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is one of ``torch.func``'s, around another."""
+def is_functorch_tensor(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor is a wrapper of ``torch.func`` around another."""
     return bool(_C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def nested_gradients() -> int:
-    """Return how many transforms of ``torch.func`` that take gradients are at work."""
+    """Return the number of active ``torch.func`` transforms that take gradients."""
     levels = _C._functorch.get_interpreter_stack() or ()
     return sum(one.key() == _C._functorch.TransformType.Grad for one in levels)
 
 
 def memory_profiler(*, with_dtypes: bool = False) -> Any:
-    """Return a quiet profiler of operators and of every block that they ask for."""
+    """Return a silent profiler of operators and their allocations on CPU and GPU."""
     os.environ["KINETO_LOG_LEVEL"] = "99"
     profiler: Any = torch.profiler
     cpu = profiler.ProfilerActivity.CPU
@@ -234,27 +239,27 @@ def memory_profiler(*, with_dtypes: bool = False) -> Any:
 
 
 class Allocation(NamedTuple):
-    """A block's birth or death on the CPU, as the profiler has it."""
+    """An allocation or free on the CPU, as the profiler records it."""
 
     when: int
-    """Nanoseconds."""
+    """Time in nanoseconds."""
     bytes: int
-    """Below zero: a death."""
+    """Size of the block; negative for a free."""
     address: int
     total: int
-    """What the allocator holds then, as far as it counts."""
+    """Bytes that the allocator holds then, in the threads that it counts."""
     in_collective: bool
     on_main_thread: bool
 
 
 _COLLECTIVES = ("c10d::", "gloo:")
-"""What names of operators begin with that send and receive."""
+"""Prefixes of operators that send and receive."""
 _FIRST_THREAD = 1
 """Number that PyTorch gives to the first thread it runs in."""
 
 
 def cpu_allocations(profiler: Any) -> list[Allocation]:
-    """Return the births and deaths of blocks on the CPU, in order."""
+    """Return the allocations and frees on the CPU, in order of time."""
     found: list[Allocation] = []
     waiting = [(event, False) for event in profiler_events(profiler)]
     while waiting:
@@ -277,9 +282,9 @@ def cpu_allocations(profiler: Any) -> list[Allocation]:
 
 
 def graph_breaks() -> Iterator[str]:
-    """Say what ``torch.compile`` did not compile as one (torch/_dynamo/utils.py).
+    """Yield notes on graph breaks and skipped CUDA graphs of ``torch.compile``.
 
-    Where it was not used, nothing.
+    Source: torch/_dynamo/utils.py. It yields nothing if the compiler was not used.
     """
     utils: Any = sys.modules.get("torch._dynamo.utils")
     if utils is None:
@@ -305,31 +310,31 @@ _MAKERS = (
 )
 """Operators that make a tensor for the operator around them."""
 _VIEWS = {"aten::select", "aten::slice"}
-"""Operators around one that makes the view: it reads the same tensor, and neither asks for any
-memory. Where experts run one after the other they are half of all."""
+"""Operators that only make a view: neither they nor the operator inside allocates. In models that
+loop over experts they are half of all operators."""
 _COMPILED = ("## Call CompiledFxGraph", "CompiledFunction", "Torch-Compiled Region")
-"""What ``torch.compile`` made: many kernels, and what they hand on to each other."""
+"""Prefixes of events around code compiled by ``torch.compile``."""
 _KINDS: Any = _C._profiler._EventType
 _ALLOCATION, _OPERATOR = _KINDS.Allocation, _KINDS.TorchOp
 _NODE = "autograd::engine::evaluate_function: "
 
 
 class Block(msgspec.Struct):
-    """A block as the profiler saw it, in order of birth."""
+    """A block as the profiler recorded it."""
 
     address: int
     op: str
-    """The innermost operator around it, without its namespace."""
+    """The innermost operator around its allocation, without namespace."""
     dtype: str = ""
-    """Of the tensor that an operator read there first; empty: not read."""
+    """The dtype of the first tensor that an operator read there; empty if none did."""
     scratch: bool = False
-    """It was given back before the operator that asked for it ended."""
+    """True if it was freed before the end of the operator that allocated it."""
     until: str = ""
-    """The node of autograd's graph that was running when it died."""
+    """The node of autograd's graph that ran when it was freed."""
 
 
 class _Frame(msgspec.Struct):
-    """What runs around an event."""
+    """The operator and autograd node around an event."""
 
     op: str
     end: int
@@ -337,7 +342,7 @@ class _Frame(msgspec.Struct):
 
 
 def blocks_by_operator(profiler: Any, device: str = "cuda") -> list[Block]:
-    """Return the blocks of a device that were born while the profiler ran, in order of birth."""
+    """Return the blocks that a device allocated while the profiler ran, in order."""
     changes: list[tuple[int, int, int, _Frame]] = []
     reads: list[tuple[int, int, torch.dtype]] | None = [] if profiler.record_shapes else None
     _visit(profiler_events(profiler), _Frame("", 0, ""), device, changes, reads)
@@ -370,6 +375,7 @@ def _visit(
     changes: list[tuple[int, int, int, _Frame]],
     reads: list[tuple[int, int, torch.dtype]] | None,
 ) -> None:
+    """Append the allocations, frees and reads of an event tree to ``changes`` and ``reads``."""
     for event in events:
         kind, children = event.tag, event.children
         if kind == _ALLOCATION:
@@ -382,8 +388,7 @@ def _visit(
                 key = getattr(tensor, "storage_data_ptr", None)
                 if key is not None:
                     reads.append((event.start_time_ns, key, tensor.dtype))
-        # Of operators that ask for nothing there are most, and a look at each takes as long as a
-        # step.
+        # Most operators allocate nothing, and looking at each would take as long as a step.
         if not children:
             continue
         inner = frame

@@ -1,4 +1,4 @@
-"""Copies between the simulated GPU and the host, and on the GPU."""
+"""Copies numbers along with tensors between the simulated GPU and the host, and on the GPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,17 +8,17 @@ import torch
 from memcalc.engine.comparisons import SMALL
 from memcalc.engine.device_numbers import Numbers
 from memcalc.engine.followed_operators import LARGE, Followed
-from memcalc.engine.host_view import is_plain, over
+from memcalc.engine.host_view import is_plain, view_on_host
 
 _READ = 1 << 22
-"""Elements of the largest unknown tensor that is handed to the host as numbers and not as zeros,
-which take no memory: states and checkpoints that are offloaded are larger."""
+"""Largest unknown tensor, in elements, that the host gets as numbers. Larger ones are zeros, which
+take no memory: offloaded states and checkpoints."""
 _WEIGHT = 1 << 20
-"""Elements of the largest weights whose numbers are kept: larger ones decide nothing."""
+"""Largest weights, in elements, whose numbers are kept: no program decides by larger ones."""
 
 
 class Transfers:
-    """Lets numbers go along where tensors are copied."""
+    """The copies of a program, with the numbers of the copied tensors."""
 
     def __init__(
         self, numbers: Numbers, compute: Callable[[Followed, Any, Any, Any], None]
@@ -26,10 +26,10 @@ class Transfers:
         self._numbers = numbers
         self._compute = compute
         self.source: torch.Tensor | None = None
-        """What is copied at the moment."""
+        """The tensor being copied, or None."""
 
     def copy(self, one: Followed, args: Any, kwargs: Any) -> Any:
-        """Copy, which may be between the GPU and the host."""
+        """Run a copy operator, and copy or mark the numbers of its result."""
         source = args[1 if one.writes else 0]
         if not isinstance(source, torch.Tensor):
             return one.op(*args, **kwargs)
@@ -48,29 +48,31 @@ class Transfers:
             self._arrive(out, source)
         elif not out.is_cuda:
             self._leave(out, source)
-        elif source.numel() <= SMALL or (self._numbers.held(source) and not _is_weight(source)):
+        elif source.numel() <= SMALL or (
+            self._numbers.read_mark(source) and not _is_weight(source)
+        ):
             self._compute(one, args, kwargs, out)
         elif one.writes:
             self._numbers.forget((out,))
         return out
 
     def _arrive(self, out: torch.Tensor, source: torch.Tensor) -> None:
-        """Keep numbers from the host that the driver did not: large ones, or laid out anew."""
-        if self._numbers.held(out) and out.dtype is source.dtype:
+        """Write numbers from the host that the driver did not copy: large or in another layout."""
+        if self._numbers.read_mark(out) and out.dtype is source.dtype:
             return
         weight = out.is_floating_point() and (_is_weight(source) or _is_weight(out))
         if out.numel() <= (_WEIGHT if weight else LARGE) and self._numbers.may_take(out.numel()):
-            self._numbers.timed(out.numel(), over(out).copy_, source)
+            self._numbers.call_with_timer(out.numel(), view_on_host(out).copy_, source)
             self._numbers.mark(out, False)
 
     def _leave(self, out: torch.Tensor, source: torch.Tensor) -> None:
-        """Hand numbers to the host that the driver does not: unknown, or laid out anew."""
-        unknown = source.is_floating_point() and not self._numbers.held(source)
-        laid_out_anew = not source.is_contiguous() or source.dtype is not out.dtype
-        if (unknown and source.numel() <= _READ) or (laid_out_anew and source.numel() <= LARGE):
+        """Give the host numbers that the driver did not copy: unknown or in another layout."""
+        unknown = source.is_floating_point() and not self._numbers.read_mark(source)
+        converted = not source.is_contiguous() or source.dtype is not out.dtype
+        if (unknown and source.numel() <= _READ) or (converted and source.numel() <= LARGE):
             out.copy_(self._numbers.host(source))
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
-    """Nobody decides by the numbers of a weight."""
+    """Return True for a weight: no program decides by its numbers."""
     return isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad

@@ -1,11 +1,11 @@
-"""Stands in for numbers that nobody computes over the stub driver: one rule.
+"""Makes up numbers in place of those that no kernel computes over the stub driver.
 
 A float that no kernel computed reads as a fixed number between 0.1 and 0.9 that depends only on its
-address, so every view of the same memory reads the same. Rows of a softmax sum to one, and random
-numbers are drawn as PyTorch draws them, both when they are first read. Whole numbers read as 0 and
-booleans as False, for they may be places and counts.
+address, so all views of the same memory agree. Rows of a softmax sum to one, and random numbers
+have PyTorch's distributions; both are made when they are first read. Whole numbers read as 0 and
+booleans as False, because they may be indices and counts.
 
-No such number is zero, infinite or NaN, so code may divide by it, take its logarithm and go on.
+No such float is zero, infinite or NaN, so code may divide by it or take its logarithm.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from typing import NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from memcalc.engine.host_view import Place, bytes_at, over
+from memcalc.engine.host_view import Place, bytes_at, view_on_host
 
 ENDS_OF_RANGE = LOWEST, HIGHEST = 0.1, 0.9
-"""Ends of the numbers that stand in: away from 0 and 1, near which thresholds lie."""
+"""Range of made-up numbers: away from 0 and 1, because thresholds lie near them."""
 _PERIOD = 65_521
 """Length of the pattern in elements: a prime, so that rows of usual lengths differ."""
 _SEED = 2_147_483_647
 
 
 class _Postponed(NamedTuple):
-    """Numbers of one storage that are made when they are first read."""
+    """The numbers of one storage, to be made when they are first read."""
 
     storage: StorageWeakRef
     make: Callable[[], torch.Tensor]
@@ -34,7 +34,7 @@ class _Postponed(NamedTuple):
 
 
 class Later:
-    """Numbers that are made when they are first needed; no memory of the GPU is held for them."""
+    """Numbers that are made when they are first needed; they hold no GPU memory."""
 
     __slots__ = ("_made", "_make", "depth", "made_up")
 
@@ -44,11 +44,11 @@ class Later:
         self._make: Callable[[], torch.Tensor] | None = make
         self._made: torch.Tensor | None = None
         self.depth = depth
-        """Computations that have to be made one after the other."""
+        """The length of the chain of computations that make them."""
         self.made_up = made_up
 
     def __call__(self) -> torch.Tensor:
-        """Return them as a CPU tensor."""
+        """Return the numbers as a CPU tensor."""
         if self._make is not None:
             self._made, self._make = self._make(), None
         assert self._made is not None
@@ -56,25 +56,25 @@ class Later:
 
 
 class Unknown:
-    """Numbers in place of those that nobody computes."""
+    """The made-up and postponed numbers of tensors on the simulated GPU."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(_SEED)
         numbers = torch.rand(_PERIOD, generator=generator, dtype=torch.float64, device="cpu")
         self._numbers = LOWEST + (HIGHEST - LOWEST) * numbers
         self.ends = ENDS_OF_RANGE
-        """Ends of the numbers that stand in."""
+        """The lowest and the highest made-up number."""
         self._patterns: dict[torch.dtype, torch.Tensor] = {}
         self._postponed: dict[int, _Postponed] = {}
         self._most = _MOST_POSTPONED
 
     def scale(self, factor: float) -> None:
-        """Let numbers that nobody computed be so many times as large; none was read so far."""
+        """Multiply all made-up numbers by a factor; call it before any is read."""
         self._numbers = self._numbers * factor
         self.ends = LOWEST * factor, HIGHEST * factor
 
     def like(self, place: Place) -> torch.Tensor:
-        """Return a CPU tensor with the numbers that an unknown float tensor on the GPU reads as."""
+        """Return a CPU tensor with the made-up numbers of an unknown float tensor at this place."""
         first = place.address // place.dtype.itemsize % _PERIOD
         pattern = self._pattern(place.dtype)
         if first + place.span > len(pattern):
@@ -87,18 +87,18 @@ class Unknown:
         return self._patterns[dtype]
 
     def write(self, tensor: torch.Tensor) -> None:
-        """Write those numbers to the memory of a tensor on the GPU."""
-        over(tensor).copy_(self.like(Place.of(tensor)))
+        """Write made-up numbers to the memory of a tensor on the GPU."""
+        view_on_host(tensor).copy_(self.like(Place.from_tensor(tensor)))
 
     def postpone(
         self, tensor: torch.Tensor, make: Callable[[], torch.Tensor], *, made_up: bool
     ) -> None:
-        """Make the numbers of a new contiguous tensor on the GPU when they are first read.
+        """Delay the numbers of a new contiguous tensor on the GPU until they are first read.
 
         Args:
-            tensor: it fills its storage.
+            tensor: a tensor that fills its storage.
             make: returns a CPU tensor of its shape.
-            made_up: the numbers follow from unknown ones.
+            made_up: True if the numbers follow from unknown ones.
         """
         if len(self._postponed) > self._most:
             self._forget_freed()
@@ -108,12 +108,12 @@ class Unknown:
         )
 
     def later(self, tensor: torch.Tensor) -> Later | None:
-        """Return the numbers that a float tensor with none in its memory reads as by now.
+        """Return the present numbers of a float tensor that has none in its memory.
 
         Returns:
-            None if they have to be settled first.
+            None if postponed numbers must be settled first.
         """
-        found, place = self._find(tensor), Place.of(tensor)
+        found, place = self._find(tensor), Place.from_tensor(tensor)
         if found is None:
             return Later(lambda: self.like(place))
         make = found.make
@@ -122,8 +122,8 @@ class Unknown:
         first = (place.address - found.at) // place.dtype.itemsize
         return Later(lambda: make().as_strided(place.shape, place.stride, first), depth=make.depth)
 
-    def postponed(self, tensor: torch.Tensor) -> bool | None:
-        """Whether postponed numbers of a tensor's storage are made up; None: there are none."""
+    def postponed_kind(self, tensor: torch.Tensor) -> bool | None:
+        """Return True if a storage's postponed numbers are made up; None without postponed ones."""
         found = self._find(tensor)
         return None if found is None else found.made_up
 
@@ -131,7 +131,7 @@ class Unknown:
         """Write the postponed numbers of a tensor's storage.
 
         Returns:
-            Address, bytes and whether they are made up, or None if nothing was postponed.
+            Address, bytes, and True if they are made up; None if nothing was postponed.
         """
         found = self._find(tensor)
         if found is None:
@@ -142,7 +142,7 @@ class Unknown:
         return found.at, made.numel() * found.dtype.itemsize, found.made_up
 
     def drop(self, tensor: torch.Tensor) -> None:
-        """Forget postponed numbers: something else was written there."""
+        """Drop postponed numbers of a tensor's storage, because others were written there."""
         if self._postponed and _has_storage(tensor):
             self._postponed.pop(tensor.untyped_storage()._cdata, None)
 
@@ -168,7 +168,7 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 
 
 _MOST_POSTPONED = 256
-"""Postponed tensors before those that were freed are looked for."""
+"""Postponed tensors above which freed ones are dropped."""
 
 
 def distribution(shape: torch.Size, dim: int, *, log: bool, dtype: torch.dtype) -> torch.Tensor:

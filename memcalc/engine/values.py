@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from memcalc.engine import following
-from memcalc.engine.comparisons import SMALL, asks_whether_finite, everywhere
+from memcalc.engine.comparisons import SMALL, constant_answer, is_finiteness_test
 from memcalc.engine.device_numbers import KNOWN, MADE_UP, UNKNOWN, Numbers
 from memcalc.engine.draws import Draws
 from memcalc.engine.followed_operators import (
@@ -45,8 +45,15 @@ from memcalc.engine.followed_operators import (
     spread,
 )
 from memcalc.engine.following import COUNTS, VALUES
-from memcalc.engine.host_view import Place, is_plain, largest_plain, on_host, over, tensors_in
-from memcalc.engine.later import can_wait, put_off
+from memcalc.engine.host_view import (
+    Place,
+    is_plain,
+    largest_plain,
+    map_tensors,
+    tensors_in,
+    view_on_host,
+)
+from memcalc.engine.later import can_defer, defer
 from memcalc.engine.patches import Patches
 from memcalc.engine.reads import Reads
 from memcalc.engine.stub import load as stub
@@ -92,7 +99,7 @@ class Values:
     def install(self, patches: Patches) -> None:
         """Follow from now on, in this thread and in those that the program starts."""
         if not stub.maps():
-            self.reads.none_is_known()
+            self.reads.report_no_mapping()
             return
         for at, names in ((VALUES, RESULTS), (COUNTS, WITH_COUNTS)):
             following.pass_through(at)
@@ -158,7 +165,7 @@ class Values:
         elif base in COMPARES:
             special = self._compared
         small = _UPDATED if one.updates else SMALL
-        waits = can_wait(one) and base not in MOVES
+        waits = can_defer(one) and base not in MOVES
         held, postponed = self._numbers.held, self._numbers.unknown.postponed
         puts, spreads = base in PUTS, base in DISTRIBUTIONS
         end = ENDS.get(base) if chooses is None else None
@@ -181,7 +188,7 @@ class Values:
                     out = op(*args, **kwargs)
                     if base == "clamp_min" and self._clamps_nothing(first, args[1]):
                         return out
-                    if not put_off(self._numbers, one, args, kwargs, out):
+                    if not defer(self._numbers, one, args, kwargs, out):
                         self._work_out(one, args, kwargs, out)
                     return out
                 if count <= small or (puts and count <= _PUT):
@@ -219,7 +226,7 @@ class Values:
                     for each in chosen_by:
                         self._numbers.fill(each, True)
                 most = max(each.numel() for each in tensors)
-                made, numbers = self._numbers.timed(
+                made, numbers = self._numbers.call_with_timer(
                     most, read_by, op, base, args, kwargs, self._numbers.host, self.knows
                 )
                 for size, number in numbers:
@@ -229,7 +236,7 @@ class Values:
                 finally:
                     self._answer(0, 0)
                 if made is not None:
-                    self._numbers.put(
+                    self._numbers.write_result(
                         out, made, any(self.state(each) == MADE_UP for each in tensors)
                     )
                 elif base != "index" or self._numbers.knows_some(args[0]):
@@ -292,7 +299,7 @@ class Values:
             return
         if torch.cuda.is_current_stream_capturing():
             return
-        if asks_whether_finite(one, args):
+        if is_finiteness_test(one, args):
             state = KNOWN
         for each in written:
             if each.is_cuda and each.is_floating_point():
@@ -301,20 +308,22 @@ class Values:
                     self._numbers.unknown.write(each)
         with contextlib.suppress(Exception):
             view = functools.partial(self._seen, written) if written else self.host
-            host_kwargs = on_host(kwargs, view) if kwargs else kwargs
-            made = self._numbers.timed(most, one.op, *on_host(args, view), **host_kwargs)
+            host_kwargs = map_tensors(kwargs, view) if kwargs else kwargs
+            made = self._numbers.call_with_timer(
+                most, one.op, *map_tensors(args, view), **host_kwargs
+            )
             keeps = state == KNOWN or one.base in PUTS or one.base in MOVES
             if not one.writes:
-                self._numbers.put(out, made, state == MADE_UP, finite=not keeps)
+                self._numbers.write_result(out, made, state == MADE_UP, finite=not keeps)
             for each in written:
                 if not keeps and each.is_cuda:
-                    self._numbers.make_finite(over(each), Place.of(each))
+                    self._numbers.make_finite(view_on_host(each), Place.from_tensor(each))
                 self._numbers.mark(each, state == MADE_UP)
 
     def _seen(self, written: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
         """Return a CPU tensor with the numbers of a tensor that an operator reads or writes."""
         if tensor.is_cuda and any(tensor is one for one in written):
-            return over(tensor)
+            return view_on_host(tensor)
         return self._numbers.host(tensor)
 
     def _distribute(self, base: str, out: torch.Tensor, dim: int) -> None:
@@ -329,7 +338,7 @@ class Values:
         places = out[1] if isinstance(out, tuple) else out
         dim = args[place] if place < len(args) else kwargs.get("dim", default)
         if places.numel() <= _PUT and args[0].numel() and is_plain((places, args[0])):
-            self._numbers.put(places, spread(places, args[0], dim), made_up=True)
+            self._numbers.write_result(places, spread(places, args[0], dim), made_up=True)
             self._say(BALANCED)
         return out
 
@@ -339,11 +348,11 @@ class Values:
         if one.given_result or not isinstance(out, torch.Tensor):
             self._work_out(one, args, kwargs, out)
             return out
-        answer = everywhere(one, args, self._is_unknown, self._numbers.unknown.ends)
+        answer = constant_answer(one, args, self._is_unknown, self._numbers.unknown.ends)
         if answer is None:
             self._work_out(one, args, kwargs, out)
         elif is_plain((out,)) and self._numbers.may_take(out.numel()):
-            self._numbers.fill(out, answer, made_up=not asks_whether_finite(one, args))
+            self._numbers.fill(out, answer, made_up=not is_finiteness_test(one, args))
         return out
 
     def _read(self, tensor: torch.Tensor) -> Any:

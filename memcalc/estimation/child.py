@@ -23,13 +23,13 @@ default the collector would take a tenth of the time."""
 
 def warm(*hint: str) -> None:
     """Open the stub driver and import what runs of an architecture have in common."""
-    driver.open_here()
+    driver.open_stub()
     importlib.import_module("memcalc.estimation.worker").warm(*hint)
 
 
 def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
     """Open the stub driver and answer a request; the entry point of a child process."""
-    driver.open_here()
+    driver.open_stub()
     gc.set_threshold(_BETWEEN_COLLECTIONS)
     worker = importlib.import_module("memcalc.estimation.worker")
     found: dict[str, Any] = worker.answer(request, speaker)

@@ -156,7 +156,9 @@ class Engine:
 
         Without a plan it is the installed one. The function raises EstimateError without CUDA.
         """
-        return replay.through(lambda request: self.ask(replay.__name__, replay.NAME, request, plan))
+        return replay.make_player(
+            lambda request: self.ask(replay.__name__, replay.NAME, request, plan)
+        )
 
     def ask(
         self, module: str, name: str, request: dict[str, Any], plan: Plan | None = None

@@ -189,7 +189,7 @@ def judge(
 
     A run that fits beside the smallest context only is tight.
     """
-    allowed = settings.allowed(device.capacity)
+    allowed = settings.reservable_bytes(device.capacity)
     cards = cards_to_try(settings, device, unlimited)
     for card, found in zip(cards, (None, FitVerdict.TIGHT), strict=False):
         (run,) = replays([card])

@@ -61,7 +61,7 @@ def warm(architecture: str = "", *modules: str) -> None:
             with contextlib.suppress(ImportError):
                 importlib.import_module(f"transformers.{name}")
     if modules:
-        with simulated_gpu.asked_without_cuda(ASSUMED):
+        with simulated_gpu.answer_without_cuda(ASSUMED):
             bitsandbytes.load(modules)
 
 
@@ -104,7 +104,7 @@ def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
 
 
 def _player(speaker: Speaker) -> Play:
-    return replay.through(lambda calls: speaker.server.ask(replay.__name__, replay.NAME, calls))
+    return replay.make_player(lambda calls: speaker.server.ask(replay.__name__, replay.NAME, calls))
 
 
 class SimulatedRun:
@@ -127,7 +127,7 @@ class SimulatedRun:
             simulated_gpu.insert(question.gpu, question.target, room=self.room)
         if plan.attention == FLASH_ATTN and stand_ins.is_missing("flash_attn"):
             stand_ins.install("flash_attn")
-        with simulated_gpu.asked_without_cuda(question.target):
+        with simulated_gpu.answer_without_cuda(question.target):
             self.program = programs.build(plan, real_weights=False)
         if plan.target != "cpu":
             simulated_gpu.check_imports(question.target)
@@ -138,7 +138,7 @@ class SimulatedRun:
         Raises:
             MemcalcError: a rank cannot be run.
         """
-        first, *others = ranks.asked(self.program)
+        first, *others = ranks.ranks_to_run(self.program)
         if not others:
             return {first: self.trace(first)}
         return {rank: self._trace_in_fork(rank) for rank in (first, *others)}
@@ -250,7 +250,8 @@ def _room(question: Question) -> int:
     if device is None:
         return _DEFAULT_CARD
     return min(
-        device.room(device.context.high), question.settings.allowed(device.capacity) or UNLIMITED
+        device.room(device.context.high),
+        question.settings.reservable_bytes(device.capacity) or UNLIMITED,
     )
 
 

@@ -46,7 +46,7 @@ _INTERRUPTED = 130
 
 def main(shared: Path) -> None:
     """Run the program of a request, write what it took, and end this process."""
-    driver.hide_here()
+    driver.hide_packages()
     request = msgspec.json.decode((shared / REQUEST).read_bytes(), type=Request)
     if not request.one_of_many:
         run_program(request, shared / ANSWER)
@@ -116,7 +116,7 @@ class _Run:
             self._ending,
             steps=session.steps.most,
             started=tuple(self._others),
-            others=internals.most_of_others(),
+            others=internals.peak_of_other_processes(),
             trains=session.phases.backwards > 0,
             decides=session.values.reads.decisions,
             escapes=tuple(session.values.reads.escapes),
@@ -164,7 +164,7 @@ _NOT_COMPUTED = (
 
 def _run_to_end(request: Request, session: Session) -> Ending:
     """Run the program until its last line, or until it or something else ends it."""
-    if (refusal := simulated_gpu.without_kernels()) is not None:
+    if (refusal := simulated_gpu.kernel_refusal()) is not None:
         show(f"memcalc: {refusal}\n")
         return Ending(code=1)
     try:

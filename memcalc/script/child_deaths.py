@@ -58,7 +58,7 @@ class ChildDeaths:
         patches.wrap(subprocess.Popen, "_handle_exitstatus", self._handle_exit)
 
     def _start(self, original: Any, child: Any) -> None:
-        line = source_lines.line()
+        line = source_lines.find_line()
         original(child)
         if os.getpid() == self._own and child.pid is not None:
             self._started[child.pid] = line

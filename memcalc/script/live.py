@@ -39,7 +39,7 @@ class Simulation:
 
     def __enter__(self) -> Simulation:
         self._entered = True
-        plan = plan_of([source_lines.line() or sys.argv[0] or "python"], **self._settings)
+        plan = plan_of([source_lines.find_line() or sys.argv[0] or "python"], **self._settings)
         frame = sys._getframe(1)
         body = pickling.body_at(frame)
         self._found, self._error = run_work(look_up(plan), pickling.dump("the block", body))

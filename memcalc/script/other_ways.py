@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from memcalc.engine.source_lines import listed
+from memcalc.engine.source_lines import join_lines
 from memcalc.errors import EstimateError
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import UNCOMPUTED
@@ -85,13 +85,13 @@ def _say_decisions(lines: Sequence[str], ways: Mapping[str, _Tried], chosen: Sim
         for line, one in ways.items()
         if one.found is not chosen
     ]
-    said = f"{UNCOMPUTED} decide at {listed(lines)}"
+    said = f"{UNCOMPUTED} decide at {join_lines(lines)}"
     if others:
         steps = max((one.found.ending.steps for one in ways.values() if one.found), default=0)
         within = f" within {steps} steps" if steps else ""
         said += f"; the other way{within} at {', '.join(others)}"
     if len(ways) < len(lines):
-        said += f"; not tried the other way: {listed(lines[len(ways) :])}"
+        said += f"; not tried the other way: {join_lines(lines[len(ways) :])}"
     return said
 
 
@@ -99,8 +99,8 @@ def _say_escapes(lines: Sequence[str], scaled: Mapping[str, _Tried], chosen: Sim
     """Return where numbers go to the host, and whether larger or smaller ones take more."""
     found = {name: _difference(one, chosen) for name, one in scaled.items()}
     if scaled and {*found.values()} == {_SAME}:
-        return f"larger and smaller made-up numbers at {listed(lines)} take as much"
-    said = f"{UNCOMPUTED} go to the host at {listed(lines)}, where what they decide is not seen"
+        return f"larger and smaller made-up numbers at {join_lines(lines)} take as much"
+    said = f"{UNCOMPUTED} go to the host at {join_lines(lines)}, where what they decide is not seen"
     return ": ".join(
         filter(None, (said, ", ".join(f"{name} ones ({how})" for name, how in found.items())))
     )

@@ -246,7 +246,7 @@ class Run:
         # A process that a launcher starts has a GPU of its own, and sees that alone.
         devices = plan.devices if local is None or plan.devices > local else 1
         engine = self._engine()
-        root, cuda = (Path(engine.root), engine.cuda) if engine else driver.installed(self._python)
+        root, cuda = (Path(engine.root), engine.cuda) if engine else driver.find_torch(self._python)
         prepared = stub.prepare(root, cuda, (*engine.path, *sys.path) if engine else ())
         found = variables.numbered_gpus(os.environ, devices)
         if engine:

@@ -188,7 +188,7 @@ class _Checkpoints:
 
     def _put(self, file: Any, content: SavedObject | SavedTensors) -> None:
         self._files.put(file, content, content.bytes)
-        self._patches.say(NOT_WRITTEN, source_lines.line())
+        self._patches.say(NOT_WRITTEN, source_lines.find_line())
 
     def load(
         self, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any

@@ -53,7 +53,7 @@ def program(request: Request, session: Session) -> Iterable[str]:
                 Path(os.environ[mail.FOLDER], FOUND).write_bytes(msgspec.json.encode(found))
                 os._exit(0)
             if request.rank is None:
-                say(f"the first of {count} {of} runs", source_lines.line())
+                say(f"the first of {count} {of} runs", source_lines.find_line())
             if count > 1 and request.rank is None:
                 _count_gpus(patches, count)
                 session.be_one_of_many()

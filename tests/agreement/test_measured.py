@@ -13,7 +13,7 @@ from tests.agreement.test_pairs import LLAMA, SETTINGS
 MEASURES = """
 import json, sys
 from memcalc.engine import driver
-driver.open_here()
+driver.open_stub()
 from memcalc.catalog.plan import make
 from memcalc.engine import simulated_gpu
 from memcalc.estimation.question import look_up

@@ -28,7 +28,7 @@ from memcalc.engine.stub import load
 root = Path(sys.argv[1])
 found = library.find([root.parent], (9, 0))
 os.environ.update(loading.environment(found))
-load.open_here(load.prepare(root, sys.argv[2]))
+load.load_into_process(load.prepare(root, sys.argv[2]))
 import torch
 if isinstance(found, library.Missing):
     loading.switch_off()

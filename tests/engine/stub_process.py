@@ -21,7 +21,7 @@ _BEGINS = """
 import sys
 from pathlib import Path
 from memcalc.engine.stub import load
-load.open_here(load.prepare(Path(sys.argv[1]), sys.argv[2]))
+load.load_into_process(load.prepare(Path(sys.argv[1]), sys.argv[2]))
 import torch
 torch.backends.cudnn.enabled = False
 """

@@ -29,7 +29,10 @@ EVERY_KEY = (
 def test_all_keys_are_read_whatever_their_order_and_spacing():
     settings = parse_alloc_conf(EVERY_KEY)
     assert settings == AllocatorSettings(text=EVERY_KEY, gc_threshold=0.8, memory_fraction=0.5)
-    assert (settings.allowed(999), parse_alloc_conf("").allowed(999)) == (499, None)
+    assert (settings.reservable_bytes(999), parse_alloc_conf("").reservable_bytes(999)) == (
+        499,
+        None,
+    )
     assert parse_alloc_conf(without_fraction(EVERY_KEY)).memory_fraction == 1.0
 
 

@@ -157,7 +157,7 @@ def test_the_shims_command_prints_the_folder(tmp_path, monkeypatch):
         env={**os.environ, **settings, "LD_PRELOAD": "/nothing.so", "PYTHONPATH": "/nothing"},
         check=True,
     )
-    assert done.stdout == f"{library.kept(requirement)}\n"
+    assert done.stdout == f"{library.find_in_cache(requirement)}\n"
     assert "fetching nvidia-cudnn-cu12==9.8.0.87 (0.7 GB), once" in done.stderr
 
 

@@ -286,7 +286,7 @@ def test_uv_looks_where_pip_is_told_to(world):
 def test_what_is_compiled_for_another_pytorch_is_hidden(world, requires):
     real = pytest.importorskip("torch").__file__
     library = os.path.join(os.path.dirname(real), "lib", "libtorch_python.so")
-    assert any(name.startswith("libc10") for name in elf.needed(pathlib.Path(library)))
+    assert any(name.startswith("libc10") for name in elf.read_dependencies(pathlib.Path(library)))
     world.has_torch("2.14.1+cu130", "13.0")
     world.has("attention", "2.8", requires=requires, modules={"attention/_C.so": b""})
     world.has("plain", "1.0", requires=["torch"])

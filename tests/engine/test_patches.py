@@ -27,6 +27,6 @@ def mask_of_rows():
 
     positions = torch.zeros(2, 8, dtype=torch.long)
     with Patches() as patches:
-        decisions.rows_are_sequences(patches)
+        decisions.skip_packed_sequences(patches)
         within = masking_utils.find_packed_sequence_indices(positions) is None
     return [within, masking_utils.find_packed_sequence_indices(positions) is None]

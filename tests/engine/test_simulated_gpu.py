@@ -28,7 +28,7 @@ def test_a_card_without_kernels_is_refused_with_the_release_that_has_them(
     monkeypatch.setenv("MEMCALC_STUB_CAPABILITY", str(capability))
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    refusal = simulated_gpu.without_kernels()
+    refusal = simulated_gpu.kernel_refusal()
     if typed is None:
         assert refusal is None
     else:

@@ -22,7 +22,9 @@ SONAME = st.from_regex(r"lib[a-z]{1,20}\.so\.[0-9]{1,2}", fullmatch=True)
 )
 def test_what_is_written_is_read_again(tmp_path_factory, soname, symbols, needed, machine):
     path = tmp_path_factory.mktemp("elf") / soname
-    data = elf.shared_object(soname, symbols, needed=needed, runpath="$ORIGIN", machine=machine)
+    data = elf.make_shared_object(
+        soname, symbols, needed=needed, runpath="$ORIGIN", machine=machine
+    )
     path.write_bytes(data)
     assert elf.read(path) == elf.SharedObject(
         machine, soname, tuple(needed), frozenset(), frozenset(symbols)
@@ -33,7 +35,7 @@ def test_what_is_written_is_read_again(tmp_path_factory, soname, symbols, needed
 def test_the_loader_takes_a_written_library_and_finds_each_function(tmp_path):
     names = [f"function_{number}" for number in range(500)]
     path = tmp_path / "libwritten.so.1"
-    path.write_bytes(elf.shared_object("libwritten.so.1", names, machine=elf.machine()))
+    path.write_bytes(elf.make_shared_object("libwritten.so.1", names, machine=elf.machine()))
     library = ctypes.CDLL(str(path))
     assert {getattr(library, name)(7) for name in names} == {0}
     assert not hasattr(library, "function_500")
@@ -43,9 +45,9 @@ def test_the_loader_takes_a_written_library_and_finds_each_function(tmp_path):
 def test_a_shell_brings_the_library_that_it_needs_from_its_own_folder(tmp_path):
     machine = elf.machine()
     (tmp_path / "libbehind.so").write_bytes(
-        elf.shared_object("libbehind.so", ["behind"], machine=machine)
+        elf.make_shared_object("libbehind.so", ["behind"], machine=machine)
     )
-    shell = elf.shared_object(
+    shell = elf.make_shared_object(
         "libshell.so.3", needed=["libbehind.so"], runpath="$ORIGIN", machine=machine
     )
     assert len(shell) < 700
@@ -64,7 +66,7 @@ def test_a_compiled_library_says_what_it_needs():
 
 @given(cut=st.integers(0, 2000), changed=st.integers(0, 2000), value=st.integers(0, 255))
 def test_a_damaged_file_is_an_error_of_values(tmp_path_factory, cut, changed, value):
-    data = bytearray(elf.shared_object("libx.so.1", ["one", "two"], needed=["liby.so.2"]))
+    data = bytearray(elf.make_shared_object("libx.so.1", ["one", "two"], needed=["liby.so.2"]))
     data = data[: len(data) - cut % len(data)]
     data[changed % len(data)] = value
     path = tmp_path_factory.mktemp("elf") / "libx.so.1"

@@ -17,7 +17,7 @@ import json, os, sys
 from pathlib import Path
 from memcalc.engine.stub import load
 stub = load.prepare(Path(sys.argv[1]), sys.argv[2])
-load.open_here(stub)
+load.load_into_process(stub)
 """
 LOOK = """
 import re, torch
@@ -45,7 +45,7 @@ def fake_torch(tmp_path, *needed):
     """A PyTorch of which nothing is there but what it is linked to."""
     library = tmp_path / "site/torch/lib/libtorch_cuda.so"
     library.parent.mkdir(parents=True)
-    library.write_bytes(elf.shared_object("libtorch_cuda.so", ["own"], needed=needed))
+    library.write_bytes(elf.make_shared_object("libtorch_cuda.so", ["own"], needed=needed))
     return library.parents[1]
 
 
@@ -88,7 +88,7 @@ def test_a_driver_of_nvidias_in_the_machine_is_not_touched_nor_by_children(stub_
     for soname in ("libcuda.so.1", "libnvidia-ml.so.1"):
         # Whoever asks it for a GPU hears that all went well, and gets none.
         names = ["cuInit", "cuDeviceGetCount", "nvmlInit_v2", "nvmlDeviceGetCount_v2"]
-        (tmp_path / soname).write_bytes(elf.shared_object(soname, names, machine=machine))
+        (tmp_path / soname).write_bytes(elf.make_shared_object(soname, names, machine=machine))
     code = """
 import ctypes, pynvml
 pynvml.nvmlInit()
@@ -123,7 +123,9 @@ load.libraries = lambda: folder
     (tmp_path / "noops.txt").write_text("\n".join(name for name in names if name not in lacking))
     assert set(lacking) <= set(names)
     own = {"MEMCALC_CACHE": str(tmp_path / "cache")}
-    code += OPEN.replace("load.open_here(stub)", "load.open_here(stub)\nmade = stub.missing")
+    code += OPEN.replace(
+        "load.load_into_process(stub)", "load.load_into_process(stub)\nmade = stub.missing"
+    )
     found = json.loads(
         python_of_tests(
             code + LOOK.replace("print(json.dumps({", 'print(json.dumps({"made": made,'),
@@ -168,7 +170,7 @@ def test_a_changed_pytorch_is_looked_at_again(tmp_path, stub_cache):
     root = fake_torch(tmp_path, "libcudart.so.99")
     first = load.prepare(root, "99.0")
     library = root / "lib/libtorch_cuda.so"
-    library.write_bytes(elf.shared_object("libtorch_cuda.so", needed=["libcublas.so.99"]))
+    library.write_bytes(elf.make_shared_object("libtorch_cuda.so", needed=["libcublas.so.99"]))
     second = load.prepare(root, "99.0")
     assert not (first.folder / "libcublas.so.99").exists()
     assert (second.folder / "libcublas.so.99").exists()
@@ -182,7 +184,7 @@ def test_compiled_packages_beside_pytorch_count_where_their_cuda_is_pytorchs(tmp
     for major, other in ((13, "libcusparse.so.12"), (12, "libcublas.so.12")):
         name = f"libbitsandbytes_cuda{major}0.so"
         needed = [f"libcudart.so.{major}", other]
-        (package / name).write_bytes(elf.shared_object(name, needed=needed))
+        (package / name).write_bytes(elf.make_shared_object(name, needed=needed))
     (package / "broken.so").write_bytes(b"\x7fELF\x02\x01 and no more")
     names = {path.name for path in load.prepare(root, "13.0").folder.iterdir()}
     assert "libcusparse.so.12" in names

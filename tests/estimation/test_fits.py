@@ -96,7 +96,7 @@ UNROUNDED = Levels(**dict.fromkeys(Levels.__struct_fields__, 300 * MIB))
 def reserve_all(cards):
     """Replay a request of 300 MiB by an allocator that allows what a fraction of a card does."""
     for card in cards:
-        most = parse_alloc_conf(card.conf).allowed(card.capacity) or card.capacity
+        most = parse_alloc_conf(card.conf).reservable_bytes(card.capacity) or card.capacity
         fails = min(most, card.room) < 300 * MIB
         refused = Refused(asked=300 * MIB, free=card.room) if fails else None
         yield Replay(peaks=UNROUNDED, end=UNROUNDED, intervals=(), retries=0, refused=refused)

@@ -1,14 +1,14 @@
-"""Finds the cuDNN that plans for a simulated GPU, or says why there is none.
+"""Finds the cuDNN that plans for a simulated GPU, or the reason why none can.
 
-The library that would run on a GPU is the one installed beside PyTorch, else the one that
-PyTorch's metadata requires. Where that one cannot be asked, the nearest later release that can is
-asked instead, as an assumption. This is close: of 280 convolutions in three directions on each of
-7.5, 8.0 and 9.0, cuDNN 9.8 and 9.10 take the same workspace in at least 100, 89 and 96 %. ResNet-50
-on a T4 comes out the same with 9.8, 9.10 and 9.19, 0.03 % off a published reading.
+The library that would run on a GPU is the one installed next to PyTorch, else the one that
+PyTorch's metadata requires. If that release cannot plan, the nearest later release that can is used
+instead, as an assumption. This is close: of 280 convolutions in three directions on each of
+7.5, 8.0 and 9.0, cuDNN 9.8 and 9.10 take equal workspaces in at least 100, 89 and 96 %. ResNet-50
+on a T4 gives equal results with 9.8, 9.10 and 9.19, 0.03 % off a published reading.
 
-Where no library can be had, the program runs with cuDNN off. PyTorch then takes its own
-convolutions, which need less: 2,916 MB for the same ResNet-50, 3.9 % less than read. What is
-missing has no known bound, so it is listed as uncounted.
+If no library is available, the program runs with cuDNN off. PyTorch then uses its own convolutions,
+which need less: 2,916 MB for this ResNet-50, 3.9 % less than read. The missing memory has no known
+bound, so it is listed as uncounted.
 
 ``python -m memcalc.engine.cudnn.library REQUIREMENT`` fetches a release from PyPI into memcalc's
 cache, once, and prints the folder of the library. The shim runs this when a program first needs
@@ -36,7 +36,7 @@ Version = tuple[int, ...]
 _PACKAGE = re.compile(r"(nvidia-cudnn-cu\d+)\s*\(?==\s*([0-9.]+)")
 _FOLDER = "nvidia/cudnn/lib"
 _OLDEST_CUDA = 12
-"""cuDNN 9.8 and later are built for CUDA 12 and 13 alone; PyTorch's CUDA may be another."""
+"""cuDNN 9.8 and later are built for CUDA 12 and 13 only; PyTorch's CUDA may be older."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class Refusal(msgspec.Struct, frozen=True):
     before: Version
     reason: str
     capability: Version | None = None
-    """The only one that is refused; ``None``: all."""
+    """The compute capability that they cannot plan for, or None for all."""
 
 
 REFUSED = (
@@ -62,44 +62,43 @@ REFUSED = (
     ),
 )
 _ASKED = ("9.8.0.87", "9.12.0.46")
-"""Releases to ask in place of one that is refused, in order; PyPI has both."""
+"""Releases to use in place of a refused one, in order; PyPI has both."""
 
 
 class Library(msgspec.Struct, frozen=True, kw_only=True):
     """The cuDNN that plans for a simulated GPU."""
 
     reported: Version
-    """The version that PyTorch is told: its own, also where another one plans."""
+    """The version that PyTorch sees: its own, even if another one plans."""
     planning: Version
     """The version that plans."""
     folder: str = ""
-    """Where ``libcudnn.so.9`` lies; empty: it is fetched when the program first needs it."""
+    """Folder of ``libcudnn.so.9``; empty if it is fetched when the program first needs it."""
     requirement: str = ""
-    """What pip must be asked for, such as ``nvidia-cudnn-cu13==9.24.0.43``."""
-
+    """pip's requirement, such as ``nvidia-cudnn-cu13==9.24.0.43``."""
     instead: str = ""
-    """Why another version than PyTorch's plans; empty: PyTorch's does."""
+    """The reason why another version than PyTorch's plans; empty if PyTorch's does."""
 
     @property
     def assumption(self) -> str:
-        """What an estimate must say of this choice; empty: nothing."""
+        """The assumption that an estimate states about this choice; empty without one."""
         if not self.instead:
             return ""
-        asked, own = _text(self.planning), _text(self.reported)
+        asked, own = _format_version(self.planning), _format_version(self.reported)
         return f"cuDNN {asked} planned the workspaces instead of {own} ({self.instead})"
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
-    """No cuDNN can plan: the program runs with cuDNN off."""
+    """The reason why no cuDNN can plan: the program runs with cuDNN off."""
 
     reason: str
     """A clause, such as ``cuDNN 8 does not accept a description of a GPU``."""
     reported: Version = ()
-    """The version that PyTorch must be told, for it checks that it fits; empty: unknown."""
+    """The version that PyTorch sees, because PyTorch checks it; empty if unknown."""
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """What an estimate must say of what it lacks."""
+        """The phrases for the memory that an estimate does not count."""
         return (
             f"workspaces of cuDNN are not counted ({self.reason}); "
             "convolutions and recurrent layers used PyTorch's own kernels",
@@ -115,13 +114,15 @@ class _Found(msgspec.Struct, frozen=True):
 def find(
     paths: Sequence[Path], capability: tuple[int, int], *, offline: bool = False
 ) -> Library | Missing:
-    """The cuDNN to ask for a simulated GPU; nothing is fetched and PyTorch is not imported.
+    """Find the cuDNN that plans for a GPU; fetch nothing, and do not import PyTorch.
 
-    ``paths``: folders in which the engine's Python looks for packages, PyTorch among them;
-    ``offline``: nothing may be fetched, now or later.
+    Args:
+        paths: folders of the engine's packages, PyTorch among them.
+        capability: the GPU's compute capability.
+        offline: nothing may be fetched, now or later.
     """
-    own = _installed(paths)
-    required = _required(paths)
+    own = _find_local(paths)
+    required = _read_requirement(paths)
     if own is None and required is None:
         return Missing(reason="this PyTorch names no cuDNN, and none is installed beside it")
     reported = own.version if own is not None else required.version if required else ()
@@ -134,11 +135,11 @@ def find(
     # No package for CUDA 11 has cuDNN 9.8 or later.
     built = re.search(r"cu(\d+)$", package)
     major = max(int(built[1]) if built else _OLDEST_CUDA, _OLDEST_CUDA)
-    requirement = f"nvidia-cudnn-cu{major}=={_text(asked, full=True)}"
-    folder = kept(requirement)
+    requirement = f"nvidia-cudnn-cu{major}=={_format_version(asked, full=True)}"
+    folder = find_in_cache(requirement)
     if folder is None and offline:
         return Missing(reason=f"{requirement} {MISSING}", reported=reported)
-    if folder is None and (reason := impossible()):
+    if folder is None and (reason := fetch_refusal()):
         return Missing(reason=reason, reported=reported)
     return Library(
         reported=reported,
@@ -150,7 +151,7 @@ def find(
 
 
 def _refusal(version: Version, capability: Version) -> str | None:
-    """Why a release cannot plan for a GPU."""
+    """Return why a release cannot plan for a GPU, or None if it can."""
     for refusal in REFUSED:
         if refusal.capability in (None, capability) and refusal.since <= version < refusal.before:
             return refusal.reason
@@ -158,76 +159,76 @@ def _refusal(version: Version, capability: Version) -> str | None:
 
 
 def _nearest(version: Version, capability: Version) -> Version | str:
-    """A release that can plan for a GPU: this one, or the nearest later one; else a reason."""
+    """Return a release that can plan for a GPU, this or the nearest later one; else the reason."""
     reason = _refusal(version, capability)
     if reason is None:
         return version
     if version < (9,):
         return reason
-    later = (_version(text) for text in _ASKED if _version(text) > version)
+    later = (_parse_version(text) for text in _ASKED if _parse_version(text) > version)
     return next((one for one in later if _refusal(one, capability) is None), reason)
 
 
-def _installed(paths: Sequence[Path]) -> _Found | None:
-    """The cuDNN that PyTorch would load: from its package, or of the system."""
+def _find_local(paths: Sequence[Path]) -> _Found | None:
+    """Return the cuDNN that PyTorch would load, from its package or the system, or None."""
     for place in paths:
         for found in sorted(place.glob("nvidia_cudnn_cu*-*.dist-info"), reverse=True):
             package, _, version = found.name.removesuffix(".dist-info").rpartition("-")
             folder = place / _FOLDER
             if any(folder.glob("libcudnn.so.[0-9]")):
-                return _Found(package.replace("_", "-"), _version(version), str(folder))
-    for folder in _of_system(paths):
+                return _Found(package.replace("_", "-"), _parse_version(version), str(folder))
+    for folder in _list_system_folders(paths):
         for file in sorted(folder.glob("libcudnn.so.*.*.*")):
             version = file.name.removeprefix("libcudnn.so.")
             if re.fullmatch(r"\d+\.\d+\.\d+", version):
-                return _Found("", _version(version), str(folder))
+                return _Found("", _parse_version(version), str(folder))
     return None
 
 
-def _of_system(paths: Sequence[Path]) -> Iterator[Path]:
-    """Where conda, Debian's packages and CUDA's installer put libraries."""
+def _list_system_folders(paths: Sequence[Path]) -> Iterator[Path]:
+    """Yield the folders of libraries of conda, Debian's packages and CUDA's installer."""
     yield from (path.parents[1] for path in paths if path.name == "site-packages")
     yield Path(f"/usr/lib/{platform.machine()}-linux-gnu")
     yield Path("/usr/local/cuda/lib64")
 
 
-def _required(paths: Sequence[Path]) -> _Found | None:
-    """The package and version of cuDNN that PyTorch's metadata requires."""
+def _read_requirement(paths: Sequence[Path]) -> _Found | None:
+    """Return the package and version of cuDNN that PyTorch's metadata requires, or None."""
     installed = importlib.metadata.distributions(name="torch", path=[str(path) for path in paths])
     lines = (line for found in itertools.islice(installed, 1) for line in found.requires or ())
     named = next(filter(None, map(_PACKAGE.match, lines)), None)
-    return _Found(named[1], _version(named[2])) if named else None
+    return _Found(named[1], _parse_version(named[2])) if named else None
 
 
-def _version(text: str) -> Version:
+def _parse_version(text: str) -> Version:
     return tuple(int(part) for part in text.split("."))
 
 
-def _text(version: Version, *, full: bool = False) -> str:
+def _format_version(version: Version, *, full: bool = False) -> str:
     return ".".join(str(part) for part in (version if full else version[:2]))
 
 
 _SIZES = {"nvidia-cudnn-cu12": "0.7 GB", "nvidia-cudnn-cu13": "0.4 GB"}
-"""Of the download; 0.5 to 1 GB unpacked."""
+"""Sizes of the downloads; unpacked they take 0.5 to 1 GB."""
 _ROOM = 1.2e9
-"""Bytes of disk while it is installed."""
+"""Bytes of disk that an installation needs."""
 _UNWANTED = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONHOME")
-"""What a program over the stub driver sets and a plain Python must not have."""
+"""Variables of a program over the stub driver that a plain Python must not have."""
 
 
-def kept(requirement: str) -> Path | None:
-    """The folder of a release that was fetched before."""
-    path = folders.path_of(_name(requirement))
+def find_in_cache(requirement: str) -> Path | None:
+    """Return the folder of a release that was fetched before, or None."""
+    path = folders.path_of(_folder_name(requirement))
     return path / _FOLDER if folders.read_marker(path) is not None else None
 
 
-def impossible() -> str:
-    """Why nothing can be fetched on this machine; empty: it can."""
+def fetch_refusal() -> str:
+    """Return why this machine cannot fetch packages; empty if it can."""
     return "" if uv.is_reachable() else "there is neither pip nor uv to fetch cuDNN with"
 
 
 def command(requirement: str) -> str:
-    """A line of a shell that prints the folder of a release, and fetches it before if need be."""
+    """Return a shell command that fetches a release if necessary and prints its folder."""
     home = str(Path(__file__).resolve().parents[3])
     unset = (part for name in _UNWANTED for part in ("-u", name))
     parts = ("env", *unset, f"PYTHONPATH={home}", sys.executable, "-m", __spec__.name, requirement)
@@ -235,10 +236,10 @@ def command(requirement: str) -> str:
 
 
 def fetch(requirement: str) -> Path:
-    """The folder of a release such as ``nvidia-cudnn-cu13==9.24.0.43``; fetched if it is not here.
+    """Return the folder of a release such as ``nvidia-cudnn-cu13==9.24.0.43``; fetch it if missing.
 
     Raises:
-        EstimateError: it cannot be fetched or kept.
+        EstimateError: it cannot be fetched or written.
     """
     package, _, version = requirement.partition("==")
     size = _SIZES.get(package, "up to 0.7 GB")
@@ -251,7 +252,7 @@ def fetch(requirement: str) -> Path:
             raise EstimateError(f"{requirement} has no {_FOLDER}.")
 
     try:
-        return folders.make(_name(requirement), requirement, _ROOM, fill) / _FOLDER
+        return folders.make(_folder_name(requirement), requirement, _ROOM, fill) / _FOLDER
     except EstimateError as error:
         raise EstimateError(
             f"cuDNN cannot be fetched ({str(error).rstrip('.')}): type pip install {requirement}, "
@@ -259,12 +260,13 @@ def fetch(requirement: str) -> Path:
         ) from None
 
 
-def _name(requirement: str) -> str:
-    """Of the folder of a release."""
+def _folder_name(requirement: str) -> str:
+    """Return the name of a release's folder."""
     return requirement.replace("==", "-")
 
 
 def _say(progress: Progress) -> None:
+    """Show the text of a progress report."""
     if progress.text:
         show(f"memcalc: {progress.text}\n")
 

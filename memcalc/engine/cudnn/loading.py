@@ -1,6 +1,6 @@
-"""Settles the cuDNN shim, which is loaded with the stub driver, and says what it did.
+"""Configures the cuDNN shim, which is loaded with the stub driver, and reports its use.
 
-It loads the real library when the program first needs it.
+The shim loads the real library when the program first needs it.
 """
 
 import ctypes
@@ -12,9 +12,9 @@ from memcalc.engine.cudnn import library
 from memcalc.engine.cudnn.library import Library, Missing
 
 _ASSUMED = "MEMCALC_CUDNN_ASSUMED"
-"""Variable that says what is assumed if the library is used."""
+"""Variable with the assumption of an estimate if the library is used."""
 _VERSION = "MEMCALC_STUB_CUDNN"
-"""Variable with the version that PyTorch is told; not set: unknown."""
+"""Variable with the version that PyTorch sees; not set if unknown."""
 
 BENCHMARK = (
     "torch.backends.cudnn.benchmark is on: a GPU would choose the fastest engine; here cuDNN's "
@@ -23,21 +23,21 @@ BENCHMARK = (
 
 
 def environment(found: Library | Missing) -> dict[str, str]:
-    """Settings of the shim and the stub driver; set them before CUDA is first used.
+    """Return the variables of the shim and the stub driver; set them before CUDA is first used.
 
-    The version must be set before PyTorch is imported. The library may be set later, in a process
-    that was forked: it is read when cuDNN is first needed.
+    The version must be set before PyTorch is imported. The library may be set later, in a fork: it
+    is read when cuDNN is first needed.
     """
-    named = {_VERSION: str(_number(found.reported))} if found.reported else {}
+    named = {_VERSION: str(_version_number(found.reported))} if found.reported else {}
     if isinstance(found, Missing):
         return {**named, "MEMCALC_CUDNN": "", "MEMCALC_CUDNN_COMMAND": "", _ASSUMED: ""}
     line = library.command(found.requirement) if not found.folder else ""
-    told = {"MEMCALC_CUDNN": found.folder, "MEMCALC_CUDNN_COMMAND": line}
-    return {**named, **told, _ASSUMED: found.assumption}
+    library_at = {"MEMCALC_CUDNN": found.folder, "MEMCALC_CUDNN_COMMAND": line}
+    return {**named, **library_at, _ASSUMED: found.assumption}
 
 
 def switch_off() -> None:
-    """Let PyTorch do without cuDNN; call it before the program runs."""
+    """Turn cuDNN off in PyTorch for good; call it before the program runs."""
     import torch
 
     backends: Any = torch.backends
@@ -45,28 +45,28 @@ def switch_off() -> None:
     # The program must not turn it on again.
     torch._C._set_cudnn_enabled = lambda _: None  # type: ignore[assignment]
     type(backends.cudnn).enabled = property(lambda _: False, lambda *_: None)
-    # Attention asks a switch of its own, since PyTorch 2.5.
+    # Attention has a separate switch since PyTorch 2.5.
     if hasattr(backends.cuda, "enable_cudnn_sdp"):
         backends.cuda.enable_cudnn_sdp(False)
     if _VERSION not in os.environ:
-        version = _number(torch._C._cudnn.getCompileVersion())
+        version = _version_number(torch._C._cudnn.getCompileVersion())
         backends.cudnn._init = lambda: True
         backends.cudnn.version = lambda: version
 
 
-def is_planned() -> bool:
-    """Whether this process was told of a library that plans, there or to be fetched."""
+def has_library() -> bool:
+    """Return True if this process has a cuDNN that plans, present or to be fetched."""
     return bool(os.environ.get("MEMCALC_CUDNN") or os.environ.get("MEMCALC_CUDNN_COMMAND"))
 
 
 def is_used() -> bool:
-    """Whether the program of this process needed cuDNN, and the library was loaded."""
+    """Return True if the program needed cuDNN and the library was loaded."""
     loaded = getattr(ctypes.CDLL(None), "memcalc_cudnn_loaded", None)
     return loaded is not None and bool(loaded())
 
 
 def assumptions() -> tuple[str, ...]:
-    """What an estimate must say of cuDNN after the program ran in this process."""
+    """Return the assumptions about cuDNN after the program ran in this process."""
     import torch
 
     if not is_used():
@@ -75,7 +75,7 @@ def assumptions() -> tuple[str, ...]:
     return tuple(said for said in (os.environ.get(_ASSUMED), tried) if said)
 
 
-def _number(version: Sequence[int]) -> int:
-    """A version as cuDNN itself says it: 92400, and 8902 before 9."""
+def _version_number(version: Sequence[int]) -> int:
+    """Return a version in cuDNN's own form: 92400, or 8902 before 9."""
     major, minor, patch = (*version, 0, 0)[:3]
     return (10_000 if major > 8 else 1000) * major + 100 * minor + patch

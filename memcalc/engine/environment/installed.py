@@ -68,7 +68,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
             name.startswith(("libtorch", "libc10"))
             for file in self.distribution.files or ()
             if file.suffix == ".so"
-            for name in elf.needed(Path(str(file.locate())))
+            for name in elf.read_dependencies(Path(str(file.locate())))
         )
 
 

@@ -9,7 +9,7 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
-from memcalc.engine.notes import dtype_of, flat
+from memcalc.engine.notes import dtype_name, flat
 from memcalc.records.model import (
     DTYPE_BYTES,
     Inventory,
@@ -106,7 +106,7 @@ class Counts:
         new = [
             one
             for one in tensors
-            if dtype_of(one) in DTYPE_BYTES and not known.intersection(_at(one))
+            if dtype_name(one) in DTYPE_BYTES and not known.intersection(_at(one))
         ]
         self._places[owner] = {at for one in new for at in _at(one)}
         self._plain[owner] = _Counted(
@@ -114,7 +114,7 @@ class Counts:
             ran=True,
             numbers={str(number): id(one) for number, one in enumerate(new)},
             tensors=tuple(
-                Parameter(name=str(number), shape=tuple(one.shape), dtype=dtype_of(one))
+                Parameter(name=str(number), shape=tuple(one.shape), dtype=dtype_name(one))
                 for number, one in enumerate(new)
             ),
         )
@@ -187,12 +187,12 @@ def _states(states: Iterable[Any]) -> Iterator[StateTensor]:
         for name, value in flat("", state, objects=True):
             for part in plain(value):
                 at = part.untyped_storage().data_ptr()
-                if dtype_of(part) in DTYPE_BYTES and at not in seen:
+                if dtype_name(part) in DTYPE_BYTES and at not in seen:
                     seen |= {at} - {0}
                     yield StateTensor(
                         parameter=str(number),
                         name=name,
-                        dtype=dtype_of(part),
+                        dtype=dtype_name(part),
                         numel=part.numel(),
                         place=Place.DEVICE if part.device.type == "cuda" else Place.HOST,
                     )

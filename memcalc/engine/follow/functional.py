@@ -61,7 +61,7 @@ class Functional:
         These are the leaves that it reaches, or what the outermost transform of ``torch.func`` is
         given. A backward that is ``differentiable`` itself finds none.
         """
-        wrapped = [one for one in _tensors_given(inputs) if internals.is_wrapped(one)]
+        wrapped = [one for one in _tensors_given(inputs) if internals.is_functorch_tensor(one)]
         if wrapped:
             if internals.nested_gradients() > 1:
                 return
@@ -88,7 +88,7 @@ class Functional:
         for one, gradient in zip(_tensors_given(given), _tensors_given(found), strict=False):
             leaf = internals.outer_leaf(one)
             if leaf is not None and known.intersection(self._counters.addresses(leaf)):
-                named.append(internals.behind(gradient))
+                named.append(internals.unwrap(gradient))
         self._counters.name(Component.GRADIENTS, named)
 
 

@@ -236,7 +236,7 @@ class Call:
         return self._given.get(name)
 
     def __str__(self) -> str:
-        line = source_lines.line()
+        line = source_lines.find_line()
         return f"{self._name}(src={self.source}){f' at {line}' if line else ''}"
 
     @property

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from memcalc.engine.counters import Counters
 from memcalc.engine.follow.counts import Counts
-from memcalc.engine.notes import held_by, state_of
+from memcalc.engine.notes import held_by, state_by_parameter
 from memcalc.engine.patches import Patches
 from memcalc.records.model import Inventory, OptimizerState
 from memcalc.records.trace import Component
@@ -268,7 +268,7 @@ class Models:
         if steps == 1:
             self.name_optimizer(type(optimizer).__name__)
         # Parameters that are added, replaced or unfrozen later get their state then.
-        entries = len(state_of(optimizer)), _parameters_of(optimizer)
+        entries = len(state_by_parameter(optimizer)), _parameters_of(optimizer)
         before = self._entries.get(id(optimizer))
         if before is None or before[1] != entries[1]:
             self._find_alone(optimizer)
@@ -279,7 +279,7 @@ class Models:
                 kept = getattr(optimizer, "optim", optimizer)
                 own = not isinstance(kept, torch.optim.Optimizer)
                 born = 0 if own else self._births.get(kept, 0)
-                self.counts.keep(kept, state_of(kept).values(), born)
+                self.counts.keep(kept, state_by_parameter(kept).values(), born)
             self._counters.name_state(optimizer, self._homes)
 
     def _find_alone(self, optimizer: Any) -> None:

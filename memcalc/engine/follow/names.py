@@ -14,7 +14,7 @@ from memcalc.engine.follow.operators import Operators
 from memcalc.engine.follow.phases import Observer
 from memcalc.engine.follow.steps import BY_HAND, Steps
 from memcalc.engine.host_view import tensors_in
-from memcalc.engine.notes import AtWork, held_by
+from memcalc.engine.notes import RunningModules, held_by
 from memcalc.engine.patches import Patches
 from memcalc.records.trace import Component, Phase
 from memcalc.workload.inference import find_caches
@@ -45,7 +45,7 @@ class Names(Observer):
         self._counters, self.models, self._steps = counters, models, steps
         self._functional = Functional(counters, models)
         self._watched, self._operators = watched, operators
-        self._at_work = AtWork(counters)
+        self._at_work = RunningModules(counters)
         self._step = 0
         self._optimizer: Any = None
         """Of a plan, which is known before the program steps."""
@@ -168,7 +168,7 @@ class Names(Observer):
             self._functional.look_for_state()
         self._counters.guess(Component.ACTIVATIONS, self._since)
         self._before = self._counters.moments()
-        return source_lines.line()
+        return source_lines.find_line()
 
     def leaves_backward(self, backwards: int) -> None:
         """Name the gradients, and the state of a plan's updates inside backward."""

@@ -310,7 +310,7 @@ class Phases:
             self._enter(phase)
             self._calls += not self.backwards
             if self._calls > _FEW and not self.backwards:
-                self._mark(phase, source_lines.line())
+                self._mark(phase, source_lines.find_line())
             self._back_to = Phase.FORWARD if interrupts else None
         self._observer.enters_model(args)
 

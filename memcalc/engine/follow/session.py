@@ -25,7 +25,7 @@ from memcalc.engine.follow.names import WATCHED, Names
 from memcalc.engine.follow.phases import Phases
 from memcalc.engine.follow.steps import BY_HAND, Steps
 from memcalc.engine.history import Timeline
-from memcalc.engine.notes import Interval, Told
+from memcalc.engine.notes import Interval, Label
 from memcalc.engine.patches import Patches
 from memcalc.engine.values import Values
 from memcalc.records.model import OptimizerState
@@ -70,7 +70,7 @@ class Session:
         self._left: Any = None
 
     def __enter__(self) -> Session:
-        if os.environ.get("MEMCALC_NO_CUDNN") or not loading.is_planned():
+        if os.environ.get("MEMCALC_NO_CUDNN") or not loading.has_library():
             loading.switch_off()
             self.say(_NO_CUDNN)
         internals.see_simulated_gpus(self.patches)
@@ -144,13 +144,13 @@ class Session:
         """Return a trace for each GPU, and the request that failed last, once the program ended."""
         # One that is made by hand ends before the next backward.
         alike = range(self.phases.settled, self.phases.step + (BY_HAND not in self.steps.made))
-        arrived, others = internals.arrivals(), internals.most_of_others()
+        arrived, others = internals.arrivals(), internals.peak_of_other_processes()
         started = (_OTHERS.format(format_bytes(others)),) if others else ()
         traces, refusal, wrapped = {}, None, max(self.groups.sizes, default=1) > 1
         for notes, entries in self.counters.histories():
             if not entries:
                 continue
-            notes.told += [(moment - notes.zero, Told.ARRIVED, at) for moment, at in arrived]
+            notes.labels += [(moment - notes.zero, Label.ARRIVED, at) for moment, at in arrived]
             timeline = Timeline(notes, entries, wrapped=wrapped)
             _name_held(timeline, notes.intervals, wrapped=wrapped)
             traces[notes.device] = timeline.trace(

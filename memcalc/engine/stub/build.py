@@ -1,8 +1,6 @@
-"""Compiles the stub driver and the cuDNN shim.
+"""Compiles the stub driver and the cuDNN shim, with the system's compiler or Zig.
 
-The compiler is that of the system, or Zig's.
-
-It imports no package but memcalc, for the build of the wheel uses it.
+It imports no other package than memcalc, because the build of the wheel uses it.
 """
 
 import hashlib
@@ -18,27 +16,27 @@ from memcalc.files import compiler as compilers
 NAME = "libmemcalc_stub.so"
 SHIM = "libmemcalc_cudnn.so"
 BUILT = Path(__file__).parent / "built"
-"""Where the build of the wheel puts the libraries."""
+"""Folder of the libraries that the wheel ships."""
 MARK = "sources"
-"""A file beside the libraries: the digest of their sources with the machine, and their sizes."""
+"""File next to the libraries: the digest of their sources and machine, and their sizes."""
 SOURCES = Path(__file__).parent / "sources"
-_OF_CUDNN = Path(__file__).parents[1] / "cudnn" / "sources"
+_CUDNN_SOURCES = Path(__file__).parents[1] / "cudnn" / "sources"
 NOOPS = SOURCES / "noops.txt"
-"""Functions of CUDA 11, 12 and 13 that do nothing and return success; one that is written by hand
-replaces its name here."""
+"""Functions of CUDA 11, 12 and 13 that do nothing and return success, unless the sources define
+them."""
 ZIG_TARGETS = {
     "x86_64": "x86_64-linux-gnu.2.17",
     "aarch64": "aarch64-linux-gnu.2.17",
 }
-"""What Zig compiles for by machine: glibc 2.17 is manylinux2014's."""
+"""Zig's target by machine: glibc 2.17 is the version of manylinux2014."""
 _FLAGS = ("-std=gnu11", "-w", "-fvisibility=hidden", "-fPIC", "-shared", "-s")
-_OF_SHIM = ("library.c", "descriptors.c", "handles.c")
+_SHIM_SOURCES = ("library.c", "descriptors.c", "handles.c")
 _MAJORS = (12, 13)
-"""Versions of CUDA that cuDNN 9.8 and later are built for."""
+"""Versions of CUDA for which cuDNN 9.8 and later are built."""
 
 
 def works(compiler: Sequence[str]) -> bool:
-    """Whether a compiler makes shared libraries here, with the headers of the system."""
+    """Return True if a compiler can build a shared library with the system's headers."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch, "tried.c")
         source.write_text("#include <dlfcn.h>\n#include <pthread.h>\n#include <stdio.h>\n")
@@ -51,19 +49,19 @@ def works(compiler: Sequence[str]) -> bool:
 
 
 def zig(machine: str) -> list[str] | None:
-    """The command of Zig's C compiler for a machine; ``None``: this Python has no ziglang."""
+    """Return the command of Zig's C compiler for a machine, or None without ziglang."""
     if importlib.util.find_spec("ziglang") is None or machine not in ZIG_TARGETS:
         return None
     return [sys.executable, "-m", "ziglang", "cc", "-target", ZIG_TARGETS[machine]]
 
 
 def sources() -> list[Path]:
-    """All files that the libraries are made of."""
-    return sorted([*SOURCES.glob("*.[ch]"), *_OF_CUDNN.glob("*.[ch]"), NOOPS])
+    """Return all source files of the libraries."""
+    return sorted([*SOURCES.glob("*.[ch]"), *_CUDNN_SOURCES.glob("*.[ch]"), NOOPS])
 
 
 def mark(machine: str) -> str:
-    """What libraries for a machine that were compiled from these sources are marked with."""
+    """Return the digest of the sources and the machine, which marks the compiled libraries."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for path in sources():
         digest.update(path.read_bytes())
@@ -71,7 +69,7 @@ def mark(machine: str) -> str:
 
 
 def is_current(folder: Path, machine: str) -> bool:
-    """Whether a folder has all libraries, whole, compiled from these sources for this machine."""
+    """Return True if a folder has all libraries, complete and compiled from these sources."""
     try:
         first, *others = (folder / MARK).read_text().splitlines()
         sizes = dict(line.split() for line in others)
@@ -82,7 +80,7 @@ def is_current(folder: Path, machine: str) -> bool:
 
 
 def build(folder: Path, compiler: Sequence[str], machine: str) -> None:
-    """Compile all libraries into a folder; each appears whole or not at all, and the mark last.
+    """Compile all libraries into a folder; each appears complete, and the mark last.
 
     Raises:
         CompileError: a library cannot be compiled.
@@ -90,12 +88,12 @@ def build(folder: Path, compiler: Sequence[str], machine: str) -> None:
     """
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         noops = Path(scratch, "noops.c")
-        noops.write_text(_nothings(NOOPS.read_text().split()))
+        noops.write_text(_write_noops(NOOPS.read_text().split()))
         stub = [str(path) for path in sorted(SOURCES.glob("*.c"))]
         lines = [mark(machine)]
         for name, options in (
             (NAME, ["-O1", f"-Wl,-soname,{NAME}", *stub, str(noops), "-ldl", "-lpthread"]),
-            *_libraries_of_cudnn(),
+            *_cudnn_libraries(),
         ):
             command = [*compiler, *_FLAGS, "-o", str(Path(scratch, name)), *options]
             compilers.run(command, "the stub driver" if name == NAME else "the cuDNN shim")
@@ -105,22 +103,22 @@ def build(folder: Path, compiler: Sequence[str], machine: str) -> None:
         Path(scratch, MARK).replace(folder / MARK)
 
 
-def _libraries_of_cudnn() -> list[tuple[str, list[str]]]:
-    """The shim and what the real cuDNN finds beside it: names, and options with their files."""
-    shim = [*(str(_OF_CUDNN / name) for name in _OF_SHIM), "-ldl", "-lpthread"]
+def _cudnn_libraries() -> list[tuple[str, list[str]]]:
+    """Return names and compiler arguments of the cuDNN shim and the libraries next to cuDNN."""
+    shim = [*(str(_CUDNN_SOURCES / name) for name in _SHIM_SOURCES), "-ldl", "-lpthread"]
     found = [(SHIM, ["-O2", f"-Wl,-soname,{SHIM}", *shim]), _neighbour("cuda", "cuda", 1)]
     pairs = itertools.product(_MAJORS, ("cublasLt", "nvrtc"))
     return found + [_neighbour(name, f"{name}{major}", major) for major, name in pairs]
 
 
 def _neighbour(source: str, name: str, version: int) -> tuple[str, list[str]]:
-    """A library that the real cuDNN finds by a soname of NVIDIA's."""
+    """Return name and compiler arguments of a library that cuDNN loads by NVIDIA's soname."""
     options = ["-O2", f"-DCUDA_MAJOR={version}", f"-Wl,-soname,lib{source}.so.{version}"]
-    return f"libmemcalc_cudnn_{name}.so", [*options, str(_OF_CUDNN / f"neighbour_{source}.c")]
+    return f"libmemcalc_cudnn_{name}.so", [*options, str(_CUDNN_SOURCES / f"neighbour_{source}.c")]
 
 
-def _nothings(names: Sequence[str]) -> str:
-    """One function under many names, each of which gives way to a function written by hand."""
+def _write_noops(names: Sequence[str]) -> str:
+    """Return C source of weak functions with these names, which return success."""
     attributes = '__attribute__((visibility("default"), weak, alias("memcalc_nothing")))'
     return "\n".join(
         (

@@ -1,12 +1,12 @@
 """Reads a shared object's symbols and needed libraries, and writes shells without a compiler.
 
-The dynamic section is read, as the loader does it, so stripped files and files without section
-headers are read too.
+Like the loader it reads the dynamic section, so it also reads stripped files and files without
+section headers.
 
 A *shell* has a soname of NVIDIA's and no symbols: a program that asks the loader for that soname
-gets it, and with it the stub driver that it needs. Symbols of the stub driver have no versions; the
-loader takes them for versioned ones as long as the library they are looked for in is another one
-than the version names, which is why shells have none themselves.
+gets it, and with it the stub driver that it needs. Symbols of the stub driver have no versions. The
+loader accepts them for versioned ones only if they come from another library than the one that the
+version names, which is why shells have no symbols.
 Source: ELF-64 Object File Format 1.5, and the System V ABI, "Hash Table"; the layout of
 DT_GNU_HASH as glibc 2.36 reads it (elf/dl-lookup.c).
 """
@@ -25,7 +25,7 @@ import msgspec
 from memcalc.errors import EstimateError
 
 MACHINES = {"x86_64": 62, "aarch64": 183}
-"""Numbers in ``e_machine`` of the machines that are known here."""
+"""Numbers in ``e_machine`` by the names of ``platform.machine()``."""
 _RETURN_ZERO = {
     62: b"\x31\xc0\xc3",  # xor eax, eax; ret
     183: b"\x00\x00\x80\x52\xc0\x03\x5f\xd6",  # mov w0, #0; ret
@@ -42,7 +42,7 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 
 
 class SharedObject(msgspec.Struct, frozen=True):
-    """What a shared object says of itself."""
+    """The machine, soname, needed libraries and symbols of a shared object."""
 
     machine: int
     """``e_machine``: 62 is x86-64, 183 aarch64."""
@@ -50,35 +50,36 @@ class SharedObject(msgspec.Struct, frozen=True):
     needed: tuple[str, ...]
     """Sonames of the libraries that it is linked to."""
     wanted: frozenset[str]
-    """Names of the symbols that some other library must have."""
+    """Names of undefined symbols, which other libraries must define."""
     defined: frozenset[str]
-    """Names of the symbols that it has for others."""
+    """Names of the symbols that it defines."""
 
 
 def read(path: Path, *, defined: bool = True) -> SharedObject:
-    """Read a shared object.
+    """Read the soname, needed libraries and symbols of a shared object.
 
-    ``defined``: the names of its own symbols too, of which large libraries have many.
+    ``defined``: also read the names of the symbols that it defines; large libraries have many.
 
     Raises:
         ValueError: it is no 64-bit little-endian shared object, or it is damaged.
         OSError: it cannot be read.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         return file.read(defined=defined)
 
 
-def needed(path: Path) -> tuple[str, ...]:
-    """Sonames of the libraries that a shared object is linked to; none of any other file."""
+def read_dependencies(path: Path) -> tuple[str, ...]:
+    """Return the sonames of the libraries that a shared object needs; empty for another file."""
     try:
-        with _opened(path) as file:
-            return file.needed()
+        with _open(path) as file:
+            return file.read_dependencies()
     except (OSError, ValueError):
         return ()
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[_File]:
+def _open(path: Path) -> Iterator[_File]:
+    """Open a shared object; raise ValueError for reads of a damaged one."""
     try:
         with (
             path.open("rb") as file,
@@ -92,7 +93,7 @@ def _opened(path: Path) -> Iterator[_File]:
 
 
 class _File:
-    """The tables of one file."""
+    """The dynamic section, strings and symbols of a file."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -107,27 +108,31 @@ class _File:
             if kind == _DYNAMIC:
                 self._tags = list(self._dynamic(offset))
         self._values = dict(self._tags)
-        self._strings = self._offset(self._values[_STRINGS])
+        self._strings = self._file_offset(self._values[_STRINGS])
 
     def read(self, *, defined: bool) -> SharedObject:
-        soname = self._text(self._values[_SONAME]) if _SONAME in self._values else ""
-        symbols = self._offset(self._values[_SYMBOLS])
+        soname = self._read_text(self._values[_SONAME]) if _SONAME in self._values else ""
+        symbols = self._file_offset(self._values[_SYMBOLS])
         wanted: set[str] = set()
         own: set[str] = set()
-        for index in range(1, self._number_of_symbols(defined=defined)):
+        for index in range(1, self._count_symbols(defined=defined)):
             name, _, _, section, *_ = _SYMBOL.unpack_from(
                 self._data, symbols + index * _SYMBOL.size
             )
             if name:
-                (own if section else wanted).add(self._text(name))
+                (own if section else wanted).add(self._read_text(name))
         (machine,) = struct.unpack_from("<H", self._data, 18)
         return SharedObject(
-            machine, soname, self.needed(), frozenset(wanted), frozenset(own if defined else ())
+            machine,
+            soname,
+            self.read_dependencies(),
+            frozenset(wanted),
+            frozenset(own if defined else ()),
         )
 
-    def needed(self) -> tuple[str, ...]:
-        """Sonames of the libraries that it is linked to."""
-        return tuple(self._text(value) for tag, value in self._tags if tag == _NEEDED)
+    def read_dependencies(self) -> tuple[str, ...]:
+        """Return the sonames of the libraries that it needs."""
+        return tuple(self._read_text(value) for tag, value in self._tags if tag == _NEEDED)
 
     def _dynamic(self, at: int) -> Iterator[tuple[int, int]]:
         while True:
@@ -137,28 +142,30 @@ class _File:
             yield tag, value
             at += 16
 
-    def _offset(self, address: int) -> int:
-        """Where in the file an address of the loaded library is."""
+    def _file_offset(self, address: int) -> int:
+        """Return the offset in the file of an address of the loaded library."""
         for begin, offset, held in self._loaded:
             if begin <= address < begin + held:
                 return int(offset + address - begin)
         raise KeyError(address)
 
-    def _text(self, at: int) -> str:
+    def _read_text(self, at: int) -> str:
         begin = self._strings + at
         return self._data[begin : self._data.find(b"\0", begin)].decode()
 
-    def _number_of_symbols(self, *, defined: bool) -> int:
-        """Of all, or of those up to the last one that is wanted: these come first."""
+    def _count_symbols(self, *, defined: bool) -> int:
+        """Return the number of all symbols, or of the undefined ones, which come first."""
         if _HASH in self._values:
-            (count,) = struct.unpack_from("<I", self._data, self._offset(self._values[_HASH]) + 4)
+            (count,) = struct.unpack_from(
+                "<I", self._data, self._file_offset(self._values[_HASH]) + 4
+            )
             return int(count)
-        at = self._offset(self._values[_GNU_HASH])
+        at = self._file_offset(self._values[_GNU_HASH])
         buckets, first, words, _ = struct.unpack_from("<4I", self._data, at)
         at += 16 + 8 * words
         last = max(struct.unpack_from(f"<{buckets}I", self._data, at), default=0)
         if last < first:
-            # It has none of its own: names follow the table of symbols.
+            # It defines none: the strings follow the table of symbols.
             return (self._values[_STRINGS] - self._values[_SYMBOLS]) // _SYMBOL.size
         if not defined:
             return int(first)
@@ -170,10 +177,10 @@ class _File:
 
 
 def machine() -> int:
-    """The number of this machine in ELF files.
+    """Return the number of this machine in ELF files.
 
     Raises:
-        EstimateError: it is none for which the stub driver is made.
+        EstimateError: the stub driver does not support this machine.
     """
     found = MACHINES.get(platform.machine())
     if found is None:
@@ -184,7 +191,7 @@ def machine() -> int:
     return found
 
 
-def shared_object(
+def make_shared_object(
     soname: str,
     symbols: Iterable[str] = (),
     *,
@@ -192,12 +199,15 @@ def shared_object(
     runpath: str = "",
     machine: int = MACHINES["x86_64"],
 ) -> bytes:
-    """A shared object whose functions all return 0; it needs others, looked for in ``runpath``."""
+    """Return the bytes of a shared object whose functions return 0.
+
+    ``needed``: sonames of libraries that the loader loads with it, searched in ``runpath``.
+    """
     names, libraries = sorted(set(symbols)), list(needed)
     strings, at = _string_table([soname, *libraries, *names, *([runpath] if runpath else [])])
     code = _RETURN_ZERO[machine]
-    parts = [_padded(code)]
-    code_at = _aligned(_HEADER + _SEGMENTS * _SEGMENT_SIZE)
+    parts = [_pad(code)]
+    code_at = _align(_HEADER + _SEGMENTS * _SEGMENT_SIZE)
     symbols_at = code_at + len(parts[0])
     parts.append(
         bytes(24)
@@ -207,9 +217,9 @@ def shared_object(
         )
     )
     hash_at = symbols_at + len(parts[1])
-    parts.append(_padded(_hash_table(names)))
+    parts.append(_pad(_hash_table(names)))
     strings_at = hash_at + len(parts[2])
-    parts.append(_padded(strings))
+    parts.append(_pad(strings))
     tags = [
         *((_NEEDED, at[library]) for library in libraries),
         *(((_RUNPATH, at[runpath]),) if runpath else ()),
@@ -217,12 +227,12 @@ def shared_object(
         *((_SYMBOLS, symbols_at), (_SIZE, len(strings)), (_ENTRY, 24), (0, 0)),
     ]
     dynamic = b"".join(struct.pack("<QQ", *tag) for tag in tags)
-    head = _head(machine, strings_at + len(parts[3]), len(dynamic))
+    head = _make_header(machine, strings_at + len(parts[3]), len(dynamic))
     return head.ljust(code_at, b"\0") + b"".join(parts) + dynamic
 
 
-def _head(machine: int, dynamic_at: int, dynamic_size: int) -> bytes:
-    # The loader writes into the dynamic section, which so lies on a page of its own.
+def _make_header(machine: int, dynamic_at: int, dynamic_size: int) -> bytes:
+    # The loader writes to the dynamic section, so it is on a separate page.
     moved = dynamic_at + _LARGEST_PAGE
     segments = (
         (_LOAD, _READ | _RUN, 0, 0, 0, dynamic_at, dynamic_at, _LARGEST_PAGE),
@@ -244,6 +254,7 @@ def _head(machine: int, dynamic_at: int, dynamic_size: int) -> bytes:
 
 
 def _string_table(texts: list[str]) -> tuple[bytes, dict[str, int]]:
+    """Return a string table and the offset of each text in it."""
     table, at = bytearray(b"\0"), {}
     for text in dict.fromkeys(texts):
         at[text] = len(table)
@@ -263,7 +274,7 @@ def _hash_table(names: list[str]) -> bytes:
 
 
 def _hash(name: str) -> int:
-    """The hash that the System V ABI gives for names of symbols."""
+    """Return the System V ABI's hash of a symbol's name."""
     value = 0
     for byte in name.encode():
         value = (value << 4) + byte
@@ -272,9 +283,9 @@ def _hash(name: str) -> int:
     return value
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return size + -size % 16
 
 
-def _padded(data: bytes) -> bytes:
-    return data.ljust(_aligned(len(data)), b"\0")
+def _pad(data: bytes) -> bytes:
+    return data.ljust(_align(len(data)), b"\0")

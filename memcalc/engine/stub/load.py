@@ -1,8 +1,8 @@
-"""Puts the stub driver before NVIDIA's libraries, in this process or in a fresh one.
+"""Loads the stub driver in front of NVIDIA's libraries, in this process or a new one.
 
-The loader looks for a symbol in the libraries that were loaded first, and takes a library that is
-loaded under a soname for that soname. So the stub driver's library and one shell for each soname
-that PyTorch is linked to come first, whether or not NVIDIA's wheels are installed.
+The loader searches symbols in the libraries that were loaded first, and uses a loaded library for
+its soname. So the stub driver's library, and a shell for each soname that PyTorch is linked to, are
+loaded first, whether or not NVIDIA's wheels are installed.
 """
 
 import contextlib
@@ -27,25 +27,25 @@ from memcalc.files.compiler import CompileError, system_compiler
 _EXTRA = "libmemcalc_extra.so"
 _RECORD = "stub.json"
 _DRIVER, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
-"""Opened as a program runs, whether or not a library is linked to them."""
-_OF_SYSTEM = re.compile(
+"""Libraries that programs open at run time, even if no library is linked to them."""
+_SYSTEM_LIBRARIES = re.compile(
     r"ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|util|gomp|gfortran|numa|quadmath|z|c10|torch|shm)"
     r"[._-]"
 )
 """Libraries of the system and of PyTorch; all others that PyTorch is linked to are NVIDIA's."""
-_OF_NVIDIA = re.compile(
+_NVIDIA_LIBRARIES = re.compile(
     r"lib(cu(da|dart|blas|blasLt|dnn\w*|fft|file|pti|rand|solver|sparse|sparseLt|tensor)"
     r"|nccl|nvrtc|nvJitLink|nvToolsExt|nvshmem\w*|nvidia-ml)(-[0-9a-f]{8})?\.so"
 )
 _FUNCTION = re.compile(
     r"(__)?(cu|nv|nccl)[a-z]*[A-Z]\w*|__cuda\w+|(nccl|nvshmem|nvtx|cupti|curand)\w+"
 )
-"""How NVIDIA names the functions of its libraries."""
+"""Names of functions in NVIDIA's libraries."""
 _RUNTIME = re.compile(r"libcudart(-[0-9a-f]{8})?\.so\.(\d+)")
-_BESIDE = ("*.so", "*/*.so", "*/*/*.so", "*/*/*/*.so")
-"""Where packages that stand beside PyTorch have compiled code."""
+_COMPILED_PATTERNS = ("*.so", "*/*.so", "*/*/*.so", "*/*/*/*.so")
+"""Paths of compiled code in packages next to PyTorch."""
 PROCESSES = "MEMCALC_STUB_PROCESSES"
-"""Variable with the file in which processes write how much they take."""
+"""Variable with the file in which processes write how much GPU memory they hold."""
 _SELF_REFERENCE = "$ORIGIN"
 _MOST_DEVICES = 64
 """GPUs of a simulated machine, as in stub.h."""
@@ -54,26 +54,28 @@ _PATIENCE = 120.0
 
 
 class Stub(msgspec.Struct, frozen=True):
-    """The stub driver for one installation of PyTorch."""
+    """The stub driver for an installation of PyTorch."""
 
     library: Path
     """The library with all functions."""
     folder: Path
-    """Shells for the sonames that are asked for, beside a link to the library."""
+    """Folder of the shells for the needed sonames, with a link to the library."""
     cuda: int
-    """Version of CUDA that PyTorch was built for, such as 13000."""
+    """Version of CUDA that PyTorch is built for, such as 13000."""
     missing: tuple[str, ...] = ()
-    """Functions that the library lacks and that were made to do nothing; of a newer PyTorch."""
+    """Functions of a newer PyTorch that the library lacks; they are made to do nothing."""
 
 
 def prepare(root: Path, cuda: str, paths: Sequence[str] = ()) -> Stub:
-    """Make the stub driver for an installation of PyTorch; what was made before is found again.
+    """Make the stub driver for an installation of PyTorch, or find it in the cache.
 
-    ``root``: PyTorch's package; ``cuda``: the version it was built for, as ``torch.version.cuda``
-    says it; ``paths``: other folders that packages with compiled code are imported from.
+    Args:
+        root: the folder of PyTorch's package.
+        cuda: ``torch.version.cuda`` of that PyTorch.
+        paths: other folders from which packages with compiled code are imported.
 
     Raises:
-        EstimateError: there is no such build, or the stub driver cannot be compiled or kept.
+        EstimateError: there is no PyTorch, or the stub driver cannot be compiled or written.
     """
     major, minor = map(int, cuda.split("."))
     version = 1000 * major + 10 * minor
@@ -83,14 +85,14 @@ def prepare(root: Path, cuda: str, paths: Sequence[str] = ()) -> Stub:
             f"There is no PyTorch in {root}: type pip install torch, or name another Python."
         )
     library = libraries() / build.NAME
-    beside = _beside(root, paths)
+    beside = _find_compiled_packages(root, paths)
     digest = hashlib.sha256(f"{version}{build.mark(platform.machine())}{elf.machine()}".encode())
     for code in (__file__, elf.__file__):
         digest.update(Path(code).read_bytes())
     for file in (library, *own, *beside):
         status = file.stat()
         digest.update(f"{file}{status.st_size}{status.st_mtime_ns}".encode())
-    folder = _kept() / digest.hexdigest()[:20]
+    folder = _cache_folder() / digest.hexdigest()[:20]
     if re.search(r"[ :;]", str(folder)):
         raise EstimateError(
             f"The stub driver cannot be loaded from {folder}: set MEMCALC_CACHE to a folder whose "
@@ -100,20 +102,20 @@ def prepare(root: Path, cuda: str, paths: Sequence[str] = ()) -> Stub:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _check_owner(folder)
-        found = _recorded(record)
+        found = _read_record(record)
         if found is not None:
             return found
         with lock.held(record, patience=_PATIENCE):
-            found = _recorded(record)
+            found = _read_record(record)
             return found if found is not None else _write(folder, library, own, beside, version)
     except OSError as error:
-        raise _not_kept(error) from None
+        raise _cache_error(error) from None
 
 
-def open_here(stub: Stub) -> None:
-    """Load the stub driver into this process, and let its children load it.
+def load_into_process(stub: Stub) -> None:
+    """Load the stub driver into this process, and set the environment for its children.
 
-    A process does this before it imports PyTorch, and once.
+    Call it once, before PyTorch is imported.
     """
     os.environ.update(environment(stub))
     for file in _files(stub):
@@ -122,33 +124,36 @@ def open_here(stub: Stub) -> None:
 
 
 def is_open() -> bool:
-    """Whether the stub driver is loaded in this process, however that came."""
+    """Return True if the stub driver is loaded in this process."""
     return hasattr(ctypes.CDLL(None), "memcalc_stub_maps")
 
 
 @functools.cache
 def maps() -> bool:
-    """Whether what is copied to a simulated GPU can be read back; else all reads are zeros.
+    """Return True if data copied to a simulated GPU can be read back; otherwise reads are zeros.
 
-    Some hosts do not let a process reserve as many addresses (``ulimit -v``, strict overcommit).
+    Some hosts do not let a process reserve enough addresses (``ulimit -v``, strict overcommit).
     """
     return bool(ctypes.CDLL(None).memcalc_stub_maps())
 
 
 def reload() -> None:
-    """Read the settings in the environment again; a fork does so by itself."""
+    """Make the stub driver read its environment variables again; a new fork does so itself."""
     ctypes.CDLL(None).memcalc_stub_reload()
 
 
 def visible() -> list[int]:
-    """Return the numbers of the simulated GPUs that ``CUDA_VISIBLE_DEVICES`` shows."""
+    """Return the indices of the simulated GPUs in ``CUDA_VISIBLE_DEVICES``."""
     found = (ctypes.c_int * _MOST_DEVICES)()
     return found[: ctypes.CDLL(None).memcalc_stub_visible(found)]
 
 
 @functools.cache
 def function(name: str, returns: Any) -> Any:
-    """A function of the stub driver in this process; ``None``: there is NVIDIA's own."""
+    """Return a function of the stub driver, or None if NVIDIA's driver is loaded.
+
+    ``returns``: the ctypes type of its result.
+    """
     found = getattr(ctypes.CDLL(None), f"memcalc_stub_{name}", None)
     if found is not None:
         found.restype = returns
@@ -156,14 +161,16 @@ def function(name: str, returns: Any) -> Any:
 
 
 def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
-    """Variables for a fresh process that is to run over the stub driver, user's own included.
+    """Return the variables that make a new process load the stub driver.
 
-    ``processes``: a file in which processes write how much they take, so that NVML in one tells of
-    the others; it is made when it is first needed.
+    They keep the user's own values.
+
+    ``processes``: a file in which processes write how much GPU memory they hold, so that NVML shows
+    it to others; it is made at first use.
     """
     found = {
-        "LD_PRELOAD": _before(map(str, _files(stub)), os.environ.get("LD_PRELOAD"), r"[ :]"),
-        "LD_LIBRARY_PATH": _before([str(stub.folder)], os.environ.get("LD_LIBRARY_PATH"), r"[:;]"),
+        "LD_PRELOAD": _prepend(map(str, _files(stub)), os.environ.get("LD_PRELOAD"), r"[ :]"),
+        "LD_LIBRARY_PATH": _prepend([str(stub.folder)], os.environ.get("LD_LIBRARY_PATH"), r"[:;]"),
         "TRITON_LIBCUDA_PATH": str(stub.folder),
         "MEMCALC_STUB_CUDA": str(stub.cuda),
     }
@@ -171,14 +178,15 @@ def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
 
 
 def _files(stub: Stub) -> list[Path]:
-    """All that is loaded, in the order in which it must be: what cuDNN's shim has comes first."""
+    """Return the libraries to load, in order: the cuDNN shim comes first."""
     first = [stub.library.with_name(build.SHIM), stub.folder / build.NAME]
     first += [stub.folder / _EXTRA] if stub.missing else []
     shells = {path for path in stub.folder.glob("*.so*") if not path.is_symlink()}
     return [*first, *sorted(shells - set(first))]
 
 
-def _before(first: Iterable[str], others: str | None, separators: str) -> str:
+def _prepend(first: Iterable[str], others: str | None, separators: str) -> str:
+    """Return a path list for a variable with entries put in front of its value."""
     entries = [*first, *(entry for entry in re.split(separators, others or "") if entry)]
     return ":".join(dict.fromkeys(entries))
 
@@ -187,15 +195,13 @@ def _before(first: Iterable[str], others: str | None, separators: str) -> str:
 
 
 def libraries() -> Path:
-    """The folder of the stub driver and the cuDNN shim.
-
-    They came with memcalc, or are compiled once and kept.
+    """Return the folder of the stub driver and the cuDNN shim, shipped or compiled into the cache.
 
     Raises:
-        EstimateError: there are none, and they cannot be compiled.
+        EstimateError: they are not shipped and cannot be compiled.
     """
     machine = platform.machine()
-    kept = _kept() / build.mark(machine)
+    kept = _cache_folder() / build.mark(machine)
     if build.is_current(build.BUILT, machine):
         return build.BUILT
     if kept.exists():
@@ -216,26 +222,26 @@ def libraries() -> Path:
     except CompileError as error:
         raise EstimateError(f"{error}.") from None
     except OSError as error:
-        raise _not_kept(error) from None
+        raise _cache_error(error) from None
     return kept
 
 
-def _kept() -> Path:
+def _cache_folder() -> Path:
     try:
         return cache.folder().absolute() / "stub"
     except OSError as error:
-        raise _not_kept(error) from None
+        raise _cache_error(error) from None
 
 
 def _check_owner(folder: Path) -> None:
-    """See that nobody else can put a library there, which each script would load.
+    """Check that no other user can write to a folder, because scripts load libraries from it.
 
     Raises:
         EstimateError: another user can.
     """
     for path in (folder, folder.parent, folder.parent.parent):
         status = path.stat()
-        # In a sticky folder others make files, and neither move nor remove those of this user.
+        # In a sticky folder others can make files, but not move or remove this user's files.
         is_safe = path != folder and status.st_mode & stat.S_ISVTX
         is_open = status.st_mode & stat.S_IWOTH and not is_safe
         if status.st_uid not in (0, os.geteuid()) or is_open:
@@ -245,7 +251,8 @@ def _check_owner(folder: Path) -> None:
             )
 
 
-def _not_kept(error: OSError) -> EstimateError:
+def _cache_error(error: OSError) -> EstimateError:
+    """Return the error for a cache folder that cannot be written."""
     with contextlib.suppress(OSError):
         return EstimateError(
             f"The stub driver cannot be kept in {cache.folder()} ({error.strerror or error}): set "
@@ -257,12 +264,12 @@ def _not_kept(error: OSError) -> EstimateError:
 # ---- shells
 
 
-def _beside(root: Path, paths: Sequence[str]) -> list[Path]:
-    """Compiled code of packages that are imported with PyTorch."""
+def _find_compiled_packages(root: Path, paths: Sequence[str]) -> list[Path]:
+    """Return the compiled libraries of packages next to PyTorch and in other folders."""
     found = {
         path
         for site in {root.parent, *(Path(entry) for entry in paths if entry)}
-        for pattern in _BESIDE
+        for pattern in _COMPILED_PATTERNS
         for path in site.glob(pattern)
         # Another PyTorch is hidden behind this one.
         if path.relative_to(site).parts[0] not in ("nvidia", "torch")
@@ -270,7 +277,8 @@ def _beside(root: Path, paths: Sequence[str]) -> list[Path]:
     return sorted(found)
 
 
-def _recorded(record: Path) -> Stub | None:
+def _read_record(record: Path) -> Stub | None:
+    """Return the stub driver of a record, or None if the record or a file is missing."""
     try:
         found = msgspec.json.decode(
             record.read_bytes(), type=Stub, dec_hook=lambda kind, value: kind(value)
@@ -282,22 +290,24 @@ def _recorded(record: Path) -> Stub | None:
 
 
 def _write(folder: Path, library: Path, own: list[Path], beside: list[Path], cuda: int) -> Stub:
-    """Write the shells, and a library of the functions that are missing."""
+    """Write the shells, a library of the missing functions, and the record; return the stub."""
     machine = elf.machine()
-    sonames, wanted = _asked(own, beside, cuda)
+    sonames, wanted = _list_requirements(own, beside, cuda)
     missing = tuple(sorted(wanted - elf.read(library).defined))
     link = folder / build.NAME
     link.unlink(missing_ok=True)
     link.symlink_to(library)
     if missing:
-        artifact.put(folder / _EXTRA, elf.shared_object(_EXTRA, missing, machine=machine))
+        artifact.put(folder / _EXTRA, elf.make_shared_object(_EXTRA, missing, machine=machine))
     for soname in sorted(sonames):
         needed = [build.NAME, *([_EXTRA] if missing else [])]
-        shell = elf.shared_object(soname, needed=needed, runpath=_SELF_REFERENCE, machine=machine)
-        # The loader goes by what a shell says its soname is. A loaded file of CUDA's runtime is for
-        # PyTorch a sign that it should load NVIDIA's other libraries, where they are installed.
+        shell = elf.make_shared_object(
+            soname, needed=needed, runpath=_SELF_REFERENCE, machine=machine
+        )
+        # The loader uses the soname inside a shell. If PyTorch sees a loaded file called
+        # libcudart.so, it also loads NVIDIA's other libraries if they are installed.
         artifact.put(folder / soname.replace("libcudart.so", "cudart.so"), shell)
-    # Triton links what it compiles to the driver by this name.
+    # Triton links compiled code to the driver by this name.
     (folder / "libcuda.so").unlink(missing_ok=True)
     (folder / "libcuda.so").symlink_to(_DRIVER)
     stub = Stub(library=library, folder=folder, cuda=cuda, missing=missing)
@@ -305,15 +315,15 @@ def _write(folder: Path, library: Path, own: list[Path], beside: list[Path], cud
     return stub
 
 
-def _asked(own: list[Path], beside: list[Path], cuda: int) -> tuple[set[str], set[str]]:
-    """Sonames of NVIDIA's libraries that are linked to, and names of the functions wanted there."""
+def _list_requirements(own: list[Path], beside: list[Path], cuda: int) -> tuple[set[str], set[str]]:
+    """Return the sonames of NVIDIA's libraries that are needed, and the functions needed there."""
     of_torch = [elf.read(path) for path in own]
     names = {path.name for path in own}
     sonames = {
         soname
         for one in of_torch
         for soname in one.needed
-        if not _OF_SYSTEM.match(soname) and soname not in names
+        if not _SYSTEM_LIBRARIES.match(soname) and soname not in names
     }
     objects = [*of_torch]
     for path in beside:
@@ -321,9 +331,9 @@ def _asked(own: list[Path], beside: list[Path], cuda: int) -> tuple[set[str], se
             one = elf.read(path, defined=False)
         except (ValueError, OSError):
             continue
-        linked = {soname for soname in one.needed if _OF_NVIDIA.match(soname)}
+        linked = {soname for soname in one.needed if _NVIDIA_LIBRARIES.match(soname)}
         runtimes = {match[2] for soname in linked if (match := _RUNTIME.match(soname))}
-        # Code for another CUDA than PyTorch's does not run beside it on a GPU either.
+        # Code for another CUDA than PyTorch's does not run with it on a GPU either.
         if linked and runtimes <= {str(cuda // 1000)}:
             sonames |= linked
             objects.append(one)

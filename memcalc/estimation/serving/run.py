@@ -117,7 +117,7 @@ def _environment(
     given: Mapping[str, str], gpu: Gpu, python: str, count: int, folder: Path
 ) -> dict[str, str]:
     """Return variables of a process over the stub driver, its GPUs and caches of their own."""
-    root, cuda = driver.installed(python)
+    root, cuda = driver.find_torch(python)
     prepared = stub.prepare(root, cuda, (str(root.parent),))
     card = card_memory(gpu)
     target = Target(

@@ -69,7 +69,7 @@ class _Saved:
             self.save(original, model, save_directory, *args, **kw)
 
     def not_written(self, original: Any, *args: Any, **kwargs: Any) -> None:
-        self._patches.say(NOT_WRITTEN, source_lines.line())
+        self._patches.say(NOT_WRITTEN, source_lines.find_line())
 
     def by_trainer(self, original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Save nothing where several processes would gather their shards first."""

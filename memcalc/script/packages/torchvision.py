@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memcalc.engine.host_view import on_host
+from memcalc.engine.host_view import map_tensors
 from memcalc.engine.patches import Patches
 from memcalc.engine.values import Values
 
@@ -26,7 +26,9 @@ def install(patches: Patches, values: Values) -> None:
         if not boxes.is_cuda:
             return out
         if values.knows(boxes):
-            out = original(*on_host((boxes, *args), values.host), **on_host(kwargs, values.host))
+            out = original(
+                *map_tensors((boxes, *args), values.host), **map_tensors(kwargs, values.host)
+            )
             return out.to(boxes.device)
         patches.say(MOST)
         return torch.arange(len(boxes), device=boxes.device)
