@@ -43,7 +43,7 @@ class Recordings:
         """How many such tokens each sample has, before the tokens of its text."""
 
     def _find_extractor(self) -> Sound | None:
-        """Find what the extractor of the model or its encoder makes, if the forward takes it."""
+        """Return what the model's feature extractor makes, if the forward takes it."""
         for part in (self._config, self._encoder):
             found = audio.find_recording(str(getattr(part, "model_type", "")))
             inputs = found.inputs.items() if found is not None else ()
@@ -110,7 +110,7 @@ class Recordings:
 
 
 def codebooks(config: Any) -> int | None:
-    """Return how many numbers each token of the model consists of, or None if it is one number."""
+    """Return the number of codes per token of the model, or None if a token is one number."""
     kind = str(getattr(config, "model_type", ""))
     return 1 + int(config.num_codebooks) if kind in _OF_CODES else None
 

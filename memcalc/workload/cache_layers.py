@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     import torch
 
 NAMES = "past_key_values", "cache"
-"""What models call it where they are given it and return it; the second from transformers 5.24."""
+"""Names of the cache in arguments and outputs of models; the second since transformers 5.24."""
 _WINDOWED = "sliding_attention"
 _WHOLE = "full_attention"
 _INDEXED = ("index_head_dim", "index_topk")
-"""Of models that keep an index of their tokens beside keys and values."""
+"""Attributes of models that keep an index of their tokens in addition to keys and values."""
 
 
 def windows(model: torch.nn.Module) -> tuple[int | None, ...]:
-    """Return how many tokens each layer of a decoder looks back on, or None for all of them.
+    """Return the attention window of each layer of a decoder, in tokens, or None without one.
 
     Raises:
         UsageError: a layer keeps its tokens in another way.
@@ -73,7 +73,7 @@ _PACKAGES = {
     "quantized": ("optimum.quanto", "optimum-quanto"),
     "quantized-hqq": ("hqq", "hqq"),
 }
-"""Module and package by ``Plan.cache``; what PyTorch does itself is not here."""
+"""Module and package by ``Plan.cache``, for caches that PyTorch alone does not provide."""
 
 
 def check(cache: str) -> None:

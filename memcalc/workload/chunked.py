@@ -19,13 +19,13 @@ from memcalc.errors import UsageError
 from memcalc.workload.meta_run import OperatorLog, forward_on_meta
 
 IGNORED = -100
-"""Label of rows that do not count (``transformers/loss/loss_utils.py``)."""
+"""Label of rows that the loss ignores (``transformers/loss/loss_utils.py``)."""
 _CHANGE_NOTHING = {"_to_copy", "detach", "alias", "view", "_unsafe_view"}
 """Operators after the head that leave the logits what they are, but for their type."""
 
 
 def chunk_loss(model: torch.nn.Module, chunks: int) -> None:
-    """Give a model of transformers, before any adapter, a forward that makes its loss in pieces.
+    """Replace the forward of a model of transformers by one that computes its loss in pieces.
 
     Raises:
         UsageError: not a causal language model, or one that does more to its logits than the
@@ -78,7 +78,7 @@ def _piece(head: torch.nn.Module, rows: torch.Tensor, targets: torch.Tensor) -> 
 
 
 def _returns_logits_of_head(model: torch.nn.Module, head: torch.nn.Module) -> bool:
-    """Try with two tokens whether the logits are what the head makes of the last hidden states.
+    """Return True if the logits are the head's product of the last hidden states, by a trial.
 
     The model runs on the meta device in bfloat16: operators for experts take no other dtype there.
     """

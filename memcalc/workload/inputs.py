@@ -23,13 +23,13 @@ Batch = dict[str, torch.Tensor]
 
 
 class Use(Enum):
-    """The purpose of batches."""
+    """The use of batches: training, a forward pass or generation."""
 
     TRAINING = "training"
     FORWARD = "forward"
-    """One pass, without labels."""
+    """For a forward pass, without labels."""
     PROMPTS = "prompts"
-    """To generate from."""
+    """For generation: prompts."""
 
 
 class Inputs:
@@ -235,7 +235,7 @@ _TOKENS_OR_SOUND = ("pop2piano",)
 
 
 def read_specs(specs: tuple[str, ...]) -> Callable[[Any], Batch]:
-    """Return what makes the batches that a user described."""
+    """Return a function that makes the batches that a user described with ``inputs``."""
     parsed = [parse_input(spec) for spec in specs]
 
     def make(device: Any) -> Batch:

@@ -60,7 +60,7 @@ def whole(source: ModelSource, head: Head, plan: Plan | None = None) -> Inventor
 
 
 def _owners(model: torch.nn.Module) -> dict[int, str]:
-    """Return the class that owns each tensor; a tied one is the embedding's.
+    """Return the module class that owns each tensor; a tied tensor belongs to the embedding.
 
     Optimizers look for ``nn.Embedding``, also where a model has its own class: all embeddings
     have that name here, except bitsandbytes' ``StableEmbedding``, which asks for 32 bit.

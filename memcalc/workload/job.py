@@ -24,7 +24,7 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def scaler_class() -> Any:
-    """Return the class of gradient scalers; PyTorch before 2.3 has one for CUDA alone."""
+    """Return PyTorch's class of gradient scalers; before 2.3 it is the one of ``torch.cuda``."""
     return getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
 
 
@@ -67,7 +67,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per sample; ``None`` for inputs without tokens."""
     assumptions: tuple[str, ...]
     inputs: Inputs | None = None
-    """What makes the batches; ``None`` where the user described them."""
+    """The maker of the batches, or None if the user described them."""
 
     def resize(self, batch: int, seq: int | None) -> Program:
         """Return the program on batches of another size.
@@ -163,7 +163,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return wrapped or self.layout.package == "deepspeed"
 
     def check_wrapped(self) -> Callable[[torch.nn.Module], None]:
-        """Look at the model before a loop wraps it, and return a check of the wrapped model."""
+        """Return a function that checks the model after the loop has wrapped it."""
         check = self.layout.checked
         return (lambda wrapped: None) if check is None else check(self.model)
 
@@ -175,7 +175,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def restore_attributes(model: torch.nn.Module) -> Iterator[None]:
-    """Undo afterwards what others set on the model itself, such as a wrapped ``forward``."""
+    """Restore the model's own attributes after the block, such as a wrapped ``forward``."""
     before = dict(vars(model))
     try:
         yield
@@ -201,7 +201,7 @@ def find_loss(outputs: Any) -> torch.Tensor:
 
 
 def _find_logits(outputs: Any) -> torch.Tensor:
-    """Find what is compared with the labels: ``logits``, or the first output but the loss."""
+    """Return the tensor to compare with labels: ``logits``, or the first output except the loss."""
     logits = getattr(outputs, "logits", None)
     return logits if isinstance(logits, torch.Tensor) else _find_tensor(outputs, "loss", "keep")
 
@@ -217,7 +217,7 @@ def _find_tensor(outputs: Any, but: str, use: str) -> torch.Tensor:
 
 
 def allocate_like(value: Any) -> Any:
-    """Allocate the tensors that a batch which does not run would leave behind."""
+    """Allocate tensors like the ones in a value, for a batch that does not run."""
     return tree_map_only(torch.Tensor, torch.empty_like, value)
 
 

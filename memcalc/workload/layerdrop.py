@@ -26,7 +26,7 @@ def notes(model: torch.nn.Module) -> Iterator[str]:
 
 @contextmanager
 def off(model: torch.nn.Module) -> Iterator[None]:
-    """Keep all layers of the model inside."""
+    """Turn LayerDrop off inside the block, so that all layers run."""
     places = list(_places(model))
     for holder, name, _ in places:
         setattr(holder, name, 0.0)

@@ -19,7 +19,7 @@ _HALVES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 @contextlib.contextmanager
 def fresh_state() -> Iterator[None]:
-    """Run inside with a fresh state of accelerate, which keeps one for each process."""
+    """Reset accelerate's state, which is global in a process, inside the block."""
     from accelerate.state import AcceleratorState, GradientState
 
     def forget() -> None:

@@ -17,7 +17,7 @@ from memcalc.workload import cache_layers
 
 Between = Callable[[bool], None]
 FIRST = 64
-"""Passes that run whole before any does not."""
+"""Passes at the start that run whole."""
 LAST = 4
 """Passes at the end that run whole."""
 LONG = 256
@@ -38,7 +38,7 @@ def note(tokens: int) -> str:
 
 
 def shorten(model: Any, tokens: int, between: Between) -> None:
-    """Let passes in the middle only grow the cache; call ``between`` at their start and end."""
+    """Make passes in the middle only grow the cache; call ``between`` at their start and end."""
     run = model.forward
     passes = _Passes(tokens, between)
 

@@ -1,7 +1,7 @@
-"""Builds the model that a name and a task mean; runs no foreign code.
+"""Builds the model of a name and a task; it runs no code from a model's repository.
 
-It has the weights it was published with only where those are asked for, and only safetensors are
-read, never pickles.
+The model has its published weights only if they are requested, and only from safetensors, never
+from pickles.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ def build(
 
 
 def _untie(model: Any, config: Mapping[str, Any]) -> None:
-    """Untie a head from the embedding where the config's file says that it is not tied.
+    """Separate a head from the embedding if the config's file says that it is not tied.
 
     T5's class of configs in transformers 5 says otherwise, and ties them until ``from_pretrained``
     finds both in the checkpoint: then it drops this pair alone from ``all_tied_weights_keys``.
@@ -117,7 +117,7 @@ def _move_to_meta(model: torch.nn.Module) -> None:
 
 
 def set_missing_tokens(model: torch.nn.Module) -> None:
-    """Set what training needs and default configs leave out; it changes no byte."""
+    """Set token IDs that training needs and default configs lack; this changes no memory."""
     config: Any = getattr(model, "config", None)
     if config is None:
         return

@@ -11,7 +11,7 @@ from memcalc.errors import UsageError
 
 
 class Pipeline(nn.Module):
-    """The stages of one rank."""
+    """The pipeline stages of one rank."""
 
     def __init__(self, parts: dict[int, nn.Module], count: int, kind: Any, mesh: Any) -> None:
         """Take parts by the numbers of their stages, how many stages there are, and a schedule."""

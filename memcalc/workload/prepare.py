@@ -27,7 +27,7 @@ from memcalc.workload.tasks import CALLABLE, Task
 
 
 def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
-    """Build everything that a plan names.
+    """Build the program of a plan: model, batches and notes.
 
     Raises:
         UsageError: the model cannot be built or checkpointed, or a pattern matches nothing.
@@ -50,7 +50,7 @@ def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
 def make_program(
     plan: Plan, choice: Choice, model: torch.nn.Module, task: Task, *, name: str = ""
 ) -> Program:
-    """Make a program of a model that is built already.
+    """Make the program of a model that is already built.
 
     Raises:
         UsageError: the model cannot be checkpointed, or a pattern matches nothing.
@@ -151,7 +151,7 @@ def _set_kv_cache(model: torch.nn.Module, wanted: bool | None) -> bool:
 def _describe_inputs(
     model: torch.nn.Module, task: Task, plan: Plan
 ) -> tuple[Inputs | None, list[str]]:
-    """Return what makes the plan's batches, and notes on them; None: the user describes them."""
+    """Return the maker of the plan's batches, None if the user describes them, and notes."""
     if plan.inputs:
         return None, []
     padding = plan.padding if plan.padding is not None else not task.packed

@@ -32,13 +32,13 @@ Checkpoint = Mapping[str, torch.Tensor]
 
 
 def compute_dtype(plan: Plan) -> torch.dtype:
-    """The dtype that quantized layers compute in and other weights are loaded in."""
+    """Return the dtype in which quantized layers compute and other weights are loaded."""
     precision = PRECISIONS[plan.precision]
     return precision.autocast or precision.weights
 
 
 def describe_dtypes(plan: Plan) -> str:
-    """Say in a sentence what quantized layers compute in, and what other weights are loaded in."""
+    """Return a sentence on the dtypes in which quantized layers compute and others are loaded."""
     dtype = str(compute_dtype(plan)).removeprefix("torch.")
     already = checkpoint_settings(plan)
     named = plan.bnb_4bit_compute_dtype if already is None else read_compute_dtype(already)
@@ -103,7 +103,7 @@ def make_config(plan: Plan) -> Any:
 
 
 def prepare(model: torch.nn.Module, plan: Plan) -> None:
-    """Run ``peft.prepare_model_for_kbit_training``, where the plan wants it."""
+    """Run ``peft.prepare_model_for_kbit_training`` unless the plan turns it off."""
     if not plan.kbit_prepare:
         return
     given = {} if plan.use_reentrant is None else {"use_reentrant": plan.use_reentrant}
@@ -115,7 +115,7 @@ def prepare(model: torch.nn.Module, plan: Plan) -> None:
 
 
 def packed_values(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a weight's values as they are in memory, without quantization scales."""
+    """Return a weight's packed values in memory, without quantization scales."""
     return next(iter(_torchao_parts(parameter).values()), parameter)
 
 
@@ -153,7 +153,7 @@ def _torchao_parts(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def describe(inventory: Inventory) -> str:
-    """Say in a sentence how many layers are quantized, in how many bytes, and what is not."""
+    """Return a sentence on the quantized layers, their bytes, and the other weights."""
     packed = [tensor for tensor in inventory.parameters if tensor.original is not None]
     scales = [tensor for tensor in inventory.tensors if tensor.constant]
     kept: dict[str, None] = {}

@@ -22,7 +22,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     seeing: tuple[str, ...] = ()
     """Model types that have the head for images and text, and are trained on text alone with it."""
     suffix: str = ""
-    """What names of classes with this head end in."""
+    """Suffix of the names of classes with this head."""
     named: bool = False
     """A config that names this head's class is of this task, though it has others: a head for text
     alone leaves out what sees."""
@@ -208,7 +208,7 @@ def names() -> tuple[str, ...]:
 
 
 def choose(source: ModelSource, wanted: str) -> Head:
-    """Choose the head: the one asked for, or by architecture.
+    """Return the head of a task, by default the one of the model's architecture.
 
     Raises:
         UsageError: an unknown task, or one the architecture has no head for.

@@ -1,8 +1,8 @@
-"""How a run is spread over GPUs: one file a layout, as a user of its library would write it.
+"""Spreads a run over GPUs: a file per layout, written as a user of its library would.
 
-A layout puts a model that has no memory yet (on the meta device) on this rank's device, makes the
-optimizer over what is there then, and says what else the loop does otherwise. The same files serve
-real and simulated runs; a process group of the right size is there already.
+A layout moves a model from the meta device to this rank's device, makes the optimizer of the placed
+model, and states how the loop differs. Real and simulated runs use these files; a process group of
+the right size exists already.
 """
 
 from __future__ import annotations

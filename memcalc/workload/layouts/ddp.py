@@ -1,4 +1,4 @@
-"""Each GPU holds the whole model: ``DistributedDataParallel(model.to(device), device_ids=[0])``."""
+"""Keeps the whole model on each GPU: ``DistributedDataParallel(model.to(device), ...)``."""
 
 from __future__ import annotations
 

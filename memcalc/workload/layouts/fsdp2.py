@@ -55,7 +55,7 @@ def mesh(rank: Rank) -> DeviceMesh:
 
 
 def on_the_host(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Give the model memory on the host, from where accelerate takes it."""
+    """Allocate the model's memory on the host, from where accelerate moves it."""
     from memcalc.workload.blocks import to_empty
 
     if not is_loaded(model):
@@ -64,12 +64,12 @@ def on_the_host(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
 
 
 def is_loaded(model: torch.nn.Module) -> bool:
-    """Return True if a model has memory already, as a quantized one has on each GPU, whole."""
+    """Return True if a model has memory already: a quantized base is whole on each GPU."""
     return not any(parameter.is_meta for parameter in model.parameters())
 
 
 def shard(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
-    """Shard each block, then what is left."""
+    """Shard each block with ``fully_shard``, then the root."""
     from torch.distributed.fsdp import fully_shard
 
     from memcalc.workload.blocks import blocks

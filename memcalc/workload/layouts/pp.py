@@ -105,10 +105,10 @@ def _replicate(part: torch.nn.Module, rank: Rank, mesh: Any) -> torch.nn.Module:
 
 
 def check(plan: Plan) -> None:
-    """Check that a plan asks for nothing that PyTorch's schedules do not do.
+    """Check that PyTorch's schedules support the settings of a plan.
 
     Raises:
-        UsageError: it does.
+        UsageError: they do not.
     """
     given = dict(plan.parallel_args)
     sizes = str(given.get("layers_per_stage", 1)).split(",")

@@ -72,10 +72,10 @@ def divide(model: Any, rank: Rank, mesh: Any) -> None:
 
 
 def _check_heads(model: torch.nn.Module, ranks: int) -> None:
-    """Each rank has whole heads.
+    """Check that each rank gets whole attention heads.
 
     Raises:
-        UsageError: they cannot be divided.
+        UsageError: the heads cannot be divided.
     """
     config: Any = model.config
     for name in ("num_attention_heads", "num_key_value_heads"):

@@ -1,7 +1,7 @@
-"""The loops that drive a training: one file each, which says what it keeps and runs it.
+"""The training loops, a file each: its ``LOOP`` describes the loop and runs it.
 
-The same loop trains for real and on the simulated GPU. A file imports torch only inside its
-functions, so that its facts are known without it. ``LOOP`` is what the others look at.
+A loop trains on a real and on the simulated GPU. A file imports torch only inside its functions, so
+that its ``LOOP`` can be read without torch.
 """
 
 from __future__ import annotations
