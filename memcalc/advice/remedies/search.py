@@ -212,7 +212,7 @@ class _Finder:
     def _prepare(self, stages: Sequence[tuple[Remedy, ...]]) -> None:
         """Estimate the first of these that may hold, and the next ones beside it."""
         open_ = [stage for stage in dict.fromkeys(stages) if not self._is_ruled_out(stage)]
-        self._estimate(open_[: self._trier.map_parallel])
+        self._estimate(open_[: self._trier.at_once])
 
     def _estimate(self, stages: Sequence[tuple[Remedy, ...]]) -> None:
         fresh = [stage for stage in stages if stage not in self._known]
@@ -264,8 +264,8 @@ def advise(
     tried: tuple[Trial, ...] = ()
     if found is not None:
         seen(tried, found)
-    for first in range(0, len(listed), trials.map_parallel) if alone else ():
-        for trial in trials.each([[one] for one in listed[first : first + trials.map_parallel]]):
+    for first in range(0, len(listed), trials.at_once) if alone else ():
+        for trial in trials.each([[one] for one in listed[first : first + trials.at_once]]):
             tried = tuple(sorted((*tried, trial), key=trials.sort_key))
             seen(tried, found)
         if most is not None and sum(trials.sort_key(one) < 0 for one in tried) >= most:

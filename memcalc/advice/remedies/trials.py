@@ -29,7 +29,7 @@ class Trials:
         answers: Answers,
         memory: int | None = None,
         begun: Iterable[tuple[Plan, Prediction | MemcalcError]] = (),
-        map_parallel: int | None = None,
+        at_once: int | None = None,
     ) -> None:
         """Try nothing yet.
 
@@ -38,12 +38,12 @@ class Trials:
             answers: answers the changed plans.
             memory: bytes in place of the GPU's own, for a traced plan.
             begun: answers that are under way.
-            map_parallel: plans that a search may run ahead; None: one for each process.
+            at_once: plans that a search may run ahead; None: one for each process.
         """
         known = base if isinstance(base, Prediction) else base.prediction
         self.plan = known.plan
         self.inventory = base.trace.inventory if isinstance(base, Traced) else None
-        self.map_parallel = map_parallel or answers.workers
+        self.at_once = at_once or answers.workers
         self._base = base if isinstance(base, Traced) else None
         self._answers, self._memory, self._begun = answers, memory, begun
         if self._base is not None:

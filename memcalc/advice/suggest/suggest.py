@@ -240,7 +240,7 @@ class _Finder:
     ) -> Suggestion:
         """Add the cheapest remedies with which an estimated way fits."""
         # The processes are busy with the other ways.
-        trials = Trials(answer, self._answers, map_parallel=1)
+        trials = Trials(answer, self._answers, at_once=1)
         goal = fit_goal(trials.before)
         if goal is None:
             return self._fitting(way, trials, trials.before, shards)

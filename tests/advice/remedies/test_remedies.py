@@ -164,7 +164,7 @@ class Scales:
     A whole step needs ``more`` than two of its micro-batches; what is ``broken`` has no figures.
     """
 
-    map_parallel = 2
+    at_once = 2
 
     def __init__(self, plan, shares, *, more=1.0, broken=(), before=None):
         self.plan, self.before = plan, before or _figures(plan, 1 << 20)
