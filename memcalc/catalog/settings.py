@@ -51,7 +51,7 @@ def expand_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, path in beside.items():
         if path is not None:
             said = dialects.read(name, FIELDS[name].check(path), _settings_for_files(left))
-            left = _join(left, _drop_program_settings(said) if recipe is not None else said)
+            left = _merge_file(left, _drop_program_settings(said) if recipe is not None else said)
     if recipe is not None:
         path = FIELDS["recipe"].check(recipe)
         left = merge_recipe(dialects.read("recipe", path, _settings_for_files(left)), left)
@@ -194,7 +194,7 @@ def split_gpu_count(gpu: str) -> tuple[int | None, str]:
     return (int(found[1] or found[4]), found[2] or found[3]) if found is not None else (None, gpu)
 
 
-def _join(settings: dict[str, Any], said: Recipe) -> dict[str, Any]:
+def _merge_file(settings: dict[str, Any], said: Recipe) -> dict[str, Any]:
     joined = dict(settings)
     for name, value in said.settings.items():
         given = joined.get(name)
@@ -205,16 +205,16 @@ def _join(settings: dict[str, Any], said: Recipe) -> dict[str, Any]:
             beside = dict(FIELDS[name].check(given))
             for key in beside.keys() & value.keys():
                 if beside[key] != value[key]:
-                    raise _disagree(name, f"{key} = {beside[key]}", value[key], said)
+                    raise _conflict(name, f"{key} = {beside[key]}", value[key], said)
             joined[name] = {**value, **beside}
         elif FIELDS[name].check(given) != FIELDS[name].check(value):
-            raise _disagree(name, f"{name} = {given}", value, said)
+            raise _conflict(name, f"{name} = {given}", value, said)
     if said.unread:
         joined["unread"] = (*joined.get("unread", ()), *said.unread)
     return joined
 
 
-def _disagree(name: str, given: str, value: Any, said: Recipe) -> SettingError:
+def _conflict(name: str, given: str, value: Any, said: Recipe) -> SettingError:
     return SettingError(name, f"{given}, and {said.file} says {value}: leave one of them out.")
 
 

@@ -166,7 +166,7 @@ class Values:
             special = self._compared
         small = _UPDATED if one.updates else SMALL
         waits = can_defer(one) and base not in MOVES
-        held, postponed = self._numbers.held, self._numbers.unknown.postponed
+        held, postponed = self._numbers.read_mark, self._numbers.unknown.postponed_kind
         puts, spreads = base in PUTS, base in DISTRIBUTIONS
         end = ENDS.get(base) if chooses is None else None
 
