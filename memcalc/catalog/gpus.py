@@ -132,7 +132,7 @@ class NamedGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def resolve(name: str) -> NamedGpu:
-    """Find the GPU that a person means: a card, the smallest of several, or that of a machine.
+    """Find the GPU that a person means: a card, the smallest of several, or a machine's card.
 
     Case, spaces, dashes, the maker's name and a redundant size make no difference.
 

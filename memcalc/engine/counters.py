@@ -32,17 +32,17 @@ class Counters(Notebook):
     """The memory counters of all GPUs of this process, by phase, from CUDA's start on."""
 
     def __init__(
-        self, *, history: bool = True, told: Callable[[PhaseReading], None] | None = None
+        self, *, history: bool = True, on_phase: Callable[[PhaseReading], None] | None = None
     ) -> None:
         """Make counters; CUDA need not have started.
 
         Args:
             history: keep the allocator's history. Without it only peaks are read, each after the
                 device has finished its work.
-            told: called with each phase when the next one begins.
+            on_phase: called with each phase when the next one begins.
         """
         self.notes = []  # Until CUDA starts.
-        self._history, self._told = history, told
+        self._history, self._on_phase = history, on_phase
         self._waiting: tuple[Phase, int, str] | None = None
         self._unread: list[dict[tuple[str, str], int]] = []
         """For each GPU, the peak of each counter since the program's own last reset."""
@@ -91,9 +91,9 @@ class Counters(Notebook):
         self._waiting = phase, step, line
         self.leave()
         self._open_interval(phase, step, line)
-        if self._told is not None:
+        if self._on_phase is not None:
             for one in self.intervals[-2:-1]:
-                self._told(self._current.reading(one))
+                self._on_phase(self._current.reading(one))
 
     @property
     def _current(self) -> Notes:
@@ -266,19 +266,19 @@ class CpuCounters(Counters):
     KIND = "cpu"
 
     def __init__(
-        self, *, with_dtypes: bool = False, told: Callable[[PhaseReading], None] | None = None
+        self, *, with_dtypes: bool = False, on_phase: Callable[[PhaseReading], None] | None = None
     ) -> None:
         """Start the profiler.
 
         Args:
             with_dtypes: record dtypes. The profiler then keeps weak references to tensors, with
                 which models cannot be sharded.
-            told: called with each phase when the next one begins, without its peak.
+            on_phase: called with each phase when the next one begins, without its peak.
 
         Raises:
             MeasureError: another profiler runs already; PyTorch allows only one.
         """
-        super().__init__(told=told)
+        super().__init__(on_phase=on_phase)
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
             # A second profiler silently ends the first (seen with PyTorch 2.13).
             raise MeasureError(

@@ -75,7 +75,7 @@ class Timeline:
         self._lower: dict[int, int] = {}
         """Requested bytes after late blocks were freed, by the event that comes next."""
         # In one moment, names come before guesses.
-        notes.labels.sort(key=lambda told: told[:2])
+        notes.labels.sort(key=lambda label: label[:2])
         self._waiting = deque(notes.labels)
         self._read(entries if notes.gap is None else notes.gap.bridge(entries))
         self._apply_notes(_NEVER)
@@ -225,8 +225,8 @@ class Timeline:
         for interval in self._notes.intervals:
             interval.kept = not gap.begin < interval.end <= gap.end
         self._notes.move(lambda m: m if m <= gap.begin else here + max(m - gap.end, 0))
-        told = self._notes.labels
-        self._waiting = deque(told[len(told) - len(self._waiting) :])
+        labels = self._notes.labels
+        self._waiting = deque(labels[len(labels) - len(self._waiting) :])
 
     def _sent(self, block: _Block) -> bool:
         """Return True if a wrapper over several GPUs sends a block: it uses other streams."""

@@ -94,10 +94,10 @@ class _Player:
         self._calls = calls
         self._follow = follow
         self._torch, self._internals = torch, internals
-        told = [call for call in calls if isinstance(call[0], str)]
-        self._shared = {call[1] for call in told if call[0] == "used_by"}
+        named = [call for call in calls if isinstance(call[0], str)]
+        self._shared = {call[1] for call in named if call[0] == "used_by"}
         """Storages that other streams use: they must be tensors, for ``record_stream``."""
-        self._late = {call[1]: 0 for call in told if call[0] == "passed"}
+        self._late = {call[1]: 0 for call in named if call[0] == "passed"}
         """Handles of the streams that are behind, by storage."""
         self._blocks: dict[int, Any] = {}
         self._streams = {0: torch.cuda.default_stream()}

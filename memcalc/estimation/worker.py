@@ -242,7 +242,7 @@ def _predict_serving(plan: Plan, speaker: Speaker) -> Prediction:
 
 
 def _room(question: Question) -> int:
-    """Return the allocator's bytes on the plan's GPU beside the largest context.
+    """Return the allocator's bytes on the plan's GPU with the largest context.
 
     They are 80 GiB if the plan names no GPU.
     """

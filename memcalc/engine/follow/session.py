@@ -159,7 +159,7 @@ class Session:
                 uncounted=(*_longer(notes.intervals, alike), *started),
                 sent=timeline.sent(max(0, self.phases.step - 1)),
                 whole=True,
-                assumptions=self.patches.said,
+                assumptions=self.patches.assumptions,
                 groups=tuple(sorted(self.groups.sizes)),
             )
             refusal = timeline.refusal() or refusal

@@ -81,7 +81,7 @@ def _measure(program: Program, options: Options, reporter: Reporter) -> Measurem
         reporter.wait_at("context")
         if options.snapshot is not None:
             stack.enter_context(_record_snapshot(options.snapshot))
-        recording = Recording(options.device, Seen(), told=reporter.report_phase)
+        recording = Recording(options.device, Seen(), on_phase=reporter.report_phase)
         try:
             job = _run(program, options, recording)
             reporter.wait_at("trained")
