@@ -1,1 +1,1 @@
-"""Predictions beside measurements: where they differ, and by how much."""
+"""Compares predictions with measurements."""

@@ -1,4 +1,4 @@
-"""Measures plans in order and puts an estimate beside each."""
+"""Measures plans in order and estimates each of them."""
 
 from collections.abc import Collection, Generator, Iterator, Sequence
 from typing import Protocol

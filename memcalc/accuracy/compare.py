@@ -35,10 +35,10 @@ def compare(prediction: Prediction, measurement: Measurement) -> list[Difference
     A run that ended out of memory has no steady step; only its earlier figures are compared.
     """
     pairs = [
-        *_state(prediction, measurement),
+        *_state_pairs(prediction, measurement),
         ("weights", _weights(prediction), measurement.weights),
         ("gradients", prediction.gradients, measurement.gradients),
-        *_phases(prediction, measurement),
+        *_phase_pairs(prediction, measurement),
         ("reserved", prediction.peak.reserved, steady_peak(measurement, "reserved")),
         ("process", prediction.peak.process_used, measurement.process_used),
     ]
@@ -65,7 +65,7 @@ def _weights(prediction: Prediction) -> int | None:
     return plain if plain is None else plain + (quantized or 0)
 
 
-def _state(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
+def _state_pairs(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
     state, real = prediction.optimizer_state, measurement.state
     if real is None:
         return
@@ -80,7 +80,7 @@ def _state(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
             yield f"optimizer state ({place.value})", predicted, measured
 
 
-def _phases(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
+def _phase_pairs(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
     measured = steady_peaks(measurement.phases)
     for phase in prediction.phases:
         # Reserved memory stays reserved, so its phase is not compared.

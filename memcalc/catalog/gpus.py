@@ -132,7 +132,7 @@ class NamedGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def resolve(name: str) -> NamedGpu:
-    """Find the GPU that a person means: a card, the smallest of several, or that of a machine.
+    """Find the GPU that a person means: a card, the smallest of several, or a machine's card.
 
     Case, spaces, dashes, the maker's name and a redundant size make no difference.
 
@@ -221,7 +221,7 @@ def _machines() -> dict[str, NamedGpu]:
 
 def _find_cards(plain: str, size: int | None, total: int | None = None) -> dict[str, Gpu]:
     """Return the cards that have a name, by their full names; a size or total narrows them down."""
-    by_size = _by_name().get(plain, {})
+    by_size = _index_by_name().get(plain, {})
     exact = by_size.get(size)
     if exact is not None and (total is None or _is_near(exact, total)):
         return {exact.name: exact}
@@ -259,7 +259,7 @@ def _is_near(gpu: Gpu, total: int) -> bool:
 
 
 @functools.cache
-def _by_name() -> dict[str, dict[int | None, Gpu]]:
+def _index_by_name() -> dict[str, dict[int | None, Gpu]]:
     """Index the cards by the plain name, then by the size in the name."""
     found: dict[str, dict[int | None, Gpu]] = defaultdict(dict)
     for gpu in table():

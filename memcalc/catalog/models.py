@@ -119,7 +119,7 @@ def canonical(name: str) -> str:
 
 
 @functools.cache
-def _by_name() -> dict[str, Path]:
+def _index_by_name() -> dict[str, Path]:
     return {name.lower(): file for name, file in list_bundled_files().items()}
 
 
@@ -162,7 +162,7 @@ def _find_same_sizes(name: str) -> ModelSource | None:
     wanted = name.lower().removeprefix(_COPIES)
     bare = _TUNED.sub("", wanted, count=1)
     alias = _aliases().get(wanted) or _aliases().get(bare)
-    found = _by_name()[alias["of"].lower()] if alias is not None else None
+    found = _index_by_name()[alias["of"].lower()] if alias is not None else None
     others = (bare, f"{bare}-pt") if bare != name.lower() else (f"{bare}-pt",)
     found = found or next((file for one in others if (file := _bundled_file(one))), None)
     if found is None and "/" not in name:
@@ -197,7 +197,7 @@ def _aliases() -> dict[str, Any]:
 
 def _bundled_file(name: str) -> Path | None:
     wanted = name.replace("--", "/").lower()
-    names = _by_name()
+    names = _index_by_name()
     if wanted in names:
         return names[wanted]
     org, slash, bare = wanted.partition("/")

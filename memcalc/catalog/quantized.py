@@ -121,15 +121,15 @@ def refusal(
         way = f"leave --quant {quant} out" if quant is not None else f"give --quant {known}"
         return None if known == quant else f"The checkpoint of {name} is in {known} already: {way}."
     method = _method(settings)
-    said = f"The checkpoint of {name} is in {method}"
+    prefix = f"The checkpoint of {name} is in {method}"
     if method in _DEQUANTIZED and quant not in (None, NONE):
         return (
-            f"{said}, and transformers does not quantize it a second time: leave --quant "
+            f"{prefix}, and transformers does not quantize it a second time: leave --quant "
             f"{quant} out, or {_AS_BF16.removeprefix('for a run on dequantized weights, ')}."
         )
     if method not in _DEQUANTIZED:
         reason = _REASONS.get(method, f"memcalc does not run {method}")
-        return f"{said}, and {reason}; {_AS_BF16}."
+        return f"{prefix}, and {reason}; {_AS_BF16}."
     # transformers dequantizes fp8 itself if the GPU has no fp8. MXFP4 is dequantized for training,
     # and without the kernels package also for inference.
     without = capability is None or capability < _FP8
@@ -141,7 +141,7 @@ def refusal(
         else f"this GPU keeps it so: {_KERNELS}"
     )
     return (
-        f"{said}, and {why}; --quant {NONE} dequantizes it while loading "
+        f"{prefix}, and {why}; --quant {NONE} dequantizes it while loading "
         f"({_DEQUANTIZED[method]}(dequantize=True))."
     )
 

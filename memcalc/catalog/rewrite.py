@@ -60,9 +60,9 @@ def _list_unwritten(changed: str, path: Path, file: str, plan: Plan) -> list[str
 
 def _make_plan(found: dialects.Recipe, plan: Plan) -> Plan:
     """Make the plan of a recipe with the GPUs, task and model of another plan."""
-    beside = {"gpu": plan.gpu, "devices": plan.devices, "task": plan.task}
-    beside |= {} if found.settings.get("model") else {"model": plan.model}
-    return make(merge_recipe(found, beside))
+    given = {"gpu": plan.gpu, "devices": plan.devices, "task": plan.task}
+    given |= {} if found.settings.get("model") else {"model": plan.model}
+    return make(merge_recipe(found, given))
 
 
 def _show_value(value: Any) -> str:

@@ -47,11 +47,11 @@ def expand_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
             raise SettingError("recipe", f"{model} is a recipe already: leave recipe out.")
         left["recipe"] = left.pop("model")
     recipe = left.pop("recipe", None)
-    beside = {name: left.pop(name, None) for name in FILES if name != "recipe"}
-    for name, path in beside.items():
+    files = {name: left.pop(name, None) for name in FILES if name != "recipe"}
+    for name, path in files.items():
         if path is not None:
-            said = dialects.read(name, FIELDS[name].check(path), _settings_for_files(left))
-            left = _join(left, _drop_program_settings(said) if recipe is not None else said)
+            found = dialects.read(name, FIELDS[name].check(path), _settings_for_files(left))
+            left = _merge_file(left, _drop_program_settings(found) if recipe is not None else found)
     if recipe is not None:
         path = FIELDS["recipe"].check(recipe)
         left = merge_recipe(dialects.read("recipe", path, _settings_for_files(left)), left)
@@ -68,11 +68,11 @@ def _settings_for_files(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"devices": devices, "optim": settings.get("optim"), "loop": settings.get("loop")}
 
 
-def _drop_program_settings(said: Recipe) -> Recipe:
+def _drop_program_settings(found: Recipe) -> Recipe:
     """Return a launcher's file without the settings that the recipe of its program has."""
     own = ("precision", "loop", "grad_accum", "optim", "batch", "max_grad_norm")
-    kept = {key: one for key, one in said.settings.items() if key not in own}
-    return Recipe(file=said.file, dialect=said.dialect, settings=kept, unread=said.unread)
+    kept = {key: one for key, one in found.settings.items() if key not in own}
+    return Recipe(file=found.file, dialect=found.dialect, settings=kept, unread=found.unread)
 
 
 _TRAINING_FIELDS = """
@@ -127,8 +127,8 @@ def merge_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
         tokens = FIELDS["batch"].check(joined.get("batch", 8)) * (joined.get("seq") or _SEQ)
         joined["loss_chunks"] = -(-tokens // recipe.loss_piece)
     joined["assumed"] = (*_note_recipe(recipe), *joined.get("assumed", ()))
-    if said := (*joined.get("unread", ()), *unread, *notes):
-        joined["unread"] = said
+    if missing := (*joined.get("unread", ()), *unread, *notes):
+        joined["unread"] = missing
     return joined
 
 
@@ -194,28 +194,28 @@ def split_gpu_count(gpu: str) -> tuple[int | None, str]:
     return (int(found[1] or found[4]), found[2] or found[3]) if found is not None else (None, gpu)
 
 
-def _join(settings: dict[str, Any], said: Recipe) -> dict[str, Any]:
+def _merge_file(settings: dict[str, Any], found: Recipe) -> dict[str, Any]:
     joined = dict(settings)
-    for name, value in said.settings.items():
+    for name, value in found.settings.items():
         given = joined.get(name)
         # With a file of DeepSpeed, zero1 means the file's stage.
         if given is None or (given, value) == ("zero1", "deepspeed_zero1"):
             joined[name] = value
         elif FIELDS[name].is_table:
-            beside = dict(FIELDS[name].check(given))
-            for key in beside.keys() & value.keys():
-                if beside[key] != value[key]:
-                    raise _disagree(name, f"{key} = {beside[key]}", value[key], said)
-            joined[name] = {**value, **beside}
+            own = dict(FIELDS[name].check(given))
+            for key in own.keys() & value.keys():
+                if own[key] != value[key]:
+                    raise _conflict(name, f"{key} = {own[key]}", value[key], found)
+            joined[name] = {**value, **own}
         elif FIELDS[name].check(given) != FIELDS[name].check(value):
-            raise _disagree(name, f"{name} = {given}", value, said)
-    if said.unread:
-        joined["unread"] = (*joined.get("unread", ()), *said.unread)
+            raise _conflict(name, f"{name} = {given}", value, found)
+    if found.unread:
+        joined["unread"] = (*joined.get("unread", ()), *found.unread)
     return joined
 
 
-def _disagree(name: str, given: str, value: Any, said: Recipe) -> SettingError:
-    return SettingError(name, f"{given}, and {said.file} says {value}: leave one of them out.")
+def _conflict(name: str, given: str, value: Any, found: Recipe) -> SettingError:
+    return SettingError(name, f"{given}, and {found.file} says {value}: leave one of them out.")
 
 
 _HALF: dict[str, Scalar] = {"precision": "bf16", "optim": "paged_adamw_8bit", "checkpointing": True}

@@ -60,23 +60,23 @@ class Compiling:
         # A program may have named others by now.
         patches.when_imported("triton", lambda _: os.environ.update(own))
         hide_hooks(patches)
-        patches.when_imported("torch._dynamo.callback", self._watch)
+        patches.when_imported("torch._dynamo.callback", self._register_callbacks)
         heuristics = "torch._inductor.runtime.triton_heuristics"
-        patches.wrap_later(heuristics, "CachingAutotuner.bench", self._bench)
-        patches.wrap_later("triton.runtime.autotuner", "Autotuner.run", self._tune)
-        patches.wrap_later("triton.runtime.autotuner", "Autotuner._bench", self._choose)
-        patches.also(optimizers.register_optimizer_step_post_hook(self._settle).remove)
-        patches.also(self._end)
+        patches.wrap_later(heuristics, "CachingAutotuner.bench", self._skip_benchmark)
+        patches.wrap_later("triton.runtime.autotuner", "Autotuner.run", self._begin_tuning)
+        patches.wrap_later("triton.runtime.autotuner", "Autotuner._bench", self._time_config)
+        patches.also(optimizers.register_optimizer_step_post_hook(self._collect_garbage).remove)
+        patches.also(self._report)
 
-    def _bench(self, original: Any, *args: Any, **kwargs: Any) -> float:
+    def _skip_benchmark(self, original: Any, *args: Any, **kwargs: Any) -> float:
         self._say(_FIRST)
         return 1.0
 
-    def _tune(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _begin_tuning(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._chosen = False
         return original(*args, **kwargs)
 
-    def _choose(self, original: Any, tuner: Any, *args: Any, **kwargs: Any) -> list[float]:
+    def _time_config(self, original: Any, tuner: Any, *args: Any, **kwargs: Any) -> list[float]:
         """Return the time of a kernel's configuration: the first that fits the GPU is fastest."""
         self._say(_FIRST)
         if self._chosen:
@@ -86,7 +86,7 @@ class Compiling:
         self._chosen = math.isfinite(timings[0])
         return timings
 
-    def _watch(self, module: ModuleType) -> None:
+    def _register_callbacks(self, module: ModuleType) -> None:
         handler = getattr(module, "callback_handler", None)
         if handler is not None:
             handler.register_start_callback(self._compile_begins)
@@ -103,13 +103,13 @@ class Compiling:
             self._took += time.monotonic() - self._began
             self._began = 0.0
 
-    def _settle(self, *_: Any) -> None:
+    def _collect_garbage(self, *_: Any) -> None:
         """Collect garbage after the first steps: reference cycles of Dynamo hold outputs."""
         if self._unsettled:
             self._unsettled -= 1
             gc.collect()
 
-    def _end(self) -> None:
+    def _report(self) -> None:
         if not self._took:
             return
         if self._took >= 1:
@@ -141,7 +141,7 @@ class hidden_hooks:  # noqa: N801
 def hide_hooks(patches: Patches) -> None:
     """Make compiled code run without our global module hooks."""
 
-    def compiled(original: Any, context: Any, fn: Any) -> Any:
+    def wrap_compiled(original: Any, context: Any, fn: Any) -> Any:
         made = original(context, fn)
         if isinstance(made, torch.nn.Module | type) or not callable(made):
             return made
@@ -153,4 +153,4 @@ def hide_hooks(patches: Patches) -> None:
 
         return without_hooks
 
-    patches.wrap_later("torch._dynamo.eval_frame", "_TorchDynamoContext.__call__", compiled)
+    patches.wrap_later("torch._dynamo.eval_frame", "_TorchDynamoContext.__call__", wrap_compiled)

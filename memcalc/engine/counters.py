@@ -32,17 +32,17 @@ class Counters(Notebook):
     """The memory counters of all GPUs of this process, by phase, from CUDA's start on."""
 
     def __init__(
-        self, *, history: bool = True, told: Callable[[PhaseReading], None] | None = None
+        self, *, history: bool = True, on_phase: Callable[[PhaseReading], None] | None = None
     ) -> None:
         """Make counters; CUDA need not have started.
 
         Args:
             history: keep the allocator's history. Without it only peaks are read, each after the
                 device has finished its work.
-            told: called with each phase when the next one begins.
+            on_phase: called with each phase when the next one begins.
         """
         self.notes = []  # Until CUDA starts.
-        self._history, self._told = history, told
+        self._history, self._on_phase = history, on_phase
         self._waiting: tuple[Phase, int, str] | None = None
         self._unread: list[dict[tuple[str, str], int]] = []
         """For each GPU, the peak of each counter since the program's own last reset."""
@@ -58,7 +58,7 @@ class Counters(Notebook):
         self._stats, self._reset = _C._cuda_memoryStats, _C._cuda_resetPeakMemoryStats
         patches.set(_C, "_cuda_memoryStats", self._read_stats)
         patches.set(_C, "_cuda_resetPeakMemoryStats", self._reset_stats)
-        torch.cuda._lazy_call(lambda: self._begin(with_lines))
+        torch.cuda._lazy_call(lambda: self._start(with_lines))
         if not self._history:
             return
         patches.wrap(_C, "_cuda_clearCublasWorkspaces", self._label_freed(Component.WORKSPACES))
@@ -67,7 +67,7 @@ class Counters(Notebook):
         memory: Any = torch.cuda.memory
         patches.set(memory, "_record_memory_history", lambda *_, **__: None)
 
-    def _begin(self, with_lines: bool) -> None:
+    def _start(self, with_lines: bool) -> None:
         if self._history:
             internals.start_history(with_lines=with_lines)
         self.notes = [Notes(device) for device in range(_C._cuda_getDeviceCount())]
@@ -75,7 +75,7 @@ class Counters(Notebook):
         for notes in self.notes:
             notes.zero = internals.events_so_far(notes.device)
         if self._waiting is not None:
-            self._open(*self._waiting)
+            self._open_interval(*self._waiting)
 
     def without_lines(self) -> None:
         """Stop to keep the line of code of each allocation."""
@@ -90,10 +90,10 @@ class Counters(Notebook):
             return
         self._waiting = phase, step, line
         self.leave()
-        self._open(phase, step, line)
-        if self._told is not None:
+        self._open_interval(phase, step, line)
+        if self._on_phase is not None:
             for one in self.intervals[-2:-1]:
-                self._told(self._current.reading(one))
+                self._on_phase(self._current.reading(one))
 
     @property
     def _current(self) -> Notes:
@@ -129,12 +129,12 @@ class Counters(Notebook):
         """Return the index of the running interval."""
         return len(self.notes[0].intervals) - 1 if self.notes else 0
 
-    def peak(self, *notes: Notes) -> int:
+    def peak_interval(self, *notes: Notes) -> int:
         """Return the index of the interval with the highest allocated peak on these GPUs."""
         numbered = (pair for one in notes for pair in enumerate(one.intervals))
         return max(numbered, key=lambda pair: pair[1].allocated, default=(0, None))[0]
 
-    def _open(self, phase: Phase, step: int, line: str) -> None:
+    def _open_interval(self, phase: Phase, step: int, line: str) -> None:
         for number, notes in enumerate(self.notes):
             begin = notes.now()
             if not notes.intervals or begin != notes.intervals[-1].end:
@@ -163,25 +163,25 @@ class Counters(Notebook):
         for number, notes in enumerate(self.notes):
             interval = notes.intervals[-1] if notes.intervals else None
             if interval is not None and interval.end < 0:
-                interval.end, interval.given = self._read(number, notes, interval), given
+                interval.end, interval.given = self._read_peaks(number, notes, interval), given
 
-    def _read(self, number: int, notes: Notes, interval: Interval) -> int:
+    def _read_peaks(self, number: int, notes: Notes, interval: Interval) -> int:
         """Read the peaks of a phase that ends; return the event count."""
         level = self._levels.pop(number, None)
         if level is not None and notes.now() == interval.begin:
             # Nothing was allocated or freed: the peaks are the levels at the start.
-            self._raise(interval, level, "current")
+            self._raise_peaks(interval, level, "current")
             return interval.begin
         self._levels[number] = stats = self._stats(notes.device)
         self._reset(notes.device)
-        self._raise(interval, stats, "peak")
+        self._raise_peaks(interval, stats, "peak")
         unread = self._unread[number]
         for name, pools in stats.items():
             for pool in _POOLS if isinstance(pools, dict) and "all" in pools else ():
                 unread[name, pool] = max(unread.get((name, pool), 0), pools[pool]["peak"])
         return internals.events_in(stats) - notes.zero
 
-    def _raise(self, interval: Interval, stats: Any, counted: str) -> None:
+    def _raise_peaks(self, interval: Interval, stats: Any, counted: str) -> None:
         for rung in Levels.__struct_fields__:
             found = stats[f"{rung}_bytes"]["all"][counted]
             setattr(interval, rung, max(getattr(interval, rung), found))
@@ -237,7 +237,7 @@ class Counters(Notebook):
         if self.notes:
             interval = self.notes[device].intervals[-1]
             if interval.end < 0:
-                self._raise(interval, self._stats(device), "peak")
+                self._raise_peaks(interval, self._stats(device), "peak")
             self._unread[device].clear()
         self._reset(device)
 
@@ -266,19 +266,19 @@ class CpuCounters(Counters):
     KIND = "cpu"
 
     def __init__(
-        self, *, with_dtypes: bool = False, told: Callable[[PhaseReading], None] | None = None
+        self, *, with_dtypes: bool = False, on_phase: Callable[[PhaseReading], None] | None = None
     ) -> None:
         """Start the profiler.
 
         Args:
             with_dtypes: record dtypes. The profiler then keeps weak references to tensors, with
                 which models cannot be sharded.
-            told: called with each phase when the next one begins, without its peak.
+            on_phase: called with each phase when the next one begins, without its peak.
 
         Raises:
             MeasureError: another profiler runs already; PyTorch allows only one.
         """
-        super().__init__(told=told)
+        super().__init__(on_phase=on_phase)
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
             # A second profiler silently ends the first (seen with PyTorch 2.13).
             raise MeasureError(
@@ -305,7 +305,8 @@ class CpuCounters(Counters):
     def _reset_peaks(self, number: int, notes: Notes) -> int:
         return notes.now()
 
-    def _read(self, number: int, notes: Notes, interval: Interval) -> int:
+    def _read_peaks(self, number: int, notes: Notes, interval: Interval) -> int:
+        """Return the present time; ``end`` computes the peaks of all phases."""
         return notes.now()
 
     def end(self) -> None:

@@ -44,7 +44,7 @@ def install(patches: Patches, values: Values) -> None:
         with values.nothing_equal():
             return original(spectrum, *args, **kwargs)  # type: ignore[no-any-return]
 
-    def close(original: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+    def answer_close(original: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(one, other, *args, **kwargs)
         if any(_is_unknown_float(values, each) for each in (one, other)):
             say(CLOSE)
@@ -52,8 +52,8 @@ def install(patches: Patches, values: Values) -> None:
         return out
 
     for name in ("allclose", "isclose"):
-        patches.wrap(torch, name, close)
-        patches.wrap(torch.Tensor, name, close)
+        patches.wrap(torch, name, answer_close)
+        patches.wrap(torch.Tensor, name, answer_close)
     patches.wrap(torch.optim.LBFGS, "step", _wrap_lbfgs_step(values, say))
     patches.wrap(torch, "istft", run_istft)
     patches.wrap(torch.Tensor, "istft", run_istft)
@@ -79,10 +79,10 @@ def skip_packed_sequences(patches: Patches) -> None:
     tokens.
     """
 
-    def none(original: Any, *args: Any, **kwargs: Any) -> None:
+    def find_none(original: Any, *args: Any, **kwargs: Any) -> None:
         return None
 
-    patches.wrap_later("transformers.masking_utils", "find_packed_sequence_indices", none)
+    patches.wrap_later("transformers.masking_utils", "find_packed_sequence_indices", find_none)
 
 
 def _wrap_lbfgs_step(values: Values, say: Callable[[str], None]) -> Around:

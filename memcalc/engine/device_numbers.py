@@ -36,7 +36,7 @@ class Numbers:
     """The numbers of tensors on the simulated GPU, with their marks."""
 
     def __init__(self, stop_computing: Callable[[], None]) -> None:
-        """Start with all of the time for large tensors left.
+        """Look up the stub driver's functions, and set the time budget for large tensors.
 
         Args:
             stop_computing: called when a tensor stays unknown because the time is spent.

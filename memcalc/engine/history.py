@@ -75,7 +75,7 @@ class Timeline:
         self._lower: dict[int, int] = {}
         """Requested bytes after late blocks were freed, by the event that comes next."""
         # In one moment, names come before guesses.
-        notes.labels.sort(key=lambda told: told[:2])
+        notes.labels.sort(key=lambda label: label[:2])
         self._waiting = deque(notes.labels)
         self._read(entries if notes.gap is None else notes.gap.bridge(entries))
         self._apply_notes(_NEVER)
@@ -95,7 +95,7 @@ class Timeline:
         for at, entry in enumerate(entries):
             action = entry["action"]
             if action == "gap" and self._notes.gap is not None:
-                self._skip(self._notes.gap)
+                self._skip_gap(self._notes.gap)
             if action in ("segment_free", "segment_unmap"):
                 self._note_empty_cache()
             if action == "oom":
@@ -152,7 +152,7 @@ class Timeline:
         if late:
             # PyTorch's history does not record which stream: a replay gives each block its own.
             block.used_by = self._stream(object())
-            self._note("used_by", number, block.used_by)
+            self._add_call("used_by", number, block.used_by)
             self._late[block.address] = number
             self._late_bytes += block.size
         else:
@@ -166,9 +166,9 @@ class Timeline:
         self._level -= self.blocks[number].size
         self._late_bytes -= self.blocks[number].size
         self._lower[len(self.events)] = self._level
-        self._note("passed", number, 0)
+        self._add_call("passed", number, 0)
 
-    def _note(self, what: str, number: int, stream: int) -> None:
+    def _add_call(self, what: str, number: int, stream: int) -> None:
         index = len(self.events)
         self.asides.append(Aside(index=index, what=what, storage=number, stream=stream))
 
@@ -193,21 +193,21 @@ class Timeline:
             _, kind, what = self._waiting.popleft()
             if kind is Label.OWNERS:
                 for address, owner in what.items():
-                    if (block := self._living(address)) is not None:
+                    if (block := self._find_living(address)) is not None:
                         setattr(block, "op" if isinstance(owner, str) else "owner", owner)
             elif kind is Label.NAMES:
                 component, addresses = what
-                for block in filter(None, map(self._living, addresses)):
+                for block in filter(None, map(self._find_living, addresses)):
                     if component is None:
                         block.arrived = block.given = True
                     else:
                         block.component = block.component or component
             elif kind is Label.BORN_SINCE:
-                self._guess(*what)
-            elif (block := self._living(what)) is not None:
+                self._guess_component(*what)
+            elif (block := self._find_living(what)) is not None:
                 block.arrived = True
 
-    def _guess(self, component: Component, since: int) -> None:
+    def _guess_component(self, component: Component, since: int) -> None:
         for number in reversed(self._live.values()):
             block = self.blocks[number]
             if block.born < since:
@@ -215,18 +215,18 @@ class Timeline:
             if block.guess is None and not self._sent(block):
                 block.guess = component
 
-    def _living(self, address: int) -> _Block | None:
+    def _find_living(self, address: int) -> _Block | None:
         number = self._live.get(address)
         return None if number is None else self.blocks[number]
 
-    def _skip(self, gap: Gap) -> None:
-        """Move moments after a gap in the history behind the events that replace it."""
+    def _skip_gap(self, gap: Gap) -> None:
+        """Move moments after a gap behind the events that replace it; skip the gap's intervals."""
         here = len(self.events)
         for interval in self._notes.intervals:
             interval.kept = not gap.begin < interval.end <= gap.end
         self._notes.move(lambda m: m if m <= gap.begin else here + max(m - gap.end, 0))
-        told = self._notes.labels
-        self._waiting = deque(told[len(told) - len(self._waiting) :])
+        labels = self._notes.labels
+        self._waiting = deque(labels[len(labels) - len(self._waiting) :])
 
     def _sent(self, block: _Block) -> bool:
         """Return True if a wrapper over several GPUs sends a block: it uses other streams."""
@@ -275,7 +275,7 @@ class Timeline:
         behind = (_BEHIND.format(format_bytes(most)),) if most and stub.is_open() else ()
         return Trace(
             assumptions=(*behind, *assumptions, *pools),
-            storages=self._storages(),
+            storages=self._make_storages(),
             # Blocks that the program does not free are alive at the end of the last phase.
             events=tuple(self.events[: intervals[-1].end]),
             marks=tuple(Mark(index=i.begin, phase=i.phase, step=i.step) for i in intervals),
@@ -300,19 +300,19 @@ class Timeline:
             free=entry["device_free"],
         )
 
-    def _storages(self) -> tuple[Storage, ...]:
+    def _make_storages(self) -> tuple[Storage, ...]:
         """Return the blocks as records of a trace."""
         intervals, marks = self._notes.intervals, self._notes.marks
         begins = [interval.begin for interval in intervals]
         moments = [moment for moment, _ in marks]
         return tuple(
-            self._storage(
+            self._make_storage(
                 block, intervals[max(bisect.bisect_right(begins, block.born) - 1, 0)], moments
             )
             for block in self.blocks
         )
 
-    def _storage(self, block: _Block, interval: Interval, moments: list[int]) -> Storage:
+    def _make_storage(self, block: _Block, interval: Interval, moments: list[int]) -> Storage:
         if block.owner is not None:
             module, name, dtype = block.owner
             op = name if block.component is Component.OPTIMIZER_STATE else block.op

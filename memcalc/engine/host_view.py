@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 @functools.cache
-def _everything(dtype: torch.dtype) -> torch.Tensor:
+def _address_space(dtype: torch.dtype) -> torch.Tensor:
     """Return a CPU tensor over all addresses, from which views are made."""
     memory = (ctypes.c_char * ((1 << 48) - _BEGIN)).from_address(_BEGIN)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
@@ -44,12 +44,12 @@ def view_on_host(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.numel():
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     first = (tensor.data_ptr() - _BEGIN) // tensor.element_size()
-    return _everything(tensor.dtype).as_strided(tensor.shape, tensor.stride(), first)
+    return _address_space(tensor.dtype).as_strided(tensor.shape, tensor.stride(), first)
 
 
 def bytes_at(address: int, dtype: torch.dtype, count: int) -> torch.Tensor:
     """Return a one-dimensional CPU tensor of ``count`` elements over the bytes at an address."""
-    return _everything(dtype).as_strided((count,), (1,), (address - _BEGIN) // dtype.itemsize)
+    return _address_space(dtype).as_strided((count,), (1,), (address - _BEGIN) // dtype.itemsize)
 
 
 def map_tensors(value: Any, view: Callable[[torch.Tensor], Any]) -> Any:

@@ -39,7 +39,7 @@ class Patches:
         self._said.setdefault(assumed, {})[line] = None
 
     @property
-    def said(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[str, ...]:
         """The assumptions so far, with the user's lines."""
         found = ((assumed, ", ".join(filter(None, at))) for assumed, at in self._said.items())
         return tuple(f"{assumed} ({at})" if at else assumed for assumed, at in found)

@@ -36,8 +36,8 @@ def _enable_cudnn(wanted: bool) -> None:
     if enable is not None:
         enable(wanted)
     elif wanted:
-        told = f"PyTorch {torch.__version__} has no attention by cuDNN: leave --attention out."
-        raise EstimateError(told)
+        sentence = f"PyTorch {torch.__version__} has no attention by cuDNN: leave --attention out."
+        raise EstimateError(sentence)
 
 
 _BACKENDS = {

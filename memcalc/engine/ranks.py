@@ -128,8 +128,8 @@ def largest(traces: dict[int, Trace], world: int) -> Trace:
         for other in needed
         if other != rank
     ]
-    said = "; ".join([f"this is rank {rank} of {world}", *others])
-    return replace(traces[rank], assumptions=(said, *traces[rank].assumptions))
+    note = "; ".join([f"this is rank {rank} of {world}", *others])
+    return replace(traces[rank], assumptions=(note, *traces[rank].assumptions))
 
 
 def follow(patches: Patches, book: Notebook, plan: Plan) -> None:

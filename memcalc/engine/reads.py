@@ -224,7 +224,7 @@ add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow
 """.split()
 
 
-def _members(plain: type) -> dict[str, Any]:
+def _make_members(plain: type) -> dict[str, Any]:
     decisions = {f"__{name}__": _make_comparison(f"__{name}__", plain) for name in _COMPARISONS}
     arithmetic = {f"__{name}__": _make_arithmetic(f"__{name}__", plain) for name in _ARITHMETIC}
     own = {
@@ -236,9 +236,9 @@ def _members(plain: type) -> dict[str, Any]:
     return {**decisions, **arithmetic, **own}
 
 
-MadeUpFloat = type("float", (_MadeUp, float), _members(float))
+MadeUpFloat = type("float", (_MadeUp, float), _make_members(float))
 """The type of made-up floats."""
-MadeUpInt = type("int", (_MadeUp, int), _members(int))
+MadeUpInt = type("int", (_MadeUp, int), _make_members(int))
 """The type of made-up integers."""
 
 

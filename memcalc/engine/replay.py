@@ -94,20 +94,20 @@ class _Player:
         self._calls = calls
         self._follow = follow
         self._torch, self._internals = torch, internals
-        told = [call for call in calls if isinstance(call[0], str)]
-        self._shared = {call[1] for call in told if call[0] == "used_by"}
+        named = [call for call in calls if isinstance(call[0], str)]
+        self._shared = {call[1] for call in named if call[0] == "used_by"}
         """Storages that other streams use: they must be tensors, for ``record_stream``."""
-        self._late = {call[1]: 0 for call in told if call[0] == "passed"}
+        self._late = {call[1]: 0 for call in named if call[0] == "passed"}
         """Handles of the streams that are behind, by storage."""
         self._blocks: dict[int, Any] = {}
         self._streams = {0: torch.cuda.default_stream()}
         self._pools: dict[int, Any] = {}
         self._handlers: dict[str, Any] = {
-            "mark": self._mark,
-            "used_by": self._use,
-            "passed": self._pass,
+            "mark": self._end_interval,
+            "used_by": self._record_stream,
+            "passed": self._release_stream,
             "empty_cache": torch.cuda.empty_cache,
-            "keep_pool": self._keep_pool,
+            "keep_pool": self._make_private_pool,
         }
         self.intervals: list[Levels] = []
         """The peaks before the first mark, and after each mark."""
@@ -134,7 +134,7 @@ class _Player:
         except self._torch.cuda.OutOfMemoryError:
             return refused[-1]
         finally:
-            self._mark()
+            self._end_interval()
         return None
 
     def _allocate(self, key: int, size: int, stream: int = 0) -> None:
@@ -163,21 +163,21 @@ class _Player:
             self._streams[number] = self._torch.cuda.ExternalStream(_HANDLE * number)
         return self._streams[number]
 
-    def _mark(self) -> None:
+    def _end_interval(self) -> None:
         self.intervals.append(self._internals.levels("peak"))
         self._torch.cuda.reset_peak_memory_stats()
 
-    def _use(self, key: int, stream: int) -> None:
+    def _record_stream(self, key: int, stream: int) -> None:
         other = self._stream(stream)
         if key in self._late:
             self._late[key] = other.cuda_stream
             _hold_stream(other.cuda_stream, True)
         self._blocks[key].record_stream(other)
 
-    def _pass(self, key: int) -> None:
+    def _release_stream(self, key: int) -> None:
         _hold_stream(self._late[key], False)
 
-    def _keep_pool(self, stream: int) -> None:
+    def _make_private_pool(self, stream: int) -> None:
         if not hasattr(self._torch.cuda, "MemPool"):
             raise EstimateError(
                 f"PyTorch {self._torch.__version__} has no torch.cuda.MemPool, in which a private "

@@ -175,7 +175,7 @@ class _FollowedRun(Patches):
             assumptions=(
                 *self._unreached,
                 *_list_assumptions(program, self.names.cached_on_host),
-                *self.said,
+                *self.assumptions,
             ),
         )
 

@@ -200,11 +200,6 @@ def profiler_events(profiler: Any) -> Any:
     return profiler.profiler.kineto_results.experimental_event_tree()
 
 
-def storage_key(tensor: torch.Tensor) -> int:
-    """Return an ID of a tensor's storage, equal for tensors that share it."""
-    return int(tensor.untyped_storage()._cdata)
-
-
 def unwrap(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor inside all wrappers of ``torch.func`` (torch/csrc/functorch/init.cpp)."""
     while _C._functorch.is_functorch_wrapped_tensor(tensor):

@@ -104,16 +104,16 @@ def _first(config: Mapping[str, Any], *keys: str) -> int | None:
 def activation_bytes(blocks: Blocks, setting: Setting) -> int:
     """Return the bytes saved for backward at the end of forward, with logits and loss."""
     if setting.checkpointing:
-        inside = _layer(blocks, setting)
+        inside = _layer_bytes(blocks, setting)
         tokens = setting.batch * setting.seq
         # Only the inputs of the layers stay; one layer at a time is recomputed in backward.
         stack = blocks.layers * tokens * blocks.hidden * setting.element + inside
     else:
-        stack = blocks.layers * _layer(blocks, setting)
+        stack = blocks.layers * _layer_bytes(blocks, setting)
     return stack + (head(blocks, setting) if setting.logits else 0)
 
 
-def _layer(blocks: Blocks, setting: Setting) -> int:
+def _layer_bytes(blocks: Blocks, setting: Setting) -> int:
     tokens, element = setting.batch * setting.seq, setting.element
     query, key = blocks.heads * blocks.head_dim, blocks.kv_heads * blocks.head_dim
     attention = tokens * element * (blocks.hidden + 2 * query + 2 * key)
@@ -135,7 +135,7 @@ def _layer(blocks: Blocks, setting: Setting) -> int:
 def head(blocks: Blocks, setting: Setting) -> int:
     """Return the bytes of logits, of their fp32 copy if they are 16-bit, and of the log-softmax."""
     copy = 1 if setting.element < _FLOAT else 0
-    return logits(blocks, setting) + (1 + copy) * _float_logits(blocks, setting)
+    return logits(blocks, setting) + (1 + copy) * _fp32_logits_bytes(blocks, setting)
 
 
 def logits(blocks: Blocks, setting: Setting) -> int:
@@ -145,7 +145,7 @@ def logits(blocks: Blocks, setting: Setting) -> int:
 
 def loss_gradient(blocks: Blocks, setting: Setting) -> int:
     """Return the bytes of backward's first gradient: of the logits, in fp32."""
-    return _float_logits(blocks, setting) if setting.logits else 0
+    return _fp32_logits_bytes(blocks, setting) if setting.logits else 0
 
 
 def outputs(blocks: Blocks, setting: Setting) -> int:
@@ -157,5 +157,5 @@ def outputs(blocks: Blocks, setting: Setting) -> int:
     return logits(blocks, setting) + setting.batch * setting.seq * keys * setting.element
 
 
-def _float_logits(blocks: Blocks, setting: Setting) -> int:
+def _fp32_logits_bytes(blocks: Blocks, setting: Setting) -> int:
     return setting.batch * setting.seq * blocks.vocabulary * _FLOAT

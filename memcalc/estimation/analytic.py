@@ -141,7 +141,7 @@ def _phases(
     """Return the peak and the components of each phase of the steady step.
 
     Gradients and activations trade places in backward: its peak is at its start, where all
-    activations live beside the gradient of the loss, or at its end, where all gradients do.
+    activations and the gradient of the loss live, or at its end, where all gradients live.
     """
     early = kept.gradients if plan.grad_accum > 1 or not plan.set_to_none else 0
     held = live.outputs if loops.of(plan).keep_outputs(plan) else 0

@@ -295,12 +295,12 @@ def free_memory() -> int:
     """Return the bytes that new processes may take, of the machine or a container with less."""
     import psutil
 
-    left = _container_memory()
+    left = _free_container_memory()
     available: int = psutil.virtual_memory().available
     return available if left is None else min(available, left)
 
 
-def _container_memory() -> int | None:
+def _free_container_memory() -> int | None:
     try:
         limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
         return limit - int((_CGROUP / "memory.current").read_text(encoding="ascii"))

@@ -29,12 +29,14 @@ def analytic_answers(plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcErro
     inventories: dict[tuple[str, ...], Inventory] = {}
     for plan in plans:
         try:
-            yield _by_closed_forms(plan, inventories)
+            yield _estimate_by_closed_forms(plan, inventories)
         except MemcalcError as error:
             yield error
 
 
-def _by_closed_forms(plan: Plan, inventories: dict[tuple[str, ...], Inventory]) -> Prediction:
+def _estimate_by_closed_forms(
+    plan: Plan, inventories: dict[tuple[str, ...], Inventory]
+) -> Prediction:
     checked = check(plan)
     uncovered = {
         "several GPUs": layouts.spread(plan).world > 1,

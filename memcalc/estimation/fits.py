@@ -185,9 +185,9 @@ def judge(
     device: Device,
     unlimited: Levels,
 ) -> Fit:
-    """Judge whether a run fits a device: replay it beside the largest and the smallest context.
+    """Judge whether a run fits a device: replay it with the largest and the smallest context.
 
-    A run that fits beside the smallest context only is tight.
+    A run that fits with the smallest context only is tight.
     """
     allowed = settings.reservable_bytes(device.capacity)
     cards = cards_to_try(settings, device, unlimited)

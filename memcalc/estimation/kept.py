@@ -13,7 +13,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
 
-_LARGEST_SCRIPT = 1 << 22
+_LARGEST_FILE = 1 << 22
 
 
 class Traced(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,12 +72,12 @@ def simulated_key(plan: Plan) -> str:
 def _command_key(plan: Plan) -> str:
     """Return the cache key of a command: its folder and the contents of the files it names."""
     words = shlex.split(plan.command or "")
-    files = {word: Path(word).read_bytes() for word in words if _is_script(word)}
+    files = {word: Path(word).read_bytes() for word in words if _is_small_file(word)}
     code = {word: hashlib.sha256(content).hexdigest() for word, content in files.items()}
     return cache.key(plan, {"folder": str(Path().resolve()), "code": code}, "ran")
 
 
-def _is_script(word: str) -> bool:
+def _is_small_file(word: str) -> bool:
     with contextlib.suppress(OSError, ValueError):
-        return Path(word).is_file() and Path(word).stat().st_size < _LARGEST_SCRIPT
+        return Path(word).is_file() and Path(word).stat().st_size < _LARGEST_FILE
     return False

@@ -35,9 +35,9 @@ UNCOUNTED = (
 
 def predict(question: Question, trace: Trace, state: OptimizerState, play: Play) -> Prediction:
     """Make a prediction from a trace; ``play`` replays its calls if the plan's GPU is too small."""
-    said = tuple(_note_cache(question.plan, trace))
+    notes = tuple(_note_cache(question.plan, trace))
     if question.plan.target == "cpu":
-        answer = _build(question, trace, state, requested_phases(trace), said)
+        answer = _build(question, trace, state, requested_phases(trace), notes)
         # The CPU has no caching allocator: only requested bytes are known.
         missed = "CPU kernel scratch space", "the Python process itself"
         unknown = dict.fromkeys(("allocated", "reserved", "process_used"), _NO_ALLOCATOR)
@@ -54,7 +54,7 @@ def predict(question: Question, trace: Trace, state: OptimizerState, play: Play)
     except EstimateError as error:
         unplayed = str(error)
     phases = (crowded or reached).phases
-    answer = _on_cuda(_build(question, trace, state, phases, said), trace, question.gpu)
+    answer = _on_cuda(_build(question, trace, state, phases, notes), trace, question.gpu)
     reserved = answer.peak.reserved or 0
     if crowded is not None:
         answer = replace(answer, allocator=freed_cache_span(reserved, reached.peaks.reserved))
@@ -77,7 +77,7 @@ def _build(
     trace: Trace,
     state: OptimizerState,
     phases: tuple[PhasePeak, ...],
-    said: tuple[str, ...],
+    notes: tuple[str, ...],
 ) -> Prediction:
     """Return a prediction of requested bytes, with the components at the peak."""
     held = components(trace, highest_events(trace)[highest(phases).phase])
@@ -90,7 +90,7 @@ def _build(
         flops=trace.flops,
         sent=trace.sent,
         unknown={"flops": why or _NOT_COUNTED} if trace.flops is None else {},
-        assumptions=(*said, *trace.assumptions),
+        assumptions=(*notes, *trace.assumptions),
         versions=trace.versions,
     )
 

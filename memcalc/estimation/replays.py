@@ -148,7 +148,7 @@ def judge_devices(
 def list_calls(trace: Trace) -> Iterator[Call]:
     """Yield every call of the allocator in order, in the form of ``records.replay``."""
     marks: list[tuple[int, Call]] = [(mark.index, ("mark",)) for mark in trace.marks]
-    told: list[tuple[int, Call]] = [
+    calls: list[tuple[int, Call]] = [
         (
             aside.index,
             ("used_by", aside.storage, aside.stream)
@@ -162,7 +162,7 @@ def list_calls(trace: Trace) -> Iterator[Call]:
         for aside in trace.asides
     ]
     # Of those before the same event, in the order they are listed.
-    between = deque(sorted([*marks, *told], key=lambda item: item[0]))
+    between = deque(sorted([*marks, *calls], key=lambda item: item[0]))
     for index, event in enumerate(trace.events):
         while between and between[0][0] <= index:
             yield between.popleft()[1]

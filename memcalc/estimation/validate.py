@@ -41,8 +41,13 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     def notes_at(self, seq: int | None) -> tuple[str, ...]:
         """Return the notes about config and checkpoint for samples of another length."""
         config, revision = self.source.config, self.source.revision
-        said = (f"the config is revision {revision} of the hub",) if revision else ()
-        return (*self.plan.assumed, *said, *positions.notes(config, seq), *quantized.notes(config))
+        commit = (f"the config is revision {revision} of the hub",) if revision else ()
+        return (
+            *self.plan.assumed,
+            *commit,
+            *positions.notes(config, seq),
+            *quantized.notes(config),
+        )
 
     @property
     def uncounted(self) -> tuple[str, ...]:
@@ -59,8 +64,8 @@ def check(plan: Plan) -> Checked:
     """
     choice, gpu = check_names(plan)
     if plan.command is not None:
-        told = f"A command runs as it is: type memcalc simulate -- {plan.command}"
-        raise SettingError("command", told)
+        why = f"A command runs as it is: type memcalc simulate -- {plan.command}"
+        raise SettingError("command", why)
     with _name_setting("model"):
         source = models.find(plan.model)
     with _name_setting("task"):
@@ -69,11 +74,11 @@ def check(plan: Plan) -> Checked:
     if plan.liger:
         _check_liger(source)
     if plan.compile and compiler.system_compiler() is None:
-        told = "Triton compiles with a C compiler, and there is none: install gcc, or set CC."
-        raise SettingError("compile", told)
+        why = "Triton compiles with a C compiler, and there is none: install gcc, or set CC."
+        raise SettingError("compile", why)
     if source.factory is not None and plan.attention in ("eager", FLASH_ATTN):
-        told = f"{source.name} chooses its attention itself: leave --attention out."
-        raise SettingError("attention", told)
+        why = f"{source.name} chooses its attention itself: leave --attention out."
+        raise SettingError("attention", why)
     if source.config is not None:
         refusal = positions.lengths(source.config).refusal(source.name, plan.seq)
         if refusal is not None:
@@ -116,11 +121,11 @@ def _check_flash_attn(plan: Plan, gpu: Gpu | None) -> None:
     if plan.attention != FLASH_ATTN:
         return
     if plan.precision in ("fp32", "tf32"):
-        told = "flash-attn computes in 16 bits: add --precision amp-bf16, or bf16."
-        raise SettingError("attention", told)
+        why = "flash-attn computes in 16 bits: add --precision amp-bf16, or bf16."
+        raise SettingError("attention", why)
     if gpu is not None and gpu.capability < _FLASH_ATTN_SINCE:
-        told = f"flash-attn needs Ampere or newer, and {gpu.name} is older: leave --attention out."
-        raise SettingError("attention", told)
+        why = f"flash-attn needs Ampere or newer, and {gpu.name} is older: leave --attention out."
+        raise SettingError("attention", why)
 
 
 def _check_layout(plan: Plan, choice: Choice) -> None:
@@ -134,16 +139,16 @@ def _check_layout(plan: Plan, choice: Choice) -> None:
         if missing:
             raise UsageError(f"{missing}.")
     if plan.compile and layout.package:
-        told = "compile is not supported with DeepSpeed's engine yet: leave one of them out."
-        raise SettingError("compile", told)
+        why = "compile is not supported with DeepSpeed's engine yet: leave one of them out."
+        raise SettingError("compile", why)
     if several and plan.loop != "plain":
         _check_accelerate(plan, layout)
     if several and plan.resume and (layout.name != "ddp" or plan.loop != "plain"):
-        told = "--resume works in the plain loop with ddp only: leave it out."
-        raise SettingError("resume", f"Over several GPUs, {told}")
+        why = "--resume works in the plain loop with ddp only: leave it out."
+        raise SettingError("resume", f"Over several GPUs, {why}")
     if several and plan.eval and (layout.package or plan.loop != "plain"):
-        told = "--eval works in the plain loop with PyTorch's own layouts only: leave it out."
-        raise SettingError("eval", f"Over several GPUs, {told}")
+        why = "--eval works in the plain loop with PyTorch's own layouts only: leave it out."
+        raise SettingError("eval", f"Over several GPUs, {why}")
     # DeepSpeed's stages hand over a rank's share of all parameters as flat tensors, where states
     # of bitsandbytes follow from lengths alone.
     flat = layout.package == "deepspeed" and choice.row.package == "bitsandbytes"
@@ -183,8 +188,8 @@ def _check_accelerate(plan: Plan, layout: layouts.Layout) -> None:
     if plan.loop == "trainer":
         view = "gradient_as_bucket_view"
         refused[view] = f"The Trainer hands no {view} on: leave it out."
-    if told := next((told for name, told in refused.items() if name in given), None):
-        raise SettingError("parallel_args", told)
+    if why := next((why for name, why in refused.items() if name in given), None):
+        raise SettingError("parallel_args", why)
     half = AUTOCAST_DTYPES.get(plan.precision)
     for name in layout.mixed:
         if given.get(name, half) != half:
@@ -209,16 +214,14 @@ def _check_quant(plan: Plan, source: models.ModelSource) -> None:
     if already is not None:
         raise SettingError("quant", already)
     if plan.bnb_4bit_compute_dtype is not None and quantized.find_bnb_settings(source.config):
-        told = f"The checkpoint of {source.name} says in what its layers compute: leave it out."
-        raise SettingError("bnb_4bit_compute_dtype", told)
+        why = f"The checkpoint of {source.name} says in what its layers compute: leave it out."
+        raise SettingError("bnb_4bit_compute_dtype", why)
 
 
 def _check_liger(source: models.ModelSource) -> None:
     if source.factory is not None:
-        told = (
-            f"liger is for models of transformers, and {source.name} is a callable: leave it out."
-        )
-        raise SettingError("liger", told)
+        why = f"liger is for models of transformers, and {source.name} is a callable: leave it out."
+        raise SettingError("liger", why)
     for name in liger.PACKAGES:
         missing = extras.lacking("--liger needs", name, "torch-memcalc[liger]")
         if missing is not None:

@@ -94,7 +94,7 @@ def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
         simulated = SimulatedRun(look_up(plan), speaker, request)
         if "rank" in request:
             return {"trace": pack(simulated.trace(request["rank"]))}
-        return _answer_of_ranks(simulated, request, _player(speaker))
+        return _answer_of_ranks(simulated, request, _make_player(speaker))
     except RetryRequestError as error:
         return {"again": error.more}
     except simulated_gpu.AnotherGpuError:
@@ -103,7 +103,7 @@ def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
         return {"again": {"alone": True}}
 
 
-def _player(speaker: Speaker) -> Play:
+def _make_player(speaker: Speaker) -> Play:
     return replay.make_player(lambda calls: speaker.server.ask(replay.__name__, replay.NAME, calls))
 
 
@@ -236,13 +236,13 @@ def _predict_serving(plan: Plan, speaker: Speaker) -> Prediction:
     probe = SimulatedRun(look_up(serves.probe()), speaker, {"keep": True})
     traced = probe.trace(0)
     state = state_for(probe.question, traced)
-    prediction = predict(probe.question, traced, state, _player(speaker))
+    prediction = predict(probe.question, traced, state, _make_player(speaker))
     serving = serves.serving(read(traced, probe.question.plan.batch), length)
     return predicted(prediction, plan, serving, question.gpu)
 
 
 def _room(question: Question) -> int:
-    """Return the allocator's bytes on the plan's GPU beside the largest context.
+    """Return the allocator's bytes on the plan's GPU with the largest context.
 
     They are 80 GiB if the plan names no GPU.
     """

@@ -111,10 +111,10 @@ def _torch_facts(found: dict[str, Any]) -> Iterator[Fact]:
         advice="" if found["cuda"] else "for a GPU, install a CUDA build: pytorch.org/get-started",
     )
     if found["cuda"] and not found["available"]:
-        said = "; ".join(found["warnings"]) or "PyTorch sees no GPU"
+        seen = "; ".join(found["warnings"]) or "PyTorch sees no GPU"
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
         advice = "CUDA_VISIBLE_DEVICES hides all: unset it" if hidden else "see the driver below"
-        yield Fact(name="CUDA", value=said, well=False, advice=advice)
+        yield Fact(name="CUDA", value=seen, well=False, advice=advice)
     for index, gpu in enumerate(found["gpus"]):
         yield Fact(
             name=f"cuda:{index}",
@@ -226,8 +226,8 @@ def _print_torch_facts() -> None:
             found = _query_torch()
         except Exception as error:
             found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
-    said = [" ".join(str(warning.message).split())[:300] for warning in caught]
-    found["warnings"] = [text for text in said if "CUDA" in text or "driver" in text]
+    texts = [" ".join(str(warning.message).split())[:300] for warning in caught]
+    found["warnings"] = [text for text in texts if "CUDA" in text or "driver" in text]
     json.dump(found, sys.stdout)
 
 

@@ -107,7 +107,7 @@ def _storage_kind(tensor: torch.Tensor, on_gpu: bool) -> str:
         return "managed"
     if tensor.device.type != "cpu":
         return "device"
-    # A CPU run's state is on its device; only step counters are beside it there too.
+    # A CPU run's state is on its device, except for step counters.
     return "host" if on_gpu or tensor.dim() == 0 else "device"
 
 

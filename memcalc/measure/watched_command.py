@@ -74,7 +74,7 @@ def run(command: Sequence[str], interval: float = INTERVAL) -> CommandResult:
         gpus = [one.to_reading(driver, interval) for one in watched]
         code = process.returncode
     held = sorted((gpu for gpu in gpus if gpu.peak_process), key=lambda g: -(g.peak_process or 0))
-    measurement = _measurement(command, held[0] if held else None, reason, resident, seconds)
+    measurement = _make_measurement(command, held[0] if held else None, reason, resident, seconds)
     return CommandResult(
         code=code if code >= 0 else 128 - code, measurement=measurement, gpus=tuple(held)
     )
@@ -185,7 +185,7 @@ def _sample(watched: list[CardWatch], pids: set[int]) -> str:
     return ""
 
 
-def _measurement(
+def _make_measurement(
     command: Sequence[str], gpu: GpuReading | None, reason: str, resident: int, seconds: float
 ) -> Measurement:
     unknown = dict.fromkeys(("weights", "gradients", "state", "phases"), "seen from outside only")

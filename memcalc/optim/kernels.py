@@ -40,7 +40,7 @@ def _locate(table, COUNT, DEPTH: tl.constexpr):
 
 
 @triton.jit
-def _count(row, EVEN: tl.constexpr):
+def _load_count(row, EVEN: tl.constexpr):
     n = tl.load(row)
     if EVEN:
         n = tl.multiple_of(n, 16)
@@ -48,7 +48,7 @@ def _count(row, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _part(row, COLUMN: tl.constexpr, KIND: tl.constexpr, EVEN: tl.constexpr):
+def _load_pointer(row, COLUMN: tl.constexpr, KIND: tl.constexpr, EVEN: tl.constexpr):
     pointer = tl.load(row + COLUMN).to(tl.pointer_type(KIND))
     if EVEN:
         pointer = tl.multiple_of(pointer, 16)
@@ -120,16 +120,22 @@ def adam_8bit(
     """Update 8-bit states; rows of n, param, grad, state1, state2, absmax1, absmax2."""
     tensor, program = _locate(table, COUNT, DEPTH)
     row = table + COUNT + tensor * 7
-    n = _count(row, EVEN)
+    n = _load_count(row, EVEN)
     block = program.to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     offset = block[:, None] * 256 + tl.arange(0, 256)[None, :]
     inside, scaled = offset < n, block * 256 < n
-    p = _part(row, 1, PARAM, EVEN) + offset
-    codes1, codes2 = _part(row, 3, tl.uint8, EVEN) + offset, _part(row, 4, tl.uint8, EVEN) + offset
-    scales1, scales2 = _part(row, 5, tl.float32, 0) + block, _part(row, 6, tl.float32, 0) + block
+    p = _load_pointer(row, 1, PARAM, EVEN) + offset
+    codes1, codes2 = (
+        _load_pointer(row, 3, tl.uint8, EVEN) + offset,
+        _load_pointer(row, 4, tl.uint8, EVEN) + offset,
+    )
+    scales1, scales2 = (
+        _load_pointer(row, 5, tl.float32, 0) + block,
+        _load_pointer(row, 6, tl.float32, 0) + block,
+    )
 
     value = tl.load(p, mask=inside, other=0).to(tl.float32)
-    g = tl.load(_part(row, 2, GRAD, EVEN) + offset, mask=inside, other=0).to(tl.float32)
+    g = tl.load(_load_pointer(row, 2, GRAD, EVEN) + offset, mask=inside, other=0).to(tl.float32)
     m = tl.load(qmap1 + tl.load(codes1, mask=inside, other=0).to(tl.int32))
     m = tl.where(inside, m * tl.load(scales1, mask=scaled, other=0)[:, None], 0.0)
     v = tl.load(qmap2 + tl.load(codes2, mask=inside, other=0).to(tl.int32))
@@ -157,12 +163,12 @@ def adam_32bit(
     tensor, program = _locate(table, COUNT, DEPTH)
     row = table + COUNT + tensor * 5
     offset = program.to(tl.int64) * SPAN + tl.arange(0, SPAN)
-    inside = offset < _count(row, EVEN)
-    p = _part(row, 1, PARAM, EVEN) + offset
-    state1 = _part(row, 3, tl.float32, EVEN) + offset
-    state2 = _part(row, 4, tl.float32, EVEN) + offset
+    inside = offset < _load_count(row, EVEN)
+    p = _load_pointer(row, 1, PARAM, EVEN) + offset
+    state1 = _load_pointer(row, 3, tl.float32, EVEN) + offset
+    state2 = _load_pointer(row, 4, tl.float32, EVEN) + offset
     value = tl.load(p, mask=inside, other=0).to(tl.float32)
-    g = tl.load(_part(row, 2, GRAD, EVEN) + offset, mask=inside, other=0).to(tl.float32)
+    g = tl.load(_load_pointer(row, 2, GRAD, EVEN) + offset, mask=inside, other=0).to(tl.float32)
     m = tl.load(state1, mask=inside, other=0)
     v = tl.load(state2, mask=inside, other=0)
     value, m, v = _advance(
@@ -200,14 +206,14 @@ def adamw_bf16(
     tensor, program = _locate(table, COUNT, DEPTH)
     row = table + COUNT + tensor * 7
     offset = program.to(tl.int64) * SPAN + tl.arange(0, SPAN)
-    inside = offset < _count(row, EVEN)
-    p = _part(row, 1, tl.bfloat16, EVEN) + offset
-    exp_avg = _part(row, 3, tl.bfloat16, EVEN) + offset
-    exp_avg_sq = _part(row, 4, tl.bfloat16, EVEN) + offset
-    shift = _part(row, 5, tl.bfloat16, EVEN) + offset
+    inside = offset < _load_count(row, EVEN)
+    p = _load_pointer(row, 1, tl.bfloat16, EVEN) + offset
+    exp_avg = _load_pointer(row, 3, tl.bfloat16, EVEN) + offset
+    exp_avg_sq = _load_pointer(row, 4, tl.bfloat16, EVEN) + offset
+    shift = _load_pointer(row, 5, tl.bfloat16, EVEN) + offset
     value = tl.load(p, mask=inside, other=0).to(tl.float32)
     value += tl.load(shift, mask=inside, other=0).to(tl.float32)
-    g = tl.load(_part(row, 2, GRAD, EVEN) + offset, mask=inside, other=0).to(tl.float32)
+    g = tl.load(_load_pointer(row, 2, GRAD, EVEN) + offset, mask=inside, other=0).to(tl.float32)
     m = tl.load(exp_avg, mask=inside, other=0).to(tl.float32)
     v = tl.load(exp_avg_sq, mask=inside, other=0).to(tl.float32)
     value, m, v = _advance(

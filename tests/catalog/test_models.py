@@ -286,6 +286,6 @@ def test_a_script_finds_the_config_of_a_bundled_model_without_the_hub(tmp_path, 
         assert AutoConfig.from_pretrained("gpt2").n_layer == 12
         with pytest.raises(OSError, match="couldn't connect"):
             AutoConfig.from_pretrained("nobody/none")
-    assert [*patches.said] == [
+    assert [*patches.assumptions] == [
         "the hub cannot be reached: the config of gpt2 is the one memcalc ships"
     ]

@@ -72,7 +72,7 @@ def assumptions() -> tuple[str, ...]:
     if not is_used():
         return ()
     tried = BENCHMARK if torch.backends.cudnn.benchmark else ""
-    return tuple(said for said in (os.environ.get(_ASSUMED), tried) if said)
+    return tuple(text for text in (os.environ.get(_ASSUMED), tried) if text)
 
 
 def _version_number(version: Sequence[int]) -> int:

@@ -138,7 +138,7 @@ class Session:
 
     def state(self) -> OptimizerState:
         """Return the optimizer state for the models that were there at the peak."""
-        return self.models.state(self.counters.peak(*self.counters.notes))
+        return self.models.state(self.counters.peak_interval(*self.counters.notes))
 
     def recorded(self, name: str) -> tuple[dict[int, Trace], Refusal | None]:
         """Return a trace for each GPU, and the request that failed last, once the program ended."""
@@ -154,12 +154,12 @@ class Session:
             timeline = Timeline(notes, entries, wrapped=wrapped)
             _name_held(timeline, notes.intervals, wrapped=wrapped)
             traces[notes.device] = timeline.trace(
-                inventory=self.models.inventory(name, self.counters.peak(notes)),
+                inventory=self.models.inventory(name, self.counters.peak_interval(notes)),
                 steps=self.phases.step + 1,
                 uncounted=(*_longer(notes.intervals, alike), *started),
                 sent=timeline.sent(max(0, self.phases.step - 1)),
                 whole=True,
-                assumptions=self.patches.said,
+                assumptions=self.patches.assumptions,
                 groups=tuple(sorted(self.groups.sizes)),
             )
             refusal = timeline.refusal() or refusal

@@ -85,11 +85,11 @@ def prepare(root: Path, cuda: str, paths: Sequence[str] = ()) -> Stub:
             f"There is no PyTorch in {root}: type pip install torch, or name another Python."
         )
     library = libraries() / build.NAME
-    beside = _find_compiled_packages(root, paths)
+    packages = _find_compiled_packages(root, paths)
     digest = hashlib.sha256(f"{version}{build.mark(platform.machine())}{elf.machine()}".encode())
     for code in (__file__, elf.__file__):
         digest.update(Path(code).read_bytes())
-    for file in (library, *own, *beside):
+    for file in (library, *own, *packages):
         status = file.stat()
         digest.update(f"{file}{status.st_size}{status.st_mtime_ns}".encode())
     folder = _cache_folder() / digest.hexdigest()[:20]
@@ -107,7 +107,7 @@ def prepare(root: Path, cuda: str, paths: Sequence[str] = ()) -> Stub:
             return found
         with lock.held(record, patience=_PATIENCE):
             found = _read_record(record)
-            return found if found is not None else _write(folder, library, own, beside, version)
+            return found if found is not None else _write(folder, library, own, packages, version)
     except OSError as error:
         raise _cache_error(error) from None
 
@@ -289,10 +289,10 @@ def _read_record(record: Path) -> Stub | None:
     return found if whole else None
 
 
-def _write(folder: Path, library: Path, own: list[Path], beside: list[Path], cuda: int) -> Stub:
+def _write(folder: Path, library: Path, own: list[Path], packages: list[Path], cuda: int) -> Stub:
     """Write the shells, a library of the missing functions, and the record; return the stub."""
     machine = elf.machine()
-    sonames, wanted = _list_requirements(own, beside, cuda)
+    sonames, wanted = _list_requirements(own, packages, cuda)
     missing = tuple(sorted(wanted - elf.read(library).defined))
     link = folder / build.NAME
     link.unlink(missing_ok=True)
@@ -315,7 +315,9 @@ def _write(folder: Path, library: Path, own: list[Path], beside: list[Path], cud
     return stub
 
 
-def _list_requirements(own: list[Path], beside: list[Path], cuda: int) -> tuple[set[str], set[str]]:
+def _list_requirements(
+    own: list[Path], packages: list[Path], cuda: int
+) -> tuple[set[str], set[str]]:
     """Return the sonames of NVIDIA's libraries that are needed, and the functions needed there."""
     of_torch = [elf.read(path) for path in own]
     names = {path.name for path in own}
@@ -326,7 +328,7 @@ def _list_requirements(own: list[Path], beside: list[Path], cuda: int) -> tuple[
         if not _SYSTEM_LIBRARIES.match(soname) and soname not in names
     }
     objects = [*of_torch]
-    for path in beside:
+    for path in packages:
         try:
             one = elf.read(path, defined=False)
         except (ValueError, OSError):

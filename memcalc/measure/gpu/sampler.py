@@ -147,7 +147,7 @@ class Sampler:
             return
         self._next = time.monotonic() + self.interval
         try:
-            self._take(self._watched)
+            self._sample(self._watched)
         except NvmlError as error:
             self.failure = str(error)
 
@@ -181,7 +181,7 @@ class Sampler:
             return None, 0
         if self._watched is None:
             self._watched = self._find_card(facts.get("uuid"), pid)
-        return self._take(self._watched)
+        return self._sample(self._watched)
 
     def _find_card(self, uuid: str | None, pid: int) -> CardWatch:
         """Find the card of the run, and decide which process on it is ours."""
@@ -214,7 +214,7 @@ class Sampler:
         ]
         return found
 
-    def _take(self, watched: CardWatch) -> tuple[int, int | None]:
+    def _sample(self, watched: CardWatch) -> tuple[int, int | None]:
         now = read_level(watched.card)
         known = set(watched.others) | set(self._ours)
         if watched.samples:

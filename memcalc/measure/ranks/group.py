@@ -121,7 +121,7 @@ def measure(
 
 
 def _run(runner: Runner, request: Request, members: Sequence[Member]) -> list[BaseException | None]:
-    """Run all ranks; return each one's error, or None where it succeeded or was ended by us."""
+    """Run all ranks to their end, or end them all when one fails; return the error of each."""
     server = runner.server(request.plan)
     with (
         tempfile.TemporaryDirectory(prefix="memcalc-ranks-") as folder,

@@ -79,7 +79,7 @@ class Recorder:
         self._failed = False
 
     def __enter__(self) -> Recorder:
-        self._quietly(self._begin)
+        self._quietly(self._start)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -103,7 +103,7 @@ class Recorder:
                     self._recording.__exit__()
             return None
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         if self._cuda:
             self._sampler = Sampler()
             if not torch.cuda.is_initialized():

@@ -73,7 +73,7 @@ class Recording(Patches):
         device: str,
         seen: Seen,
         *,
-        told: Callable[[PhaseReading], None] | None = None,
+        on_phase: Callable[[PhaseReading], None] | None = None,
         only: torch.optim.Optimizer | None = None,
         guard: Callable[[Any], Any] = lambda one: one,
     ) -> None:
@@ -82,7 +82,7 @@ class Recording(Patches):
         Args:
             device: ``cuda`` or ``cpu``.
             seen: observes what the program calls.
-            told: called with each phase when the next one begins.
+            on_phase: called with each phase when the next one begins.
             only: the optimizer whose steps are counted. None means any.
             guard: wraps an object that is called while the program runs.
 
@@ -94,7 +94,11 @@ class Recording(Patches):
         self._began = perf_counter()
         self._refused: list[Sequence[int]] = []
         self._sizes: dict[str, Any] = {}
-        self.counters = Counters(history=False, told=told) if self._cuda else CpuCounters(told=told)
+        self.counters = (
+            Counters(history=False, on_phase=on_phase)
+            if self._cuda
+            else CpuCounters(on_phase=on_phase)
+        )
         self.steps = Steps(only=only)
         self.phases = Phases(guard(self.counters), self.steps, guard(seen))
 

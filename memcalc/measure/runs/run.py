@@ -67,7 +67,7 @@ def measure(plan: Plan, options: Options, reporter: Reporter | None = None) -> M
     reporter = reporter or Reporter()
     measurement = _measure(program, options, reporter)
     del program
-    _free(options.device)
+    _empty_cache(options.device)
     reporter.wait_at("freed")
     return measurement
 
@@ -81,7 +81,7 @@ def _measure(program: Program, options: Options, reporter: Reporter) -> Measurem
         reporter.wait_at("context")
         if options.snapshot is not None:
             stack.enter_context(_record_snapshot(options.snapshot))
-        recording = Recording(options.device, Seen(), told=reporter.report_phase)
+        recording = Recording(options.device, Seen(), on_phase=reporter.report_phase)
         try:
             job = _run(program, options, recording)
             reporter.wait_at("trained")
@@ -166,7 +166,7 @@ def _synchronized_time(device: str) -> float:
     return time.perf_counter()
 
 
-def _free(device: str) -> None:
+def _empty_cache(device: str) -> None:
     if device == "cuda":
         gc.collect()
         # After a failure that the device does not survive there is nothing left to empty.
