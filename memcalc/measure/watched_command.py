@@ -131,24 +131,29 @@ def _cards() -> Iterator[tuple[Nvml | None, list[Watched], str]]:
 
 @contextlib.contextmanager
 def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass requests to end on to the command, and stay to report.
+    """Pass requests to end on to the command and all that it has started, and stay to report.
 
     A terminal itself sends Ctrl-C to all that runs in its foreground.
     """
 
-    def interrupt(number: int, _: object) -> None:
-        if not _is_in_foreground():
-            process.send_signal(number)
+    def pass_on(number: int, _: object) -> None:
+        if number == signal.SIGINT and _is_in_foreground():
+            return
+        for pid in _family(process.pid)[0]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
 
-    before = [
-        signal.signal(signal.SIGINT, interrupt),
-        signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number)),
-    ]
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    before = {
+        number: signal.signal(number, pass_on)
+        for number in numbers
+        if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before[0])
-        signal.signal(signal.SIGTERM, before[1])
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _is_in_foreground() -> bool:
