@@ -9,6 +9,7 @@ from memcalc.advice.remedies.records import figures
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.estimation.answers import Answers
+from memcalc.files import artifact
 
 SMALL = {"n_layer": 3, "n_embd": 64, "n_head": 2, "vocab_size": 5000}
 
@@ -20,7 +21,8 @@ def small_model(shared):
         **SMALL,
     }
     path = shared / "gpt2.json"
-    path.write_text(json.dumps(config))
+    # Whole at any time: each worker writes it, and others read it meanwhile.
+    artifact.put(path, json.dumps(config).encode())
     return str(path)
 
 

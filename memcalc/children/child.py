@@ -26,15 +26,15 @@ def die_with(parent: int, number: int) -> None:
 
 
 def flush() -> None:
-    """Write what was printed; the program may have closed its streams."""
+    """Write what was printed; the program may have closed or replaced its streams."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(ValueError, OSError, AttributeError):
+        with contextlib.suppress(Exception):
             stream.flush()
 
 
 def show(text: str) -> None:
-    """Write a text to standard error; it may be closed, or a file on a full disk."""
-    with contextlib.suppress(ValueError, OSError, AttributeError):
+    """Write a text to standard error; it may be closed or replaced, or a file on a full disk."""
+    with contextlib.suppress(Exception):
         print(text, end="", file=sys.stderr, flush=True)
 
 

@@ -30,7 +30,7 @@ def start(
 
     Args:
         command: what to run.
-        folder: is removed should this process die meanwhile.
+        folder: is in ``vanishing``, and stays until all processes of the command have ended.
         **options: of ``subprocess.Popen``.
 
     Raises:
@@ -42,7 +42,8 @@ def start(
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-I", "-S", keeper.__file__),
-                    *(str(os.getpid()), str(folder or ""), str(status), *command),
+                    *map(str, (os.getpid(), os.getpgrp(), folder or "", status)),
+                    *command,
                 ],
                 pass_fds=[status],
                 process_group=0,
@@ -96,32 +97,52 @@ def run(
 
 
 @contextlib.contextmanager
-def own_folder() -> Iterator[Path]:
-    """Make a folder for one run, and remove it and those of runs that were killed."""
-    folder, lock = _locked_folder()
+def vanishing(folder: Path) -> Iterator[None]:
+    """Have a folder removed should this process die within the ``with``, however that is."""
+    lock = keeper.lock(folder)
     try:
-        yield folder
+        with subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper.__file__, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as removes:
+            try:
+                yield
+            finally:
+                removes.kill()
     finally:
-        # Of a keeper that was killed.
-        if keeper.run_then(str(folder)):
-            keeper.remove(str(folder))
         os.close(lock)
 
 
-def _locked_folder() -> tuple[Path, int]:
-    """Make a folder in the cache, or else where temporary ones are; with a lock on it."""
+@contextlib.contextmanager
+def own_folder() -> Iterator[Path]:
+    """Make a folder for one run, and remove it and those of runs that were killed."""
+    folder = _make_folder()
+    try:
+        with vanishing(folder):
+            try:
+                yield folder
+            finally:
+                # Of a keeper that was killed.
+                if keeper.run_then(str(folder)):
+                    keeper.remove(str(folder))
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # Nothing of it could be started.
+
+
+def _make_folder() -> Path:
+    """Make a folder in the cache, or else where temporary ones are."""
     try:
         runs = cache.folder().absolute() / "runs"
         runs.mkdir(parents=True, exist_ok=True)
         _sweep(runs)
         if _free(runs) < min(_ROOM, _free(tempfile.gettempdir())):
             raise OSError
-        folder = Path(tempfile.mkdtemp(dir=runs))
+        return Path(tempfile.mkdtemp(dir=runs))
     except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="memcalc-"))
-    lock = os.open(folder, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return folder, lock
+        return Path(tempfile.mkdtemp(prefix="memcalc-"))
 
 
 def _free(folder: Path | str) -> int:
@@ -132,11 +153,10 @@ def _sweep(runs: Path) -> None:
     """Remove folders whose process is gone, as after a loss of power."""
     for folder in runs.iterdir():
         with contextlib.suppress(OSError):
-            lock = os.open(folder, os.O_RDONLY)
-            try:
-                if time.time() - os.fstat(lock).st_mtime > _SETTLES:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - folder.stat().st_mtime > _SETTLES:
+                lock = keeper.lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try:
                     if keeper.run_then(str(folder), keeper.LATE):
                         keeper.remove(str(folder))
-            finally:
-                os.close(lock)
+                finally:
+                    os.close(lock)

@@ -1,19 +1,23 @@
 """The process between memcalc and a command: it ends all that the command started.
 
-``python keeper.py OWNER FOLDER STATUS COMMAND...``; ``command.py`` starts it, in a process group of
-its own that neither Ctrl-C nor a signal to memcalc's group reaches. When its owner is gone, however
-that died, the kernel says so (``PR_SET_PDEATHSIG``): it ends the command and removes
-FOLDER. Processes that the command leaves behind become its children (``PR_SET_CHILD_SUBREAPER``),
-and end too. Where there is a Python file ``then.py`` in FOLDER when all have ended, it is run.
-STATUS is a descriptor for the error number of a command that cannot be started.
+``python keeper.py OWNER GROUP FOLDER STATUS COMMAND...``; ``command.py`` starts it, in a process
+group of its own that neither Ctrl-C nor a signal to memcalc's group reaches. When its owner is
+gone, however that died, the kernel says so (``PR_SET_PDEATHSIG``): it ends the command. Processes
+that the command leaves behind become its children (``PR_SET_CHILD_SUBREAPER``), and end too. Where
+there is a Python file ``then.py`` in FOLDER when all have ended, it is run. GROUP is the process
+group of the command, STATUS a descriptor for the error number of one that cannot be started.
 
 A keeper keeps a second one, which keeps the command: when either is killed, the other does this.
+
+``python keeper.py FOLDER`` removes the folder when its owner and all keepers are gone: each holds
+a lock on it.
 
 It imports only what starts in a few milliseconds.
 """
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import sys
@@ -23,70 +27,84 @@ from typing import NoReturn
 THEN, LATE = "then.py", "late"
 """What is run when a command has ended, and what it is told where that was a while ago."""
 _PDEATHSIG, _SUBREAPER = 1, 36
-_GONE = signal.SIGUSR1
-"""The kernel's signal that the owner is gone, where SIGTERM is the owner's own."""
+_WAITS_FOR = {signal.SIGTERM, signal.SIGCHLD}
 _prctl = ctypes.CDLL(None).prctl
 
 
-class _ToldToEndError(BaseException):
-    """The owner is gone, or wants no more of the command."""
+def lock(folder: str | os.PathLike[str], how: int = fcntl.LOCK_SH) -> int:
+    """Lock a folder against its removal, until the descriptor that is returned is closed.
+
+    Raises:
+        OSError: it is gone, or being removed.
+    """
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(number, how)
+    except BaseException:
+        os.close(number)
+        raise
+    return number
 
 
-def main(owner: int, folder: str, status: int, *command: str) -> NoReturn:
+def keep(owner: int, group: int, folder: str, status: int, *command: str) -> NoReturn:
     """Run a command and end as it ends; end it with its owner."""
-    group = os.getpgid(owner)
+    # Closed by the end of this process.
+    _ = lock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB) if folder else -1
 
     def become_command(keeper: int) -> NoReturn:
         _become(command, keeper, group, status)
 
     def keep_command(keeper: int) -> NoReturn:
-        _keep(keeper, folder, status, become_command)
+        _keep(keeper, folder, status, become_command, signal.SIGKILL)
 
-    _keep(owner, folder, status, keep_command)
+    # What a keeper does at the end is not cut off.
+    _keep(owner, folder, status, keep_command, signal.SIGTERM)
 
 
-def _keep(owner: int, folder: str, status: int, become: Callable[[int], NoReturn]) -> NoReturn:
-    """Fork a child, which is told who forked it, and end as it ends; end it with the owner."""
+def _keep(
+    owner: int, folder: str, status: int, become: Callable[[int], NoReturn], ends: signal.Signals
+) -> NoReturn:
+    """Fork a child, which is told who forked it, and end as it ends.
+
+    ``ends``: the signal that ends it when the owner is gone, or wants no more of it.
+    """
     _prctl(_SUBREAPER, 1)
-    try:
-        for number in (signal.SIGTERM, _GONE):
-            signal.signal(number, _end)
-        own, started = os.getpid(), os.fork()
-        if not started:
-            become(own)
-        os.close(status)
-        _prctl(_PDEATHSIG, _GONE)
-        if os.getppid() != owner:
-            raise _ToldToEndError(_GONE)
-        ended, is_gone = None, False
-        while ended is None:
-            pid, found = os.waitpid(-1, 0)
-            ended = found if pid == started else None
-        code = os.waitstatus_to_exitcode(ended)
-    except _ToldToEndError as told:
-        code, is_gone = 1, told.args == (_GONE,)
-    for number in (signal.SIGTERM, _GONE):
-        signal.signal(number, signal.SIG_IGN)
+    # Signals wait until they are asked for: none comes between two lines.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WAITS_FOR)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _prctl(_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != owner:
+        os._exit(1)
+    own, started = os.getpid(), os.fork()
+    if not started:
+        become(own)
+    os.close(status)
+    ended = None
+    while ended is None:
+        if signal.sigwait(_WAITS_FOR) == signal.SIGTERM:
+            os.kill(started, ends)
+        ended = _reap(started)
     _end_children()
-    done = run_then(folder)
-    # While the last threads of the owner die it still is the parent.
-    if done and folder and (is_gone or os.getppid() != owner):
-        remove(folder)
-    _end_like(code)
+    run_then(folder)
+    _end_like(os.waitstatus_to_exitcode(ended))
 
 
-def _end(told: int, _: object) -> NoReturn:
-    for number in (signal.SIGTERM, _GONE):
-        signal.signal(number, signal.SIG_IGN)
-    raise _ToldToEndError(told)
+def _reap(awaited: int) -> int | None:
+    """Wait for all children that have ended; returns how the awaited one has, or None."""
+    found = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            found = ended[1] if ended[0] == awaited else found
+    return found
 
 
 def _become(command: tuple[str, ...], keeper: int, group: int, status: int) -> NoReturn:
     """Be the command, in the group of the owner; the kernel kills it when the keeper is killed."""
     try:
         os.setpgid(0, group)
-        # Python ignores the latter two.
-        for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITS_FOR)
+        # Python ignores them.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.set_inheritable(status, False)
         _prctl(_PDEATHSIG, signal.SIGKILL)
@@ -142,6 +160,7 @@ def _end_like(code: int) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with contextlib.suppress(OSError):
             signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
         os.kill(os.getpid(), -code)
     os._exit(code & 0xFF)
 
@@ -158,5 +177,18 @@ def remove(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def remove_ownerless(folder: str) -> None:
+    """Remove a folder when nobody has a lock on it any more."""
+    number = lock(folder, fcntl.LOCK_EX)
+    if run_then(folder):
+        remove(folder)
+    os.close(number)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
+    with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        if len(sys.argv) == 2:
+            remove_ownerless(sys.argv[1])
+        else:
+            keep(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), *sys.argv[5:])
+    sys.exit(1)

@@ -133,24 +133,29 @@ def _open_cards() -> Iterator[tuple[Nvml | None, list[CardWatch], str]]:
 
 @contextlib.contextmanager
 def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Forward SIGINT and SIGTERM to the command, and keep running to report.
+    """Forward signals to the command and its child processes, and keep running to report.
 
     A terminal itself sends Ctrl-C to all processes in its foreground.
     """
 
-    def interrupt(number: int, _: object) -> None:
-        if not _is_in_foreground():
-            process.send_signal(number)
+    def pass_on(number: int, _: object) -> None:
+        if number == signal.SIGINT and _is_in_foreground():
+            return
+        for pid in _family(process.pid)[0]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
 
-    before = [
-        signal.signal(signal.SIGINT, interrupt),
-        signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number)),
-    ]
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    before = {
+        number: signal.signal(number, pass_on)
+        for number in numbers
+        if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before[0])
-        signal.signal(signal.SIGTERM, before[1])
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _is_in_foreground() -> bool:

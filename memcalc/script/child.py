@@ -40,6 +40,8 @@ from memcalc.script.records import ANSWER, REQUEST, Answer, Ending, Request
 _ONE_OF_MANY = "this is rank {} of {}; messages of others are assumed to have arrived"
 _NO_ANSWER = "The run cannot be told, for the program changed what Python is: {}: {}."
 _LEFT = "The code called os._exit({}), which ends a process at once: leave that call out."
+_getpid = os.getpid
+"""Programs replace functions of ``os``."""
 _INTERRUPTED = 130
 """A shell's exit code of a program that Ctrl-C ended."""
 
@@ -87,14 +89,21 @@ class _Run:
         self._stack.enter_context(session)
         self._others = surroundings.program(request, session)
         os._exit = posix._exit = self._leave
-        self._ending = _run_to_end(request, session)
+        try:
+            self._ending = _run_to_end(request, session)
+            self._finish()
+        except Exception as error:
+            self._give_up(error)
+
+    def _finish(self) -> NoReturn:
+        """Do what Python does at the end of a program, and end as this did."""
         # Python's exit ends daemon threads, whose errors nobody sees.
         threading.excepthook = lambda _: None
         if not self._ending.stopped and not _raised:
             atexit._run_exitfuncs()
         if self._ending.code == 1 and _by_number:
-            _explain(session.values.reads.lines)
-        if os.getpid() != self._own:
+            _explain(self._session.values.reads.lines)
+        if _getpid() != self._own:
             # A fork that went on to the program's last line has none of its memory.
             flush()
             self._exit(self._ending.code)
@@ -103,11 +112,20 @@ class _Run:
     def _end(self) -> NoReturn:
         try:
             self._write_answer()
+            flush()
         except Exception as error:
-            failure.leave(self._answered.parent, _NO_ANSWER.format(type(error).__name__, error))
-        flush()
+            self._give_up(error)
         # Threads of PyTorch's would wait for a GPU that never answers.
         self._exit(self._ending.code)
+
+    def _give_up(self, error: Exception) -> NoReturn:
+        """Say that there is no answer, with the last of Python that the program has left."""
+        try:
+            if _getpid() == self._own:
+                told = _NO_ANSWER.format(type(error).__name__, error)
+                failure.leave(self._answered.parent, told)
+        finally:
+            self._exit(self._ending.code or 1)
 
     def _write_answer(self) -> None:
         self._stack.close()
@@ -126,7 +144,7 @@ class _Run:
 
     def _leave(self, status: int) -> NoReturn:
         """Take the place of ``os._exit``, which would take the answer with it."""
-        if os.getpid() != self._own or threading.current_thread() is not threading.main_thread():
+        if _getpid() != self._own or threading.current_thread() is not threading.main_thread():
             self._exit(status)
         if self._request.work:
             _raised.update(_serialize(EstimateError(_LEFT.format(status))))

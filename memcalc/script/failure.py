@@ -5,6 +5,8 @@ import os
 import stat
 from pathlib import Path
 
+_open = open
+"""A program may replace the built-in one."""
 _NAME = "failure"
 """A file in the folder that a program's process shares with memcalc's own."""
 _ROOM = 2048
@@ -27,7 +29,7 @@ def make_room(shared: Path) -> None:
 
 def leave(shared: Path, sentence: str) -> None:
     """Leave a sentence, unless the program has removed the file."""
-    with contextlib.suppress(OSError), open(shared / _NAME, "r+b") as file:
+    with contextlib.suppress(OSError), _open(shared / _NAME, "r+b") as file:
         file.write(sentence.encode(errors="backslashreplace")[:_ROOM])
 
 

@@ -110,6 +110,44 @@ def test_a_command_ends_with_whoever_started_it_and_leaves_nothing(name, at_once
     assert Path(then).exists()
 
 
+SLOWLY = """
+import time
+for word in ("begun", "done"):
+    with open({said!r}, "a") as file:
+        print(word, file=file)
+    time.sleep(0.5)
+"""
+ENDS_SLOWLY = """
+import sys
+sys.path.append({root!r})
+from memcalc.children import command
+with command.own_folder() as folder:
+    (folder / "then.py").write_text({slowly!r})
+    command.run(["true"], folder)
+"""
+
+
+@pytest.mark.parametrize("name", ["TERM", "KILL", "INT"])
+def test_what_is_done_when_a_command_has_ended_is_done_once_whoever_dies(name, tmp_path):
+    said = tmp_path / "said"
+    code = ENDS_SLOWLY.format(root=str(ROOT), slowly=SLOWLY.format(said=str(said)))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        env={**os.environ, "MEMCALC_CACHE": str(tmp_path)},
+    )
+    until = time.monotonic() + 10
+    while not said.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.Signals[f"SIG{name}"])
+    process.wait()
+    while any((tmp_path / "runs").iterdir()) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert said.read_text().split() == ["begun", "done"]
+    assert not any((tmp_path / "runs").iterdir())
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_killed_keeper_leaves_no_process_of_its_command(which, mark):
     started = command.start(["sh", "-c", LEAVES.format(mark=mark) + f"sleep {mark}"])

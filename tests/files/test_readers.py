@@ -3,9 +3,11 @@
 import gzip
 import io
 import json
+import os
 import pickle
 import random
 import signal
+import subprocess
 import sys
 import warnings
 from itertools import pairwise
@@ -339,6 +341,16 @@ def test_a_device_that_never_ends_is_not_read_to_its_end(monkeypatch):
     monkeypatch.setattr(untrusted_values, "MOST", 1 << 20)
     with pytest.raises(MemcalcError, match="larger than 1 MiB"):
         untrusted_values.content(Path("/dev/zero"), 1 << 20)
+
+
+def test_a_pipe_is_read_while_somebody_writes_to_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(untrusted_values, "_PATIENCE", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(MemcalcError, match="it is a pipe, and nobody writes to it"):
+        untrusted_values.content(tmp_path / "pipe")
+    script = "exec > pipe; sleep 0.5; echo said"
+    with subprocess.Popen(["sh", "-c", script], cwd=tmp_path):
+        assert untrusted_values.content(tmp_path / "pipe") == b"said\n"
 
 
 def _nested(one, count):

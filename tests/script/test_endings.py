@@ -166,6 +166,23 @@ def test_an_answer_that_cannot_be_read_is_one_sentence(run):
             run(text + writes)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("os.getpid = None", ""),
+        pytest.param("builtins.isinstance = None", "answer", marks=pytest.mark.nightly),
+        pytest.param("sys.modules.clear()", "cannot be told|answer", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_program_that_changes_what_python_is_ends_without_a_traceback_of_memcalc(
+    run, capfd, text, said
+):
+    begins = "import builtins, os, sys, torch\ntorch.zeros(9, device='cuda')\n"
+    with pytest.raises(EstimateError, match=said) if said else contextlib.nullcontext():
+        assert run(begins + text).ending.code == 0
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["answer.json", "failure", "namespace.json"])
 def test_a_pipe_in_place_of_an_answer_is_not_waited_for(run, name):
     text = "import os, torch\ntorch.zeros(9, device='cuda')\nfrom memcalc.script import child\n"

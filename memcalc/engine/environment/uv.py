@@ -175,11 +175,12 @@ def opened(folder: Path) -> Iterator[Uv]:
     Raises:
         EstimateError: uv is not here and cannot be fetched.
     """
-    uv = Uv(folder)
-    try:
-        yield uv
-    finally:
-        uv.close()
+    with command.vanishing(folder):
+        uv = Uv(folder)
+        try:
+            yield uv
+        finally:
+            uv.close()
 
 
 def is_reachable() -> bool:

@@ -20,6 +20,7 @@ from memcalc.estimation.answers import Answers
 from memcalc.estimation.engine import engine
 from memcalc.estimation.fits import make_device
 from memcalc.estimation.replays import on_device
+from memcalc.files import artifact
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict
 from memcalc.report import fitted, saved
@@ -54,7 +55,8 @@ def found(request, shared, once):
             if request.param == "small":
                 model = str(shared / f"small {name}.json")
                 config = {**models.find(name).config, **SMALL[name]}
-                pathlib.Path(model).write_text(json.dumps(config))
+                # Whole at any time: each worker writes it, and others read it meanwhile.
+                artifact.put(pathlib.Path(model), json.dumps(config).encode())
                 own = {**settings, **LESS[name], "gpu": "GTX 1650"}
             answers[name] = memcalc.fit(model, **own)
     return answers
