@@ -8,12 +8,14 @@ from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError
 from memcalc.estimation.described import described, highest
 from memcalc.estimation.fits import device_of, outside_span
-from memcalc.estimation.question import Asked
+from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.replays import (
     Replays,
     judged,
     outcome,
+    read_replay,
     requested_phases,
+    roomy_card,
     when_crowded,
 )
 from memcalc.records.model import OptimizerState
@@ -172,3 +174,19 @@ def _of_gathered(plan: Plan, trace: Trace) -> Iterator[str]:
     )
     each = held // (plan.batch * plan.beams * (trace.seq or 1))
     yield f"each token takes {each:,} bytes of its sequence's KV cache once quantized"
+
+
+def under_settings(
+    question: Asked, run: Replays, conf: str, known: Prediction
+) -> tuple[Prediction, Trace]:
+    """Answer a plan with other settings of the allocator, by a replay of a run without.
+
+    ``known``: the answer of that run.
+
+    Raises:
+        MemcalcError: it cannot be replayed.
+    """
+    other = asked(replace(question.plan, alloc_conf=conf))
+    (found,) = run.on([roomy_card(other)])
+    trace = read_replay(found, run.trace)
+    return predict(other, trace, known.optimizer_state, run.play), trace

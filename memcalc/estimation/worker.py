@@ -25,7 +25,7 @@ from memcalc.errors import UsageError
 from memcalc.estimation.described import state_for
 from memcalc.estimation.engine import JOB, RUN, Judged
 from memcalc.estimation.fits import Device
-from memcalc.estimation.predict import predict
+from memcalc.estimation.predict import predict, under_settings
 from memcalc.estimation.processes import of_processes
 from memcalc.estimation.question import ASSUMED, Asked, asked
 from memcalc.estimation.replays import Replays, judged, outcome, room_of
@@ -274,7 +274,9 @@ def _said(question: Asked, traced: Trace, request: dict[str, Any], play: Play) -
     if "devices" not in request:
         kept = {"trace": pack(traced)} if request.get("keep") else {}
         found = predict(question, traced, state_for(question, traced), play)
-        return {"prediction": encode(found), **kept}
+        run, confs = Replays(traced, play), request.get("confs", ())
+        others = [encode(under_settings(question, run, conf, found)[0]) for conf in confs]
+        return {"prediction": encode(found), "others": others, **kept}
     devices = [decode(Device, one) for one in request["devices"]]
     told = Judged(
         peaks=outcome(traced).peaks,
