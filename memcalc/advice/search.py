@@ -36,13 +36,23 @@ class Bounds(NamedTuple):
 
 
 def largest(
-    ask: Callable[[int], Sample], sizes: Sequence[int], start: int, fall: int | None = None
+    ask: Callable[[int], Sample],
+    sizes: Sequence[int],
+    start: int,
+    fall: int | None = None,
+    *,
+    confirm: bool = True,
 ) -> Bounds:
     """Find the largest size that holds; ``start`` is tried first, or the next smaller size.
 
-    ``fall``: bytes that a size of one more leaves less to spare, where that is known beforehand.
+    Args:
+        ask: runs a size.
+        sizes: those to choose from, ascending.
+        start: the first to try.
+        fall: bytes that a size of one more leaves less to spare, where that is known beforehand.
+        confirm: run the next larger size too, where a line through two smaller ones excludes it.
     """
-    search = _Search(sizes, fall)
+    search = _Search(sizes, fall, confirm=confirm)
     at: int | None = max(bisect_right(sizes, start) - 1, 0)
     while at is not None:
         search.add(at, ask(sizes[at]))
@@ -54,8 +64,8 @@ def largest(
 class _Search:
     """Samples of one search, by their positions among the sizes."""
 
-    def __init__(self, sizes: Sequence[int], fall: int | None) -> None:
-        self._sizes, self._fall = sizes, fall
+    def __init__(self, sizes: Sequence[int], fall: int | None, *, confirm: bool) -> None:
+        self._sizes, self._fall, self._confirm = sizes, fall, confirm
         self.low, self.high = -1, len(sizes)
         """The largest position that holds, and the smallest that does not."""
         self._spare: dict[int, int] = {}
@@ -78,6 +88,8 @@ class _Search:
         if first >= self.high:
             return self.high - 1 if beyond and self.low < self.high - 1 else None
         guess = self._guess()
+        if not self._confirm and self._excluded(first):
+            return None
         if guess is None:
             middle = (self.low + self.high) // 2 if self.low >= 0 else self.high // _LEAP
             guess = _LEAP * (self.low + 1) - 1 if beyond else middle
@@ -104,6 +116,12 @@ class _Search:
         if inside:
             return min(inside)
         return self._cross(below[-1], above[0]) if below and above else None
+
+    def _excluded(self, at: int) -> bool:
+        """Return True if a line through the two largest sizes that hold ends below a position."""
+        below = [one for one in sorted(self._spare) if one <= self.low][-2:]
+        bound = self._cross(*below) if len(below) == 2 else None
+        return bound is not None and bound < at
 
     def _cross(self, one: int, other: int) -> int | None:
         """Return the last position with memory to spare on a line; None: the line does not fall."""

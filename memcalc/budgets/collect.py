@@ -1,6 +1,7 @@
 """Finds out what each run costs: estimated, measured, or read from saved results."""
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from memcalc.budgets.judge import Remedy, no_remedy
 from memcalc.budgets.records import BudgetedRun, Evidence
+from memcalc.budgets.remembered import recall, remember
 from memcalc.catalog import models
 from memcalc.catalog.plan import STEPS
 from memcalc.errors import MemcalcError, SettingError, UsageError
@@ -78,8 +80,7 @@ def find_out(runs: Sequence[BudgetedRun], question: Question) -> list[Evidence]:
 def estimate(runs: Sequence[BudgetedRun], question: Question) -> list[Evidence]:
     """Estimate every run; runs with the same plan are estimated once.
 
-    A command is simulated in the folder of its budget file; its output goes to standard error, and
-    nothing is kept, for a script may have changed.
+    A command is simulated in the folder of its budget file; its output goes to standard error.
     """
     estimates = _estimates([run for run in runs if not run.plan.command], question)
     found: dict[int, Evidence] = {}
@@ -87,7 +88,9 @@ def estimate(runs: Sequence[BudgetedRun], question: Question) -> list[Evidence]:
     for at, run in sorted(enumerate(runs), key=lambda one: one[1].plan.command is not None):
         folder = Path(run.where.file).resolve().parent
         if run.plan.command:
-            found[at] = simulate_command(run.plan, folder, run.name, question.timeout)
+            found[at] = simulate_command(
+                run.plan, folder, run.name, question.timeout, use_cache=question.use_cache
+            )
         else:
             found[at] = next(estimates)
         question.seen(run.name, found[at])
@@ -253,8 +256,21 @@ def as_runs(runs: Sequence[BudgetedRun], found: Sequence[Evidence]) -> list[Run]
     ]
 
 
-def simulate_command(plan: Plan, folder: Path, name: str, timeout: float = math.inf) -> Evidence:
-    """Simulate a command in a folder; ``name``: of its run, ``timeout``: in seconds."""
+def simulate_command(
+    plan: Plan, folder: Path, name: str, timeout: float = math.inf, *, use_cache: bool = True
+) -> Evidence:
+    """Simulate a command in a folder, unless it was when all was as it is now.
+
+    Args:
+        plan: of the command.
+        folder: where it runs.
+        name: of its run.
+        timeout: seconds after which it is ended.
+        use_cache: keep what it took, and answer from what was kept.
+    """
+    if use_cache and (known := recall(plan, folder)) is not None:
+        return known
+    began = time.time()
     try:
         counted = replace(plan, steps=STEPS if plan.steps is None else plan.steps)
         found = simulate(counted, folder, timeout=timeout)
@@ -272,4 +288,7 @@ def simulate_command(plan: Plan, folder: Path, name: str, timeout: float = math.
         where = ending.refusal
         at = f" in {where.phase.value} at {where.line}" if where is not None else ""
         doubt = f"{name}: GPU memory ran out{at}"
-    return Evidence(prediction=replace(found.traced.prediction, plan=plan), doubt=doubt)
+    evidence = Evidence(prediction=replace(found.traced.prediction, plan=plan), doubt=doubt)
+    if use_cache:
+        remember(plan, folder, evidence, found.opened, began)
+    return evidence

@@ -32,7 +32,7 @@ class Adviser:
         ``timeout``: seconds after which a run is ended.
         """
         self._answers = Answers(use_cache=use_cache, workers=None, timeout=timeout)
-        self._timeout = timeout
+        self._use_cache, self._timeout = use_cache, timeout
         self._trials: dict[Plan, Trials | None] = {}
         self._simulated: dict[Plan, Evidence] = {}
 
@@ -69,7 +69,7 @@ class Adviser:
             if changed not in self._simulated:
                 folder = Path(budget.where.file).resolve().parent
                 self._simulated[changed] = simulate_command(
-                    changed, folder, budget.run, self._timeout
+                    changed, folder, budget.run, self._timeout, use_cache=self._use_cache
                 )
             verdict = judge_one(budget, self._simulated[changed], before)
             if verdict.status is Status.HOLDS and verdict.value is not None:

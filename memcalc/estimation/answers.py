@@ -188,32 +188,40 @@ class Answers:
         """
         known = {one: self._load_trace(one) if one in traced else self._load(one) for one in plans}
         missing = [plan for plan, found in known.items() if found is None]
-        runs = self.map_parallel(lambda plan: self._run(plan, plan in traced), missing)
-        fresh = zip(missing, runs, strict=True)
+        alike: dict[Plan, list[Plan]] = {}
+        for plan in missing:
+            alike.setdefault(plan if plan in traced else _one_run(plan), []).append(plan)
+        groups = list(alike.values())
+        runs = self.map_parallel(lambda group: self._run(group, group[0] in traced), groups)
+        fresh = zip(groups, runs, strict=True)
         for plan in plans:
             while (found := known[plan]) is None:
-                asked, known[asked] = next(fresh)
-                self._store(asked, known[asked])
+                for asked, answer in zip(*next(fresh), strict=True):
+                    known[asked] = answer
+                    self._store(asked, answer)
             yield found
 
-    def _run(self, plan: Plan, traced: bool) -> Traced | Answer:
+    def _run(self, plans: Sequence[Plan], traced: bool) -> Sequence[Traced | Answer]:
+        """Run the first of some plans; the others have other settings of the allocator alone."""
+        plan, *others = plans
         checked = self._check(plan)
         try:
             with self._turn:
                 if traced:
-                    return _import_engine().trace(plan, timeout=self._timeout)
+                    return [_import_engine().trace(plan, timeout=self._timeout)]
                 if plan.engine is not None and isinstance(checked, Checked):
                     from memcalc.estimation.serving import exact
 
                     found = exact.answer(plan, checked.source)
                     if found is not None:
-                        return found
+                        return [found]
                 how = {"counted": self._counted, "figures": self._figures}
-                return _import_engine().predict(plan, timeout=self._timeout, **how)
+                confs = [one.alloc_conf for one in others]
+                return _import_engine().predict(plan, confs, timeout=self._timeout, **how)
         except MemcalcError as error:
-            return error
+            return [error] * len(plans)
         except OSError as error:
-            return EstimateError(f"The simulated run did not start: {error}.")
+            return [EstimateError(f"The simulated run did not start: {error}.")] * len(plans)
 
     def _add_notes(self, plan: Plan, answer: Answer) -> Answer:
         """Add the notes that depend on how the plan was written."""
@@ -279,8 +287,18 @@ class Answers:
         return cache.key(canonical(plan), config, kind)
 
 
+def _one_run(plan: Plan) -> Plan:
+    """Return one plan for all that differ in settings of the allocator alone, and share a run.
+
+    A generation runs on its GPU's size, and ranks are runs of their own.
+    """
+    alone = plan.target != "cpu" and plan.generate is None and plan.engine is None
+    shares = alone and plan.devices == 1 and plan.rank is None
+    return replace(plan, alloc_conf="") if shares else plan
+
+
 def _import_engine() -> Engine:
-    """Return the engine, imported at its first use: a cached answer does not need it."""
+    """Return the engine; imported here, for an answer that is known asks nobody."""
     from memcalc.estimation.engine import engine
 
     return engine

@@ -109,21 +109,30 @@ class Engine:
             self._servers.clear()
 
     def predict(
-        self, plan: Plan, *, counted: bool = False, figures: bool = False, timeout: float = math.inf
-    ) -> Prediction:
-        """Run one plan.
+        self,
+        plan: Plan,
+        confs: Sequence[str] = (),
+        *,
+        counted: bool = False,
+        figures: bool = False,
+        timeout: float = math.inf,
+    ) -> list[Prediction]:
+        """Run one plan, and answer it under other settings of the allocator by replays.
 
         Args:
             plan: what to run.
-            counted: run one more step to count its floating-point operations.
-            figures: return only the ladder's peaks; scratch of kernels may count as temporary.
+            confs: these other settings; each adds an answer.
+            counted: run one step more, for its floating-point operations.
+            figures: the ladder is enough, and scratch of kernels may count as temporary.
             timeout: seconds after which the run is ended.
 
         Raises:
             MemcalcError: it cannot be answered.
         """
-        answer = self._run(plan, timeout, counted=counted, figures=figures)
-        return decode(Prediction, answer["prediction"])
+        more = {"confs": list(confs)} if confs else {}
+        answer = self._run(plan, timeout, counted=counted, figures=figures, **more)
+        found = [answer["prediction"], *answer.get("others", ())]
+        return [decode(Prediction, one) for one in found]
 
     def trace(self, plan: Plan, *, timeout: float = math.inf) -> Traced:
         """Run one plan; return the prediction with its events. Raises like ``predict``."""

@@ -8,13 +8,15 @@ from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError
 from memcalc.estimation.base_prediction import build_prediction, highest
 from memcalc.estimation.fits import make_device, outside_span
-from memcalc.estimation.question import Question
+from memcalc.estimation.question import Question, look_up
 from memcalc.estimation.replays import (
     Replays,
     judge_devices,
     outcome,
+    read_replay,
     replay_full_gpu,
     requested_phases,
+    roomy_card,
 )
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
@@ -175,3 +177,19 @@ def _note_quantized_cache(plan: Plan, trace: Trace) -> Iterator[str]:
     )
     each = held // (plan.batch * plan.beams * (trace.seq or 1))
     yield f"each token takes {each:,} bytes of its sequence's KV cache once quantized"
+
+
+def predict_with_settings(
+    question: Question, run: Replays, conf: str, known: Prediction
+) -> tuple[Prediction, Trace]:
+    """Answer a plan with other settings of the allocator, by a replay of a run without.
+
+    ``known``: the answer of that run.
+
+    Raises:
+        MemcalcError: it cannot be replayed.
+    """
+    other = look_up(replace(question.plan, alloc_conf=conf))
+    (found,) = run.on([roomy_card(other)])
+    trace = read_replay(found, run.trace)
+    return predict(other, trace, known.optimizer_state, run.play), trace

@@ -31,7 +31,7 @@ class Replays:
 
     def __init__(self, trace: Trace, play: Play) -> None:
         self.trace = trace
-        self._play = play
+        self.play = play
         self._known: dict[Card, Replay] = {}
 
     def on(self, cards: Sequence[Card]) -> list[Replay]:
@@ -42,7 +42,7 @@ class Replays:
         """
         new = [card for card in dict.fromkeys(cards) if card not in self._known]
         if new:
-            found = self._play(list(list_calls(self.trace)), new, Wanted())
+            found = self.play(list(list_calls(self.trace)), new, Wanted())
             self._known.update(zip(new, found, strict=True))
         return [self._known[card] for card in cards]
 

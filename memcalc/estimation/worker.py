@@ -25,7 +25,7 @@ from memcalc.errors import UsageError
 from memcalc.estimation.base_prediction import state_for
 from memcalc.estimation.engine import JOB, RUN, JudgedRun
 from memcalc.estimation.fits import Device
-from memcalc.estimation.predict import predict
+from memcalc.estimation.predict import predict, predict_with_settings
 from memcalc.estimation.processes import combine_ranks
 from memcalc.estimation.question import ASSUMED, Question, look_up
 from memcalc.estimation.replays import Replays, device_of_question, judge_devices, outcome
@@ -287,7 +287,9 @@ def _answer_of_run(
     if "devices" not in request:
         kept = {"trace": pack(traced)} if request.get("keep") else {}
         found = predict(question, traced, state_for(question, traced), play)
-        return {"prediction": encode(found), **kept}
+        run, confs = Replays(traced, play), request.get("confs", ())
+        others = [encode(predict_with_settings(question, run, conf, found)[0]) for conf in confs]
+        return {"prediction": encode(found), "others": others, **kept}
     devices = [decode(Device, one) for one in request["devices"]]
     judged = JudgedRun(
         peaks=outcome(traced).peaks,

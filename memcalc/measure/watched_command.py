@@ -141,7 +141,7 @@ def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
     def pass_on(number: int, _: object) -> None:
         if number == signal.SIGINT and _is_in_foreground():
             return
-        for pid in _family(process.pid)[0]:
+        for pid in _list_processes(process.pid)[0]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 

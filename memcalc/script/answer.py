@@ -16,6 +16,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import LONGER, FitVerdict, OnGpu, Prediction
 from memcalc.records.trace import Trace
 from memcalc.script.growth import find_growth
+from memcalc.script.opened import Opened
 from memcalc.script.records import Ending, RankAnswers
 
 
@@ -27,6 +28,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """``None``: it never used the GPU."""
     served: Prediction | None = None
     """A serving engine's figures, where the program starts one and does not train."""
+    opened: Opened = Opened(unknown="nothing was noted")
+    """What all its runs read."""
 
 
 def add_ending(traced: Traced, ending: Ending, room: int | None) -> Traced:

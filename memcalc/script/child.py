@@ -31,7 +31,7 @@ from memcalc.engine.packages import compiled, stand_ins
 from memcalc.engine.serving import start
 from memcalc.errors import EstimateError
 from memcalc.files.trace_file import pack
-from memcalc.script import failure, surroundings
+from memcalc.script import failure, opened, surroundings
 from memcalc.script.child_deaths import ChildDeathError, end_children
 from memcalc.script.command import as_main, run
 from memcalc.script.ranks import Ranks
@@ -50,6 +50,7 @@ def main(shared: Path) -> None:
     """Run the program of a request, write what it took, and end this process."""
     driver.hide_packages()
     request = msgspec.json.decode((shared / REQUEST).read_bytes(), type=Request)
+    opened.note_in(shared / opened.FILE)
     if not request.one_of_many:
         run_program(request, shared / ANSWER)
     answers = Ranks(request, shared / ANSWER, run_program).run()

@@ -29,10 +29,11 @@ from memcalc.estimation.question import Question
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.files.untrusted_values import reason
 from memcalc.records.replay import UNLIMITED
-from memcalc.script import checkpoint_marks, failure
+from memcalc.script import checkpoint_marks, failure, opened
 from memcalc.script.answer import Simulated, predict_gpus
 from memcalc.script.command import Program
 from memcalc.script.launchers import Launch
+from memcalc.script.opened import Opened
 from memcalc.script.protect import settle
 from memcalc.script.records import ANSWER, REQUEST, USUAL, Answer, RankAnswers, Request, Way
 from memcalc.script.serving import predict_served
@@ -98,6 +99,8 @@ class Run:
         """By the function that ran in place of a program."""
         self._of_files: tuple[str, ...] = ()
         """Assumptions on the files that it wrote or changed."""
+        self.opened = Opened()
+        """What its runs have read so far."""
         self._question, self._program, self._launch = question, program, launch
         self._folder, self._python = folder, question.plan.python or sys.executable
 
@@ -133,6 +136,7 @@ class Run:
             kills = oom_kills()
             done = self._run(shared, environment, quiet=quiet or again)
             of_files = settle(shared, again=again)
+            self.opened = opened.read(shared / opened.FILE, self.opened)
             if not again:
                 self._of_files = of_files
             answer = failure.read_file(shared / ANSWER)

@@ -71,7 +71,7 @@ def simulate(
     found = each[0] if ran.answers is None else combine_ranks(each, ran.answers, plan)
     if found.traced is not None:
         keep(found.traced)
-    return found
+    return replace(found, opened=run.opened)
 
 
 def run_work(question: Question, work: bytes) -> tuple[Traced | None, BaseException | None]:

@@ -104,3 +104,15 @@ def test_sizes_may_be_any_ascending_ones():
 
 def test_not_even_the_first_may_hold():
     assert largest(Card(lambda size: 1 << 40), range(1, 100), 8) == Bounds(best=None, above=1)
+
+
+def test_a_size_that_two_smaller_ones_exclude_is_run_to_confirm_it_and_else_not():
+    sizes = (1, 2, 4, 8, 16)
+    asked = {}
+    for confirm in (True, False):
+        card = Card(lambda size: (8 << 30) + (3 << 30) * size)
+        found = largest(card, sizes, 1, confirm=confirm)
+        assert found.best == 2
+        asked[confirm] = card.asked
+    assert 4 in asked[True]
+    assert 4 not in asked[False]

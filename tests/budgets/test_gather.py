@@ -169,7 +169,7 @@ def test_each_run_is_told_as_soon_as_it_is_known_and_commands_come_last(
     command = replace(estimated, name="script", plan=make({"command": "python train.py"}))
     told = []
     monkeypatch.setattr(
-        collect, "simulate_command", lambda *_: Evidence(error=f"after {len(told)}")
+        collect, "simulate_command", lambda *_, **__: Evidence(error=f"after {len(told)}")
     )
     asked = replace(question, seen=lambda name, found: told.append(name))
     found = collect.estimate([command, estimated], asked)

@@ -173,9 +173,13 @@ def explain_plan(
 
 
 def _first_remedies(plan: Plan) -> list[Remedy]:
-    """Return the remedies to try beside the trace of the plan; none if tracing will refuse it."""
+    """Return the remedies to try beside the trace of the plan; none if tracing will refuse it.
+
+    The free ones save too little for most plans, or are replays.
+    """
     with contextlib.suppress(UsageError):
-        return candidates(plan)[:_BESIDE]
+        able = [one for one in candidates(plan) if one.unfit is None]
+        return [*(one for one in able if one.rank), *able][:_BESIDE]
     return []
 
 

@@ -7,6 +7,7 @@ was itself estimated in full, and holds. A plan that cannot hold, because weight
 optimizer state alone are too large, is not estimated.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
@@ -150,7 +151,7 @@ class _Finder:
             return Sample(holds=holds, spare=spare)
 
         # The smallest has been run.
-        best = largest(ask, tuple(pieces), 1).best
+        best = largest(ask, tuple(pieces), 1, confirm=False).best
         assert best is not None
         return pieces[best]
 
@@ -194,16 +195,20 @@ class _Finder:
         return figures is not None and self.goal.holds(figures)
 
     def _is_ruled_out(self, stage: Sequence[Remedy]) -> bool:
-        if self._inventory is None or self.goal.outside is None:
+        if self.goal.outside is None:
             return False
+        room = self.goal.limit - self.goal.outside
         try:
             plan = apply(self._trier.plan, *stage)
             run = replace(plan, alloc_conf="")
             if run in self._requested:
-                return self._requested[run] + self.goal.outside > self.goal.limit
+                return self._requested[run] > room
             if plan not in self._possible | self.ruled_out:
-                size = least(plan, self._inventory) + self.goal.outside
-                (self.ruled_out if size > self.goal.limit else self._possible).add(plan)
+                before = self._trier.before.peak.requested
+                too_large = before - self._trier.most_saved(stage) > room
+                if not too_large and self._inventory is not None:
+                    too_large = least(plan, self._inventory) > room
+                (self.ruled_out if too_large else self._possible).add(plan)
         except MemcalcError:
             # The trial says why.
             return False
@@ -215,7 +220,11 @@ class _Finder:
         self._estimate(open_[: self._trier.at_once])
 
     def _estimate(self, stages: Sequence[tuple[Remedy, ...]]) -> None:
-        fresh = [stage for stage in stages if stage not in self._known]
+        # Expandable segments are a replay of the run without them: one run answers for both.
+        twins = [
+            _without(stage, one) for stage in stages for one in stage if one.key == "expandable"
+        ]
+        fresh = [stage for stage in (*stages, *twins) if stage not in self._known]
         for stage, trial in zip(fresh, self._trier.each(fresh) if fresh else (), strict=True):
             self._known[stage] = trial
             if trial.figures is not None:
@@ -235,6 +244,10 @@ def _without(stage: Sequence[Remedy], taken: Remedy) -> tuple[Remedy, ...]:
     return tuple(one for one in stage if one is not taken)
 
 
+_WORTH = 0.05
+"""Share of the peak from which a screen has room for what a remedy saves."""
+_TRAINS_THE_SAME = 5
+"""The last rank of remedies that change no weights: optimizer state in 8 bit."""
 Seen = Callable[[tuple[Trial, ...], Search | None], None]
 """Called with all that is known so far, each time that there is more."""
 
@@ -253,7 +266,8 @@ def advise(
         trials: tries the changes of a plan.
         goal: the limit to reach; None: no search.
         alone: False: only search.
-        most: stop after this many remedies that help, cheapest first; None: try all.
+        most: stop after this many remedies that help, cheapest first, and try none that saves
+            little or costs more than the plan that was found; None: try all.
         seen: called whenever more is known.
 
     Returns:
@@ -261,6 +275,8 @@ def advise(
     """
     listed = candidates(trials.plan)
     found = search(trials, listed, goal, trials.inventory) if goal else None
+    if most is not None:
+        listed = _worth_a_run(listed, trials, found)
     tried: tuple[Trial, ...] = ()
     if found is not None:
         seen(tried, found)
@@ -271,6 +287,24 @@ def advise(
         if most is not None and sum(trials.sort_key(one) < 0 for one in tried) >= most:
             break
     return tried, found
+
+
+def _worth_a_run(remedies: Sequence[Remedy], trials: Trials, found: Search | None) -> list[Remedy]:
+    """Return the remedies that may save much; where a plan fits, those that train the same."""
+    least = _WORTH * trials.before.peak.requested
+    dearest: float = _TRAINS_THE_SAME
+    if trials.plan.infers or (found is not None and found.best is None):
+        dearest = math.inf
+    elif found is not None and found.best is not None:
+        dearest = max(dearest, *(one.rank for one in found.best.remedies))
+    return [
+        one
+        for one in remedies
+        if one.unfit is None
+        and one.rank <= dearest
+        # Its run is a replay of the plan's own.
+        and (one.key == "expandable" or trials.most_saved([one]) >= least)
+    ]
 
 
 def candidates(plan: Plan) -> list[Remedy]:

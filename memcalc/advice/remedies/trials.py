@@ -1,10 +1,12 @@
 """Changed plans, each estimated in full and only once."""
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from msgspec.structs import asdict, replace
 
+from memcalc.advice.remedies import bounds
 from memcalc.advice.remedies.records import Change, Remedy, Trial, figures
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
@@ -13,9 +15,9 @@ from memcalc.estimation.answers import Answers
 from memcalc.estimation.engine import engine
 from memcalc.estimation.fits import make_device
 from memcalc.estimation.kept import Traced
-from memcalc.estimation.predict import predict
+from memcalc.estimation.predict import predict_with_settings
 from memcalc.estimation.question import look_up
-from memcalc.estimation.replays import Replays, on_device, read_replay, roomy_card
+from memcalc.estimation.replays import Replays, on_device
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
@@ -48,6 +50,7 @@ class Trials:
         self._answers, self._memory, self._begun = answers, memory, begun
         if self._base is not None:
             known = self._on_device(self._base)
+        self._as_it_is = known
         self._known: dict[Plan, Prediction | MemcalcError] = {self.plan: known}
         self.before = figures(known)
 
@@ -56,6 +59,17 @@ class Trials:
         rung = "reserved" if self.before.peak.reserved is not None else "requested"
         saving = trial.saving(self.before, rung)
         return -saving if saving is not None else 1 << 60
+
+    def most_saved(self, remedies: Iterable[Remedy]) -> int:
+        """Return the most requested bytes that remedies together can save at the plan's peak."""
+        return bounds.most_saved(self._as_it_is, remedies, self._kept_beyond_step)
+
+    @functools.cached_property
+    def _kept_beyond_step(self) -> int | None:
+        if self._base is None:
+            return None
+        phase = self._as_it_is.peak.phase
+        return bounds.kept_beyond_step(self._base.trace, self.plan, phase)
 
     def each(self, stages: Sequence[Sequence[Remedy]]) -> Iterator[Trial]:
         """Estimate the plan with each of these sets of changes, and yield in their order."""
@@ -120,10 +134,8 @@ def replay(base: Traced, plan: Plan) -> Traced:
     Raises:
         MemcalcError: it cannot be replayed.
     """
-    question, play, trace = look_up(plan), engine.player(plan), base.trace
-    (found,) = Replays(trace, play).on([roomy_card(question)])
-    trace = read_replay(found, trace)
-    answer = predict(question, trace, base.prediction.optimizer_state, play)
+    known, run = base.prediction, Replays(base.trace, engine.player(plan))
+    answer, trace = predict_with_settings(look_up(known.plan), run, plan.alloc_conf, known)
     return Traced(prediction=answer, trace=trace)
 
 

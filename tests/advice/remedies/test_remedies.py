@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from memcalc.advice.explain.records import Explanation
+from memcalc.advice.remedies.bounds import kept_beyond_step, most_saved
 from memcalc.advice.remedies.records import Figures, Remedy, Search, Trial, limit_goal
-from memcalc.advice.remedies.search import candidates, search, stages
+from memcalc.advice.remedies.search import advise, candidates, search, stages
 from memcalc.advice.remedies.trials import apply
 from memcalc.catalog.plan import make
 from memcalc.estimation.analytic import least
@@ -174,6 +175,9 @@ class Scales:
 
     def each(self, stages):
         return map(self.one, stages)
+
+    def most_saved(self, remedies):
+        return self.before.peak.requested
 
     def one(self, remedies):
         if any(remedy.key in self.broken for remedy in remedies):
@@ -354,3 +358,40 @@ def test_where_weights_are_divided_a_base_and_shards_may_wait_on_the_host():
     assert "load on the host" not in plain
     whole = {remedy.key for remedy in candidates(make({**over, "parallel": "ddp"}))}
     assert not whole & {"load on the host", "offload"}
+
+
+def test_no_remedy_saves_more_than_the_bound_by_which_it_is_left_out(explained, traced):
+    kept = kept_beyond_step(traced.trace, traced.prediction.plan, traced.prediction.peak.phase)
+    before = explained.figures.peak.requested
+    bounds = {}
+    for trial in explained.trials:
+        bounds[trial.remedy.key] = most_saved(traced.prediction, [trial.remedy], kept)
+        assert before - trial.figures.peak.requested <= bounds[trial.remedy.key], trial.remedy.key
+    assert bounds["expandable"] == 0
+    assert bounds["LoRA"] == before
+    assert bounds["outputs"] < bounds["checkpointing"] < before
+
+
+def test_a_screen_tries_no_remedy_that_saves_little_or_trains_something_else(explained, traced):
+    asked = []
+
+    class Asked(Scales):
+        side_by_side = 1
+
+        def each(self, stages):
+            asked.extend(one.key for (one,) in stages)
+            return super().each(stages)
+
+        def sort_key(self, trial):
+            return 0
+
+        def most_saved(self, remedies):
+            return 0 if remedies[0].key in ("outputs", "in backward") else 1 << 19
+
+    plan = traced.prediction.plan
+    advise(Asked(plan, {}), None, most=100)
+    offered = {one.key for one in candidates(plan) if one.unfit is None}
+    assert offered - {*asked} == {
+        *("outputs", "in backward"),  # they save little here
+        *("bf16", "bf16, corrected", "LoRA", "QLoRA"),  # they train something else
+    }

@@ -1,0 +1,61 @@
+"""The most that remedies can save at a peak, by the components that they touch.
+
+At the same moment of a changed run all that a remedy does not touch is alive as well: so a plan
+whose untouched components alone are too large needs no run.
+"""
+
+from collections.abc import Iterable
+
+from memcalc.advice.remedies.records import Remedy
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
+from memcalc.records.trace import Component, Phase, Trace, alive, highest, walk
+from memcalc.workload import loops
+
+_IN_PASSING = (Component.TEMPORARIES, Component.WORKSPACES)
+_OF_FORWARD = (
+    *(Component.ACTIVATIONS, Component.HELD, Component.INPUTS, Component.AUTOCAST_COPIES),
+    *(Component.KV_CACHE, *_IN_PASSING),
+)
+_TOUCHED: dict[str, tuple[Component, ...]] = {
+    "expandable": (),
+    "fused": _IN_PASSING,
+    "set_to_none": (Component.GRADIENTS, *_IN_PASSING),
+    "in backward": (Component.GRADIENTS, *_IN_PASSING),
+    "8-bit states": (Component.OPTIMIZER_STATE, *_IN_PASSING),
+    **dict.fromkeys(("outputs", "kv cache", "sdpa", "accumulate", "amp"), _OF_FORWARD),
+    **dict.fromkeys(("chunked loss", "checkpointing/2", "checkpointing"), _OF_FORWARD),
+}
+"""Components that a remedy may make smaller, by its key; what is not listed may change all."""
+
+
+_OUTPUTS = {"outputs", "kv cache"}
+"""Remedies that free what a loop's variable keeps beyond the step."""
+
+
+def most_saved(prediction: Prediction, remedies: Iterable[Remedy], kept: int | None) -> int:
+    """Return the most requested bytes that remedies together can save at the peak of a run.
+
+    ``kept``: those that ``kept_beyond_step`` returns; None: they are not known.
+    """
+    keys = {one.key for one in remedies}
+    if not keys <= _TOUCHED.keys():
+        return prediction.peak.requested
+    outputs = keys & _OUTPUTS if kept is not None else set()
+    touched = {component for key in keys - outputs for component in _TOUCHED[key]}
+    saved = sum(size for name, size in prediction.components.items() if name in touched)
+    return min(saved + (kept or 0 if outputs else 0), prediction.peak.requested)
+
+
+def kept_beyond_step(trace: Trace, plan: Plan, phase: Phase) -> int | None:
+    """Return the bytes at a phase's highest moment that forward made and that outlive their step.
+
+    None: the loop keeps no outputs, so others may be freed with them.
+    """
+    if not loops.of(plan).keep_outputs(plan):
+        return None
+    ended = {
+        ~event for mark, event, storage in walk(trace) if event < 0 and mark.step == storage.step
+    }
+    there = [trace.storages[one] for one in alive(trace, highest(trace)[phase]) if one not in ended]
+    return sum(one.bytes for one in there if one.component in _OF_FORWARD)

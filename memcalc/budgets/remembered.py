@@ -1,0 +1,95 @@
+"""Answers of commands, kept as long as all that they depend on is unchanged.
+
+They depend on the command and its folder, memcalc, every package, the environment's variables, and
+the files and folders that the program read. What asked a host or started a program is not kept.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from memcalc.budgets.records import Evidence
+from memcalc.files import cache
+from memcalc.records.plan import Plan
+from memcalc.script import opened
+from memcalc.script.opened import Opened
+
+_OF_SHELLS = ("_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "TERM", "WINDOWID", "LS_COLORS")
+_SESSIONS = ("SSH_", "XDG_", "DBUS_", "TMUX", "VSCODE_", "GITHUB_", "RUNNER_")
+"""How the names of variables begin that tell who asks, and not what."""
+_WHOLE = 64 << 20
+"""Bytes of the largest file whose contents are compared: of larger ones size and time are."""
+
+
+class _Remembered(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer, and the state of each path that it depends on."""
+
+    evidence: Evidence
+    states: dict[str, str]
+
+
+def recall(plan: Plan, folder: Path) -> Evidence | None:
+    """Return what a command took when all was as it is now; None: it has to run."""
+    name = _key(plan, folder)
+    found = cache.load(name, _Remembered) if name is not None else None
+    return found.evidence if found is not None and found.states == _states(found.states) else None
+
+
+def remember(plan: Plan, folder: Path, evidence: Evidence, noted: Opened, began: float) -> None:
+    """Keep what a command took, unless something that it depends on is unknown.
+
+    ``began``: the time before the run; what changed since then may have been read before or after.
+    """
+    name = _key(plan, folder)
+    if name is None or noted.unknown:
+        return
+    words = {
+        str(folder / word) for word in (plan.command or "").split() if (folder / word).exists()
+    }
+    beside = {str(folder), *(str(Path(word).parent) for word in words)}
+    paths = opened.own_paths({*noted.paths, *words}, [Path(one) for one in beside], cache.folder())
+    if not any(map(_changed_since, paths, [began] * len(paths))):
+        states = _states({*paths, *beside})
+        cache.store(name, _Remembered(evidence=evidence, states=states))
+
+
+def _changed_since(path: str, began: float) -> bool:
+    return os.path.isfile(path) and os.stat(path).st_mtime >= began
+
+
+def _key(plan: Plan, folder: Path) -> str | None:
+    """Return the name of a command's answer, or None where its packages are not known."""
+    if plan.python not in (None, sys.executable):
+        return None
+    packages = sorted((one.metadata["Name"], one.version) for one in metadata.distributions())
+    shown = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _OF_SHELLS and not name.startswith(_SESSIONS)
+    }
+    found = {"folder": str(folder), "packages": packages, "variables": shown}
+    return cache.key(plan, found, "checked")
+
+
+def _states(paths: Iterable[str]) -> dict[str, str]:
+    return {path: _state(path) for path in paths}
+
+
+def _state(path: str) -> str:
+    """Return what tells one state of a path from another: contents of a file, names in a folder."""
+    try:
+        if os.path.isdir(path):
+            shown = sorted(name for name in os.listdir(path) if not name.startswith((".", "__py")))
+            return hashlib.sha256("\n".join(shown).encode(errors="replace")).hexdigest()
+        status = os.stat(path)
+        if status.st_size > _WHOLE:
+            return f"{status.st_size} {status.st_mtime_ns}"
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return type(error).__name__
