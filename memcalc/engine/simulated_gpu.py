@@ -23,6 +23,8 @@ CACHES = {
     "PYTORCH_KERNEL_CACHE_PATH": "kernels",
     "CUDA_CACHE_PATH": "cuda",
     "PYTORCH_TUNABLEOP_FILENAME": "tunableop.csv",
+    "VLLM_CACHE_ROOT": "vllm",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
 }
 """Caches that a run may fill by a clock or a device: here they are the simulated GPU's own."""
 

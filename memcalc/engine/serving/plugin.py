@@ -28,6 +28,8 @@ LENGTH = "MEMCALC_SERVING_LENGTH"
 """Variable with a length of sequences to count, beside the longest."""
 WEIGHTS = "MEMCALC_SERVING_WEIGHTS"
 """Variable that leaves weights as the command has them."""
+_HOLDS_SHAPES = "gguf"
+"""Format whose files tell the types and shapes of weights, which dummies would lack."""
 _for_good = Patches()
 
 
@@ -65,7 +67,7 @@ def install(patches: Patches) -> None:
 
 
 def _with_dummy_weights(original: Any, arguments: Any, *args: Any, **kwargs: Any) -> Any:
-    if arguments.load_format in ("auto", "safetensors", "pt", "hf", "fastsafetensors"):
+    if arguments.load_format != _HOLDS_SHAPES:
         arguments.load_format = "dummy"
     with _refusals():
         return original(arguments, *args, **kwargs)
@@ -123,30 +125,36 @@ def _profile(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
     return available
 
 
-def write_worker(worker: Any, **known: int) -> None:
-    """Write what a worker says of its GPU so far."""
+def write_worker(worker: Any, available: int) -> None:
+    """Write how a worker divides its GPU.
+
+    Releases differ in what else they count as peak activations, so those are what is missing of
+    the sum by which all of them divide.
+    """
     runner = getattr(worker, "model_runner", None)
     graphs = _whole(worker, "cudagraph_memory_estimate")
-    most = _whole(worker, "peak_activation_memory")
     applied = graphs if graphs is not None and _takes_graphs_off() else 0
     tensors = _tensors(runner)
-    weights = _whole(runner, "model_memory_usage")
+    weights, requested = _whole(runner, "model_memory_usage"), _whole(worker, "requested_memory")
+    consumed, activations = _consumed(worker, weights), None
+    if requested is not None and consumed is not None:
+        activations = requested - consumed - applied - available
     figures = WorkerFigures(
         rank=_whole(worker, "rank") or 0,
         weights=weights,
         parameters=sum(one.numel() for one in tensors) if tensors else None,
         tensors=len(tensors) if tensors else None,
-        consumed=_consumed(worker, weights),
-        activations=None if most is None else most - applied,
+        consumed=consumed,
+        activations=activations,
         graphs=applied if graphs is not None else None,
-        requested=_whole(worker, "requested_memory"),
-        **{"available": _whole(worker, "available_kv_cache_memory_bytes"), **known},
+        requested=requested,
+        available=available,
     )
     write(f"worker-{os.getpid()}", figures)
 
 
 def _consumed(worker: Any, weights: int | None) -> int | None:
-    """Bytes taken for good; earlier releases say those outside PyTorch, beside the weights."""
+    """Return the bytes taken for good; earlier releases say those outside PyTorch, and weights."""
     found = _whole(worker, "total_consumed")
     outside = _whole(worker, "non_torch_memory")
     if found is None and outside is not None and weights is not None:
