@@ -3,7 +3,6 @@
 import itertools
 import math
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 from memcalc.catalog import gpus
@@ -29,16 +28,18 @@ _HIDDEN = ("--port", "0", "--host", "127.0.0.1")
 """Keeps the port of a server without clients apart from the user's own."""
 
 
-def find_server(
-    words: Sequence[str], environment: Sequence[tuple[str, str]] = ()
-) -> Program | None:
-    """Return the server that the words of a command line start, or None if they start none.
+def server_of(plan: Plan) -> Program | None:
+    """Return the server that a plan's command starts, or None if it starts none.
 
     Raises:
         UsageError: it is a command of vLLM's that starts no engine.
     """
-    first, rest = Path(words[0]).name if words else "", list(words[1:])
-    module = _MODULE
+    try:
+        given, words = split_assignments(shlex.split(plan.command or ""))
+    except ValueError:
+        return None  # Whoever reads it as a program says what is wrong.
+    first, *rest = words or [""]
+    first, module = Path(first).name, _MODULE
     options = list(itertools.takewhile(lambda word: word != "-m" and word.startswith("-"), rest))
     if PYTHON.fullmatch(first) and rest[len(options) :][:1] == ["-m"]:
         first, *rest = rest[len(options) + 1 :] or [""]
@@ -56,20 +57,7 @@ def find_server(
     else:
         serves = rest[0] == "serve"
     arguments = (*rest, *(_HIDDEN if serves else ()))
-    return Program(module=module, arguments=arguments, environment=tuple(environment))
-
-
-def server_of(plan: Plan) -> Program | None:
-    """Return the server that a plan's command starts, or None if it starts none.
-
-    Raises:
-        UsageError: it is a command of vLLM's that starts no engine.
-    """
-    try:
-        given, words = split_assignments(shlex.split(plan.command or ""))
-    except ValueError:
-        return None  # Whoever reads it as a program says what is wrong.
-    return find_server(words, tuple(given.items()))
+    return Program(module=module, arguments=arguments, environment=tuple(given.items()))
 
 
 def simulate_server(

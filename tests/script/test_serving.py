@@ -27,7 +27,7 @@ from memcalc.records.trace import Component
 from memcalc.report import predictions
 from memcalc.report.blocks import terminal
 from memcalc.script import serving
-from memcalc.script.serving import find_server
+from memcalc.script.simulate import plan_of
 from memcalc.units import GIB
 
 H100 = gpus.find("H100 SXM")
@@ -44,6 +44,10 @@ WORKER = WorkerFigures(
 PLAN = make({"command": "vllm serve llama", "gpu": "h100"})
 
 
+def find_server(words):
+    return serving.server_of(plan_of(words))
+
+
 def test_vllms_commands_are_recognized_however_they_are_typed():
     for words in (
         ["vllm", "serve", "m"],
@@ -58,7 +62,7 @@ def test_vllms_commands_are_recognized_however_they_are_typed():
     api = find_server(["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"])
     assert api.module == "vllm.entrypoints.openai.api_server"
     assert api.arguments[:2] == ("--model", "m")
-    given = find_server(["vllm", "bench", "latency"], [("VLLM_USE_V1", "1")])
+    given = find_server(["VLLM_USE_V1=1", "vllm", "bench", "latency"])
     assert given.arguments == ("bench", "latency")
     assert given.environment == (("VLLM_USE_V1", "1"),)
     assert find_server(["python", "serve.py"]) is None

@@ -209,9 +209,7 @@ def engine_figures(config: Any, planned: Any) -> EngineFigures:
         tokens = int(concurrency * longest)
     return EngineFigures(
         version=vllm.__version__,
-        model=str(model.model),
         architecture=_architecture(model),
-        dtype=str(getattr(model, "dtype", "")).removeprefix("torch."),
         quantization=getattr(model, "quantization", None),
         share=getattr(cache, "gpu_memory_utilization", None),
         world=_whole(parallel, "world_size") or 1,

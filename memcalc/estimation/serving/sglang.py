@@ -58,19 +58,13 @@ _LARGE, _LEAST_OF_LARGE = 60 * 1024, 10 * 1024
 _MLA_GRAPHS = 1.5 * 1024
 _RATIO = 0.8
 
-
-_POOLED = (
+POOLED = (
     "GptOssForCausalLM",
     "Gemma4ForCausalLM",
     "Gemma4ForConditionalGeneration",
 )
 """Models of transformers whose windows have a pool of their own (``configs/model_config.py``,
 ``is_hybrid_swa_model``); of all others every layer keeps all tokens."""
-
-
-def windowed(name: str) -> bool:
-    """Whether layers with a window keep less."""
-    return name in _POOLED
 
 
 def _tier(gpu: Gpu) -> tuple[int, int]:

@@ -9,7 +9,6 @@ Read in vLLM 0.33.0 (wheel): ``vllm/config/cache.py`` (share, block),
 takes), ``vllm/config/vllm.py`` ``max_in_flight_tokens``.
 """
 
-import math
 from typing import Any
 
 import msgspec
@@ -34,7 +33,8 @@ ARGUMENTS = {
     CACHE_TYPE: CACHE_DTYPE,
 }
 _SHARE = 0.92
-_BLOCK = 16
+BLOCK = 16
+"""Tokens of a block where the plan names no ``block_size``."""
 _IN_FLIGHT = 2
 """Passes whose tokens may lie outside a window already: scheduling runs a pass ahead."""
 _LARGE, _HUGE = 70 * GIB, 160 * GIB
@@ -62,21 +62,10 @@ def largest(given: dict[str, Any], gpu: Gpu, longest: int | None) -> Size:
     return Size(sequences=sequences, tokens=tokens, limit=sequences)
 
 
-def windowed(name: str) -> bool:
-    """Return whether layers with a window keep less."""
-    del name
-    return True
-
-
 def share(given: dict[str, Any], gpu: Gpu) -> float:
     """Of the GPU's memory, what the engine may take."""
     del gpu
     return float(given.get(SETTING, _SHARE))
-
-
-def budget(share: float, gpu: Gpu) -> int:
-    """Return the share in bytes."""
-    return math.ceil(gpu.memory * share)
 
 
 def graphs(given: dict[str, Any]) -> Taken | None:
@@ -104,9 +93,12 @@ def sampler_state(sequences: int, vocabulary: int) -> Taken:
 
 
 def sampling(size: Size, vocabulary: int, width: int, element: int) -> int:
-    """Return the peak bytes of sampling: logits, their copies in fp32, and the model's output."""
+    """Return the peak bytes of sampling: logits, their copies in fp32, and the model's output.
+
+    The output of each sequence's last token is a copy too.
+    """
     logits = size.sequences * vocabulary * (element + 4 * _SAMPLING)
-    return logits + size.tokens * width * element
+    return logits + (size.tokens + size.sequences) * width * element
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,11 +142,6 @@ def groups(kinds: tuple[Layers, ...], block: int, batched_tokens: int) -> Groups
     size = most if most < least * 1.5 else least
     each = tuple((kind, -(-kind.layers // size)) for kind in kinds)
     return Groups(size=size, each=each, block=block, in_flight=_IN_FLIGHT * batched_tokens)
-
-
-def block_size(given: dict[str, Any]) -> int:
-    """Tokens of a block."""
-    return int(given.get("block_size", _BLOCK))
 
 
 def capacity(found: Groups, size: int, length: int, longest: int, most: int) -> Capacity:
