@@ -163,7 +163,7 @@ def _consumed(worker: Any, weights: int | None) -> int | None:
 
 
 def _capture(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hear what capturing CUDA graphs took, which the runner returns to its worker alone."""
+    """Record the bytes of CUDA graphs, which the runner returns to its worker alone."""
     runner, captured = getattr(worker, "model_runner", None), 0
 
     def capture(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -194,7 +194,7 @@ def _make_caches(original: Any, core: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def engine_figures(config: Any, planned: Any) -> EngineFigures:
-    """What an engine settled on, by its configs and its own count of sequences.
+    """Return the settings that an engine chose, and its own count of sequences.
 
     ``planned``: vLLM's plan of the KV cache; ``None``: this release has none.
     """
@@ -228,7 +228,7 @@ def engine_figures(config: Any, planned: Any) -> EngineFigures:
 
 
 def _concurrency(config: Any, planned: Any, length: int | None = None) -> float | None:
-    """Sequences of a length (``None``: the longest) that the KV cache holds, as vLLM counts them.
+    """Return the sequences that the KV cache holds, by vLLM's count; no length: the longest.
 
     Returns:
         ``None``: there is no such cache, or this release counts otherwise.
@@ -247,10 +247,10 @@ def _concurrency(config: Any, planned: Any, length: int | None = None) -> float 
 
 
 def _size(planned: Any) -> int | None:
-    """Bytes of the KV cache on one GPU.
+    """Return the bytes of the KV cache on one GPU.
 
-    In older releases each tensor is an allocation of its own; in newer ones, which name its place
-    in a common one, all are of the size of that.
+    Older releases allocate each tensor apart. Newer ones allocate once, and each tensor has a place
+    in that allocation and its size.
     """
     tensors = getattr(planned, "kv_cache_tensors", None) or ()
     sizes = [int(one.size) for one in tensors if not getattr(one, "host_resident", False)]
@@ -267,7 +267,7 @@ def _architecture(model: Any) -> str:
 
 
 def _takes_graphs_off() -> bool:
-    """Whether this release takes its estimate of CUDA graphs off the KV cache."""
+    """Return True if this release takes its estimate of CUDA graphs off the KV cache."""
     settings = importlib.import_module("vllm.envs")
     return bool(getattr(settings, "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", False))
 
@@ -278,6 +278,6 @@ def _tensors(runner: Any) -> list[Any]:
 
 
 def _whole(owner: Any, name: str) -> int | None:
-    """A whole number among attributes; ``None``: there is none of that name."""
+    """Return an attribute as a whole number, or None if there is no such number."""
     found = getattr(owner, name, None)
     return int(found) if isinstance(found, int | float) else None

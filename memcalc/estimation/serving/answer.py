@@ -22,7 +22,7 @@ _ENGINES: dict[str, Any] = {"vllm": vllm, "sglang": sglang}
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine's rules need to know of a model."""
+    """A model as an engine's rules see it."""
 
     name: str
     positions: int | None
@@ -190,7 +190,7 @@ def _item(part: Span, share: float, name: str = CONTEXT) -> Taken:
 
 
 def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Prediction:
-    """Return the prediction for an engine, made from that of the traced pass."""
+    """Return the prediction for an engine, from the prediction of the traced pass."""
     weights = next(one.low for one in serving.taken if one.name == "weights")
     cache = serving.least.bytes
     components = dict.fromkeys(base.components, 0)

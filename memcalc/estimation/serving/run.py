@@ -35,7 +35,7 @@ _TO_GET_IT = (
 
 
 def python_with_vllm(python: str | None = None, release: str | None = None) -> str | None:
-    """Return the Python that has vLLM: the one named, this one, or that of the command ``vllm``.
+    """Return the Python that has vLLM: the named one, this one, or the one of the command ``vllm``.
 
     ``release``: of an environment that is made where there is none, such as ``0.33``.
 
@@ -92,7 +92,7 @@ def start_vllm(
         words: its arguments, such as ``serve MODEL``.
         gpu: each of the machine's GPUs.
         python: the Python that has vLLM.
-        count: GPUs of the machine; 1: as many as the command uses.
+        count: GPUs of the machine; 1: a server's usual number.
         module: what is started.
         given: variables that stand before the command.
         length: of sequences to count, beside the longest.

@@ -72,7 +72,7 @@ def _tier(gpu: Gpu) -> tuple[int, int]:
 
 
 def _total(gpu: Gpu) -> float:
-    """MiB that nvidia-smi reports of the GPU."""
+    """Return the GPU's memory in MiB, as nvidia-smi reports it."""
     return (gpu.nvml_memory or gpu.memory) / MIB
 
 
@@ -83,7 +83,7 @@ def largest(given: dict[str, Any], gpu: Gpu, longest: int | None) -> Size:
 
 
 def share(given: dict[str, Any], gpu: Gpu, *, latent: bool = False) -> float:
-    """Of the memory that is free before the weights are loaded, what weights and cache take."""
+    """Return the share of the free memory that weights and cache take."""
     if SETTING in given:
         return float(given[SETTING])
     tokens = largest(given, gpu, None).tokens
@@ -117,7 +117,7 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def page_bytes(self) -> int:
-        """Of one page, in all pools."""
+        """Return the bytes of a page in all pools."""
         return self.page * (self.full + self.window)
 
     @property
@@ -127,7 +127,7 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pools(kinds: tuple[Layers, ...], given: dict[str, Any]) -> Pools:
-    """How SGLang divides its cache.
+    """Return the pools into which SGLang divides its cache.
 
     Raises:
         EstimateError: layers have windows of different sizes.
@@ -145,7 +145,7 @@ def pools(kinds: tuple[Layers, ...], given: dict[str, Any]) -> Pools:
 
 
 def capacity(found: Pools, size: int, length: int, longest: int, most: int | None) -> Capacity:
-    """What a cache of so many bytes holds of sequences; ``most``: as many as it allows itself."""
+    """Return the capacity of a cache of ``size`` bytes; ``most``: sequences that run at once."""
     tokens = int(max(size, 0) // found.cell) // found.page * found.page
     behind = tokens
     if found.full and found.window:

@@ -63,7 +63,7 @@ def largest(given: dict[str, Any], gpu: Gpu, longest: int | None) -> Size:
 
 
 def share(given: dict[str, Any], gpu: Gpu) -> float:
-    """Of the GPU's memory, what the engine may take."""
+    """Return the share of the GPU's memory that the engine may take."""
     del gpu
     return float(given.get(SETTING, _SHARE))
 
@@ -145,7 +145,7 @@ def groups(kinds: tuple[Layers, ...], block: int, batched_tokens: int) -> Groups
 
 
 def capacity(found: Groups, size: int, length: int, longest: int, most: int) -> Capacity:
-    """Return how many sequences a cache of so many bytes holds, at most so many at once."""
+    """Return the capacity of a cache of ``size`` bytes; ``most``: sequences that run at once."""
     blocks = max(size, 0) // found.block_bytes
     low, high = 0, longest
     while low < high:
