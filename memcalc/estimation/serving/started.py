@@ -183,7 +183,7 @@ def _outside(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Iterator
             yield Taken(name=NCCL, low=0, high=part.high, source=part.source)
     if worker.graphs:
         most = max(GRAPHS_HIGH - worker.graphs, 0)
-        source = "logs say up to 1.40 GiB of graphs in all"
+        source = f"logs say up to {format_bytes(GRAPHS_HIGH)} of graphs in all"
         yield Taken(name="driver's part of graphs", low=0, high=most, source=source)
 
 

@@ -38,12 +38,12 @@ BLOCK = 16
 _IN_FLIGHT = 2
 """Passes whose tokens may lie outside a window already: scheduling runs a pass ahead."""
 _LARGE, _HUGE = 70 * GIB, 160 * GIB
-_GRAPHS_LOW, GRAPHS_HIGH = 147 << 20, 1434 << 20
+_GRAPHS_LOW, GRAPHS_HIGH = 147 << 20, 1894 << 20
 """What logs say that graphs take: 0.14 GiB estimated with 19 and 11 graphs
 (github.com/aivrar/vllm-windows-build/issues/4), 0.73 GiB with 51 and 35
-(github.com/vllm-project/vllm/pull/39559), 1.40 GiB taken by vLLM 0.9.2
-(github.com/sgl-project/sglang/issues/8538). Estimates of single models have been far larger
-(github.com/vllm-project/vllm/issues/53013)."""
+(github.com/vllm-project/vllm/pull/39559), 0.51 to 1.85 GiB taken by vLLM 0.19.0 for 28 models on
+an H100 (github.com/llm-d-incubation/llm-d-planner, accuracy/accuracy_report.md). Estimates of
+single models have been far larger (github.com/vllm-project/vllm/issues/53013)."""
 
 
 def largest(given: dict[str, Any], gpu: Gpu, longest: int | None) -> Size:
