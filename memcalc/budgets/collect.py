@@ -276,6 +276,8 @@ def simulate_command(
         found = simulate(counted, folder, timeout=timeout)
     except MemcalcError as error:
         return Evidence(error=str(error))
+    if found.served is not None:
+        return Evidence(prediction=replace(found.served, plan=plan))
     ending = found.ending
     if ending.code and not ending.out_of_memory:
         return Evidence(error=f"the script ended with exit code {ending.code}")

@@ -50,7 +50,7 @@ def command(
     verbose: bool = False,
 ) -> None:
     """Run your own training script, unchanged, on a simulated GPU."""
-    from memcalc.script.serving import server_of, simulate_server
+    from memcalc.script.serving import server_of
     from memcalc.script.simulate import plan_of, simulate
 
     name = chosen("simulation", format, output)
@@ -68,14 +68,9 @@ def command(
     )
     if gpu is None:
         _say_where_gpu_belongs(words)
-    server = server_of(plan)
-    if server is not None and name in formats("page"):
+    if name in formats("page") and server_of(plan) is not None:
         raise UsageError(f"An engine has no timeline for {name}: type --format json.")
     python = _prepare(python, torch, vllm)
-    if server is not None:
-        served = simulate_server(server, plan, Path.cwd(), python=python)
-        deliver_predictions([served], name, output, verbose=verbose)
-        return
     found = simulate(replace(plan, python=python))
     if found.served is not None:
         deliver_predictions([found.served], name, output, verbose=verbose)

@@ -23,6 +23,8 @@ CACHES = {
     "PYTORCH_KERNEL_CACHE_PATH": "kernels",
     "CUDA_CACHE_PATH": "cuda",
     "PYTORCH_TUNABLEOP_FILENAME": "tunableop.csv",
+    "VLLM_CACHE_ROOT": "vllm",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
 }
 """Caches whose contents may depend on time or the device: a simulated GPU has separate ones."""
 

@@ -215,8 +215,12 @@ class SimulatedRun:
         return cudnn
 
 
+_ITSELF = "type --engine vllm --vllm 0.33, which starts vLLM itself (5.8 GB on disk)"
+"""What answers for a model whose memory the rules of engines do not tell."""
+
+
 def _predict_serving(plan: Plan, speaker: Speaker) -> Prediction:
-    """Return the prediction of what a serving engine reserves.
+    """Return what a serving engine would reserve.
 
     Raises:
         MemcalcError: it would not start, or its rules are unknown for such a model.
@@ -225,8 +229,8 @@ def _predict_serving(plan: Plan, speaker: Speaker) -> Prediction:
     assert question.gpu is not None
     if (models.find(plan.model).config or {}).get("quantization_config"):
         raise UsageError(
-            f"The checkpoint {plan.model} is quantized, and engines with quantized weights "
-            f"are not supported yet. Leave --engine out."
+            f"The checkpoint {plan.model} is quantized, which the rules of engines do not follow: "
+            f"{_ITSELF}, or leave --engine out."
         )
     generates = SimulatedRun(replace(question, plan=generating(plan)), speaker, {}).program
     serves = ServingEngine(plan, question.gpu, _served_model(generates))
@@ -306,9 +310,9 @@ def _served_model(program: Program) -> Model:
     inputs = program.inputs
     if inputs is not None and inputs.text_only:
         raise UsageError(
-            f"{type(program.model).__name__} takes more than text, and engines profile that as "
-            "well, which is not supported yet. Leave --engine out, or write its text_config to a "
-            "config.json of its own for the language model alone."
+            f"{type(program.model).__name__} takes more than text, which the rules of engines do "
+            f"not follow: {_ITSELF}, leave --engine out, or write its text_config to a config.json "
+            "of its own for the language model alone."
         )
     config: Any = program.model.config
     text = config.get_text_config()

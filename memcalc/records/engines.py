@@ -29,9 +29,7 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that an engine chose for all its GPUs; ``None`` as in ``WorkerFigures``."""
 
     version: str
-    model: str = ""
     architecture: str = ""
-    dtype: str = ""
     quantization: str | None = None
     share: float | None = None
     world: int = 1

@@ -28,6 +28,8 @@ _KERNEL = "ipykernel"
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ENVIRONMENTS = ("uv", "poetry", "pipenv", "pdm", "hatch", "rye", "pixi", "conda", "mamba")
 """Tools that start a program in an environment of their own, after ``run``."""
+SERVER = "vllm"
+"""Program that starts a serving engine."""
 _TEST_RUNNERS = ("pytest", "py.test")
 """Programs that call the functions of a file, which alone calls none."""
 _SHELLS = ("sh", "bash", "zsh", "dash", "ksh")
@@ -338,6 +340,7 @@ def _find_start(words: Sequence[str]) -> int | None:
     """Return where among words a Python program begins, or None."""
     for at, word in enumerate(words):
         name = Path(word).name
-        if PYTHON.fullmatch(name) or name in launchers.NAMES or name.endswith(".py"):
+        starts = name in launchers.NAMES or name == SERVER or name.endswith(".py")
+        if starts or PYTHON.fullmatch(name):
             return at
     return None

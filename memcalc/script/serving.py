@@ -1,7 +1,8 @@
 """Commands that start a serving engine: vLLM's own, run until the engine is up."""
 
+import itertools
+import math
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 from memcalc.catalog import gpus
@@ -11,47 +12,20 @@ from memcalc.estimation.serving.run import require_python, start_vllm
 from memcalc.estimation.serving.started import prediction_of
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
-from memcalc.script.command import PYTHON, Program, split_assignments
+from memcalc.script.command import PYTHON, SERVER, Program, split_assignments
 from memcalc.script.records import Answer
 from memcalc.script.streams import stderr_or_nothing
 
-COMMAND = "vllm"
 _MODULE = "vllm.entrypoints.cli.main"
 _ENTRY_POINTS = "vllm.entrypoints."
 """Modules of vLLM that start an engine, after ``python -m``."""
-_CLIENTS = ("chat", "complete", "collect-env", "download-kernels")
-"""Subcommands that start none."""
+_WITHOUT_ENGINE = {
+    *("chat", "complete", "collect-env", "download-kernels", "launch", "preload"),
+    *("bench serve", "bench sweep"),
+}
+"""Subcommands that start none, or several one after the other."""
 _HIDDEN = ("--port", "0", "--host", "127.0.0.1")
 """Keeps the port of a server without clients apart from the user's own."""
-
-
-def find_server(
-    words: Sequence[str], environment: Sequence[tuple[str, str]] = ()
-) -> Program | None:
-    """Return the server that the words of a command line start, or None if they start none.
-
-    Raises:
-        UsageError: it is a command of vLLM's that starts no engine.
-    """
-    first, rest = Path(words[0]).name if words else "", list(words[1:])
-    module = _MODULE
-    if PYTHON.fullmatch(first) and rest[:1] == ["-m"] and len(rest) > 1:
-        first, rest = rest[1], rest[2:]
-        if first.startswith(_ENTRY_POINTS):
-            module, first = first, COMMAND
-    if first != COMMAND:
-        return None
-    if module != _MODULE:
-        serves = module.endswith("api_server")
-    elif not rest or rest[0] in _CLIENTS or rest[0].startswith("-"):
-        raise UsageError(
-            f"{' '.join([COMMAND, *rest[:1]])} starts no engine: type memcalc simulate --gpu h100 "
-            "-- vllm serve MODEL."
-        )
-    else:
-        serves = rest[0] == "serve"
-    arguments = (*rest, *(_HIDDEN if serves else ()))
-    return Program(module=module, arguments=arguments, environment=tuple(environment))
 
 
 def server_of(plan: Plan) -> Program | None:
@@ -64,17 +38,36 @@ def server_of(plan: Plan) -> Program | None:
         given, words = split_assignments(shlex.split(plan.command or ""))
     except ValueError:
         return None  # Whoever reads it as a program says what is wrong.
-    return find_server(words, tuple(given.items()))
+    first, *rest = words or [""]
+    first, module = Path(first).name, _MODULE
+    options = list(itertools.takewhile(lambda word: word != "-m" and word.startswith("-"), rest))
+    if PYTHON.fullmatch(first) and rest[len(options) :][:1] == ["-m"]:
+        first, *rest = rest[len(options) + 1 :] or [""]
+        if first.startswith(_ENTRY_POINTS):
+            module, first = first, SERVER
+    if first != SERVER:
+        return None
+    if module != _MODULE:
+        serves = module.endswith("api_server")
+    elif not rest or rest[0].startswith("-") or {rest[0], " ".join(rest[:2])} & _WITHOUT_ENGINE:
+        raise UsageError(
+            f"{' '.join([SERVER, *rest[:2]])} starts no engine: type memcalc simulate --gpu h100 "
+            "-- vllm serve MODEL."
+        )
+    else:
+        serves = rest[0] == "serve"
+    arguments = (*rest, *(_HIDDEN if serves else ()))
+    return Program(module=module, arguments=arguments, environment=tuple(given.items()))
 
 
 def simulate_server(
-    server: Program, plan: Plan, folder: Path, *, python: str | None, quiet: bool = False
+    server: Program, plan: Plan, folder: Path, *, quiet: bool = False, timeout: float = math.inf
 ) -> Prediction:
     """Start a server on the plan's GPU until its engine is up, and return its own figures.
 
     Raises:
         UsageError: no GPU is named, there is no vLLM, or vLLM refuses to start.
-        EstimateError: it ended before it started an engine.
+        EstimateError: it ended, or its time was up, before it started an engine.
     """
     if plan.gpu is None:
         raise UsageError(
@@ -85,12 +78,13 @@ def simulate_server(
     found = start_vllm(
         server.arguments,
         gpu,
-        python=require_python(python),
+        python=require_python(plan.python),
         count=plan.devices,
         module=server.module,
         given=dict(server.environment),
         where=folder,
         out=stderr_or_nothing(quiet=quiet),
+        timeout=timeout,
     )
     return prediction_of(plan, gpu, found)
 

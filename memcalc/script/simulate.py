@@ -24,6 +24,8 @@ from memcalc.script.command import Program, find_launched
 from memcalc.script.imports import check_imports
 from memcalc.script.other_ways import both_ways
 from memcalc.script.process import Run
+from memcalc.script.records import Ending
+from memcalc.script.serving import server_of, simulate_server
 
 
 def simulate(
@@ -31,7 +33,8 @@ def simulate(
 ) -> Simulated:
     """Run the program of a plan; what it prints goes to standard error.
 
-    If its memory runs out on the plan's GPU, it runs once more without a limit, which tells its
+    A server is ended as soon as its engine is up, and the engine's figures are the answer. If a
+    program's memory runs out on the plan's GPU, it runs once more without a limit, which tells its
     whole need.
 
     Args:
@@ -46,6 +49,10 @@ def simulate(
             a package that the script imports.
     """
     folder = Path.cwd() if folder is None else folder
+    server = server_of(plan)
+    if server is not None:
+        served = simulate_server(server, plan, folder, quiet=quiet, timeout=timeout)
+        return Simulated(ending=Ending(code=0), traced=None, served=served)
     program, launch = find_launched(plan, folder)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     run = Run(look_up(plan), program, launch, folder)

@@ -26,7 +26,8 @@ from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component
 from memcalc.report import predictions
 from memcalc.report.blocks import terminal
-from memcalc.script.serving import find_server
+from memcalc.script import serving
+from memcalc.script.simulate import plan_of
 from memcalc.units import GIB
 
 H100 = gpus.find("H100 SXM")
@@ -43,12 +44,16 @@ WORKER = WorkerFigures(
 PLAN = make({"command": "vllm serve llama", "gpu": "h100"})
 
 
+def find_server(words):
+    return serving.server_of(plan_of(words))
+
+
 def test_vllms_commands_are_recognized_however_they_are_typed():
     for words in (
         ["vllm", "serve", "m"],
         ["/opt/bin/vllm", "serve", "m"],
         ["python", "-m", "vllm", "serve", "m"],
-        ["python3.12", "-m", "vllm.entrypoints.cli.main", "serve", "m"],
+        ["python3.12", "-u", "-m", "vllm.entrypoints.cli.main", "serve", "m"],
     ):
         found = find_server(words)
         assert found.module == "vllm.entrypoints.cli.main"
@@ -57,14 +62,17 @@ def test_vllms_commands_are_recognized_however_they_are_typed():
     api = find_server(["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"])
     assert api.module == "vllm.entrypoints.openai.api_server"
     assert api.arguments[:2] == ("--model", "m")
-    given = find_server(["vllm", "bench", "latency"], [("VLLM_USE_V1", "1")])
+    given = find_server(["VLLM_USE_V1=1", "vllm", "bench", "latency"])
     assert given.arguments == ("bench", "latency")
     assert given.environment == (("VLLM_USE_V1", "1"),)
     assert find_server(["python", "serve.py"]) is None
     assert find_server(["python", "-m", "vllm_tools"]) is None
 
 
-@pytest.mark.parametrize("words", [["vllm"], ["vllm", "chat"], ["vllm", "--version"]])
+@pytest.mark.parametrize(
+    "words",
+    [["vllm"], ["vllm", "chat"], ["vllm", "--version"], ["vllm", "bench", "serve", "--port", "1"]],
+)
 def test_a_command_of_vllm_without_an_engine_is_refused(words):
     with pytest.raises(UsageError, match="type memcalc simulate --gpu h100 -- vllm serve MODEL"):
         find_server(words)
@@ -146,6 +154,17 @@ def test_the_driver_part_of_cuda_graphs_and_buffers_of_nccl_are_ranges():
     assert "2 x H100 SXM" in terminal(predictions.blocks([found], verbose=False))
 
 
+def test_a_budget_holds_a_server_to_its_own_figures(tmp_path, monkeypatch, capsys):
+    started = Started(engine=ENGINE, workers=(WORKER,))
+    monkeypatch.setattr(serving, "start_vllm", lambda *words, **how: started)
+    file = tmp_path / "memcalc.toml"
+    lines = '[runs.serve]\ncommand = "vllm serve m"\ngpu = "h100"\npython = "python3"\n'
+    for limit, code in (("15 GiB", 0), ("14 GiB", 1)):
+        file.write_text(f'{lines}[runs.serve.limits]\nfits = true\nweights = "{limit}"\n')
+        assert main(["check", str(file)]) == code
+    assert "weights" in capsys.readouterr().out
+
+
 def test_a_refusal_is_in_vllms_words():
     words = "To serve at least one request with the model's max seq len (131072), 16 GiB is needed"
     refused = Started(workers=(WORKER,), refused=Refused(kind="ValueError", text=words))
@@ -212,13 +231,12 @@ def test_a_worker_is_read_by_its_attributes_and_lacks_what_it_lacks(folder):
         worker = SimpleNamespace(
             rank=0,
             total_consumed=160,
-            peak_activation_memory=30,
+            peak_activation_memory=30,  # With the estimate of CUDA graphs, or without.
             cudagraph_memory_estimate=10,
             requested_memory=300,
-            available_kv_cache_memory_bytes=110.0,
             model_runner=SimpleNamespace(model_memory_usage=150),
         )
-        plugin.write_worker(worker)
+        plugin.write_worker(worker, available=110)
     (found,) = start.read(folder).workers
     assert (found.weights, found.consumed, found.activations, found.graphs) == (150, 160, 20, 10)
     assert (found.requested, found.available, found.parameters) == (300, 110, None)
@@ -253,6 +271,8 @@ from pathlib import Path
 folder = Path(os.environ["MEMCALC_SERVING"])
 if "quit" in sys.argv:
     raise SystemExit(3)
+if "idle" in sys.argv:
+    time.sleep(600)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 (folder / "child").write_text(str(child.pid))
 (folder / "engine-1.json").write_text('{"version": "0.33.0"}')
@@ -268,6 +288,8 @@ def test_a_server_is_ended_with_all_that_it_started(folder):
     assert found.engine == EngineFigures(version="0.33.0")
     _wait_for_end_of((folder / "child").read_text())
     (folder / "engine-1.json").unlink()
+    with pytest.raises(EstimateError, match=r"took longer than 0\.5 seconds"):
+        start.start(["server", "idle"], **how, out=sys.__stderr__.fileno(), timeout=0.5)
     with pytest.raises(EstimateError, match="ended with exit code 3 before it started an engine"):
         start.start(["server", "quit"], **how, out=sys.__stderr__.fileno())
 

@@ -28,6 +28,8 @@ LENGTH = "MEMCALC_SERVING_LENGTH"
 """Variable with a length of sequences to count, beside the longest."""
 WEIGHTS = "MEMCALC_SERVING_WEIGHTS"
 """Variable that leaves weights as the command has them."""
+_HOLDS_SHAPES = "gguf"
+"""Format whose files tell the types and shapes of weights, which dummies would lack."""
 _for_good = Patches()
 
 
@@ -65,7 +67,7 @@ def install(patches: Patches) -> None:
 
 
 def _with_dummy_weights(original: Any, arguments: Any, *args: Any, **kwargs: Any) -> Any:
-    if arguments.load_format in ("auto", "safetensors", "pt", "hf", "fastsafetensors"):
+    if arguments.load_format != _HOLDS_SHAPES:
         arguments.load_format = "dummy"
     with _refusals():
         return original(arguments, *args, **kwargs)
@@ -123,30 +125,36 @@ def _profile(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
     return available
 
 
-def write_worker(worker: Any, **known: int) -> None:
-    """Write what a worker says of its GPU so far."""
+def write_worker(worker: Any, available: int) -> None:
+    """Write how a worker divides its GPU.
+
+    Releases differ in what else they count as peak activations, so those are what is missing of
+    the sum by which all of them divide.
+    """
     runner = getattr(worker, "model_runner", None)
     graphs = _whole(worker, "cudagraph_memory_estimate")
-    most = _whole(worker, "peak_activation_memory")
     applied = graphs if graphs is not None and _takes_graphs_off() else 0
     tensors = _tensors(runner)
-    weights = _whole(runner, "model_memory_usage")
+    weights, requested = _whole(runner, "model_memory_usage"), _whole(worker, "requested_memory")
+    consumed, activations = _consumed(worker, weights), None
+    if requested is not None and consumed is not None:
+        activations = requested - consumed - applied - available
     figures = WorkerFigures(
         rank=_whole(worker, "rank") or 0,
         weights=weights,
         parameters=sum(one.numel() for one in tensors) if tensors else None,
         tensors=len(tensors) if tensors else None,
-        consumed=_consumed(worker, weights),
-        activations=None if most is None else most - applied,
+        consumed=consumed,
+        activations=activations,
         graphs=applied if graphs is not None else None,
-        requested=_whole(worker, "requested_memory"),
-        **{"available": _whole(worker, "available_kv_cache_memory_bytes"), **known},
+        requested=requested,
+        available=available,
     )
     write(f"worker-{os.getpid()}", figures)
 
 
 def _consumed(worker: Any, weights: int | None) -> int | None:
-    """Bytes taken for good; earlier releases say those outside PyTorch, beside the weights."""
+    """Return the bytes taken for good; earlier releases say those outside PyTorch, and weights."""
     found = _whole(worker, "total_consumed")
     outside = _whole(worker, "non_torch_memory")
     if found is None and outside is not None and weights is not None:
@@ -155,7 +163,7 @@ def _consumed(worker: Any, weights: int | None) -> int | None:
 
 
 def _capture(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hear what capturing CUDA graphs took, which the runner returns to its worker alone."""
+    """Record the bytes of CUDA graphs, which the runner returns to its worker alone."""
     runner, captured = getattr(worker, "model_runner", None), 0
 
     def capture(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -186,7 +194,7 @@ def _make_caches(original: Any, core: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def engine_figures(config: Any, planned: Any) -> EngineFigures:
-    """What an engine settled on, by its configs and its own count of sequences.
+    """Return the settings that an engine chose, and its own count of sequences.
 
     ``planned``: vLLM's plan of the KV cache; ``None``: this release has none.
     """
@@ -201,9 +209,7 @@ def engine_figures(config: Any, planned: Any) -> EngineFigures:
         tokens = int(concurrency * longest)
     return EngineFigures(
         version=vllm.__version__,
-        model=str(model.model),
         architecture=_architecture(model),
-        dtype=str(getattr(model, "dtype", "")).removeprefix("torch."),
         quantization=getattr(model, "quantization", None),
         share=getattr(cache, "gpu_memory_utilization", None),
         world=_whole(parallel, "world_size") or 1,
@@ -222,7 +228,7 @@ def engine_figures(config: Any, planned: Any) -> EngineFigures:
 
 
 def _concurrency(config: Any, planned: Any, length: int | None = None) -> float | None:
-    """Sequences of a length (``None``: the longest) that the KV cache holds, as vLLM counts them.
+    """Return the sequences that the KV cache holds, by vLLM's count; no length: the longest.
 
     Returns:
         ``None``: there is no such cache, or this release counts otherwise.
@@ -241,10 +247,10 @@ def _concurrency(config: Any, planned: Any, length: int | None = None) -> float 
 
 
 def _size(planned: Any) -> int | None:
-    """Bytes of the KV cache on one GPU.
+    """Return the bytes of the KV cache on one GPU.
 
-    In older releases each tensor is an allocation of its own; in newer ones, which name its place
-    in a common one, all are of the size of that.
+    Older releases allocate each tensor apart. Newer ones allocate once, and each tensor has a place
+    in that allocation and its size.
     """
     tensors = getattr(planned, "kv_cache_tensors", None) or ()
     sizes = [int(one.size) for one in tensors if not getattr(one, "host_resident", False)]
@@ -261,7 +267,7 @@ def _architecture(model: Any) -> str:
 
 
 def _takes_graphs_off() -> bool:
-    """Whether this release takes its estimate of CUDA graphs off the KV cache."""
+    """Return True if this release takes its estimate of CUDA graphs off the KV cache."""
     settings = importlib.import_module("vllm.envs")
     return bool(getattr(settings, "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", False))
 
@@ -272,6 +278,6 @@ def _tensors(runner: Any) -> list[Any]:
 
 
 def _whole(owner: Any, name: str) -> int | None:
-    """A whole number among attributes; ``None``: there is none of that name."""
+    """Return an attribute as a whole number, or None if there is no such number."""
     found = getattr(owner, name, None)
     return int(found) if isinstance(found, int | float) else None

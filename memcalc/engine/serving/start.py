@@ -1,6 +1,7 @@
 """Starts a serving engine over the stub driver, reads what its processes write, and ends them."""
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from typing import IO, TypeVar
 import msgspec
 
 from memcalc.engine.serving import plugin
-from memcalc.errors import EstimateError
+from memcalc.errors import EstimateError, took_too_long
 from memcalc.records.engines import EngineFigures, Refused, Started, WorkerFigures
 
 T = TypeVar("T")
@@ -68,6 +69,7 @@ def start(
     folder: Path,
     where: Path,
     out: int | IO[str],
+    timeout: float = math.inf,
 ) -> Started:
     """Start a module of vLLM's, wait until its engine is up or refuses, and end its processes.
 
@@ -78,10 +80,12 @@ def start(
         folder: where they write their figures.
         where: the folder in which it runs.
         out: what it prints goes there.
+        timeout: seconds after which it is ended.
 
     Raises:
-        EstimateError: it ended, and neither started an engine nor said why not.
+        EstimateError: it ended, and neither started an engine nor said why not; or its time was up.
     """
+    until = time.monotonic() + timeout
     begins = _BEGINS.format(home=_HOME)
     try:
         process = subprocess.Popen(
@@ -100,6 +104,8 @@ def start(
             found = read(folder)
             if found.engine is not None or found.refused is not None:
                 break
+            if time.monotonic() > until:
+                raise EstimateError(took_too_long("command", timeout))
             time.sleep(_POLL)
     finally:
         _end(process)

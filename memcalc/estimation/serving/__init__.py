@@ -1,1 +1,1 @@
-"""Serving engines: what they would reserve, by their own rules."""
+"""Memory that serving engines reserve: by the engine itself, or by its rules."""

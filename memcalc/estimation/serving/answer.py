@@ -1,5 +1,6 @@
 """Applies a serving engine's memory rules to a simulated forward pass."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ _ENGINES: dict[str, Any] = {"vllm": vllm, "sglang": sglang}
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine's rules need to know of a model."""
+    """A model as an engine's rules see it."""
 
     name: str
     positions: int | None
@@ -77,7 +78,7 @@ class ServingEngine:
         longest = self.check(length)
         latent = {"latent": self._model.latent is not None} if self._rules is sglang else {}
         share = float(self._rules.share(self._given, self._gpu, **latent))
-        budget = vllm.budget(share, self._gpu)
+        budget = math.ceil(self._gpu.memory * share)
         taken = tuple(self._taken(read, share))
         ends = [budget - sum(one.high for one in taken), budget - sum(one.low for one in taken)]
         if ends[1] <= 0:
@@ -159,7 +160,7 @@ class ServingEngine:
         size = probe.element(self._given.get(self._rules.CACHE_TYPE, "auto"), read.element)
         latent = self._model.latent * read.element if self._model.latent is not None else None
         windows = self._model.windows
-        if not self._rules.windowed(self._model.name):
+        if self._rules is sglang and self._model.name not in sglang.POOLED:
             windows = (None,) * len(windows)
         return probe.kinds(read.kept, windows, latent, size / read.element)
 
@@ -167,7 +168,7 @@ class ServingEngine:
         self, kinds: tuple[Layers, ...], ends: Sequence[int], length: int, longest: int
     ) -> tuple[Capacity, Capacity, int, int]:
         if self._rules is vllm:
-            block = vllm.block_size(self._given)
+            block = int(self._given.get("block_size", vllm.BLOCK))
             groups = vllm.groups(kinds, block, self.size.tokens)
             least, most = (
                 vllm.capacity(groups, size, length, longest, self.size.limit) for size in ends
@@ -189,7 +190,7 @@ def _item(part: Span, share: float, name: str = CONTEXT) -> Taken:
 
 
 def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Prediction:
-    """Return the prediction for an engine, made from that of the traced pass."""
+    """Return the prediction for an engine, from the prediction of the traced pass."""
     weights = next(one.low for one in serving.taken if one.name == "weights")
     cache = serving.least.bytes
     components = dict.fromkeys(base.components, 0)

@@ -70,13 +70,13 @@ def _answer(plan: Plan, source: ModelSource, python: str) -> Prediction:
 
 
 def _length(plan: Plan, source: ModelSource) -> int:
-    """Tokens of a sequence: the prompt, and what is generated."""
+    """Return the tokens of a sequence: prompt and generated ones."""
     usual = positions.lengths(source.config or {}).default
     return (plan.seq or usual) + (plan.generate or 0)
 
 
 def _model(source: ModelSource, scratch: Path) -> Iterator[str]:
-    """The model as vLLM is told of it; of a config that memcalc has, a folder with that alone.
+    """Yield the words that name the model; a bundled config is written to a folder of its own.
 
     Tokenizers take no GPU memory, and are not fetched.
     """

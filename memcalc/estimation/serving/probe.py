@@ -43,7 +43,7 @@ def arguments(plan: Plan, known: dict[str, Any]) -> dict[str, Any]:
 
 
 def element(cache_type: str, own: int) -> int:
-    """Bytes of an element of a cache of this type; ``auto``: those of the weights' own."""
+    """Return the bytes of a cache's element; of type ``auto`` it has ``own`` bytes."""
     if cache_type == "auto":
         return own
     return 1 if cache_type.startswith("fp8") else 2
@@ -71,7 +71,7 @@ class Size(msgspec.Struct, frozen=True):
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trace of such a pass says. Sizes in bytes."""
+    """Figures read off the trace of such a pass, in bytes."""
 
     weights: int
     activations: int
@@ -97,9 +97,9 @@ def generating(plan: Plan) -> Plan:
 
 
 def plan_of(plan: Plan, size: Size, longest: int | None) -> Plan:
-    """The plan whose first pass is the engine's largest.
+    """Return the plan whose first pass is the engine's largest.
 
-    Where sequences are too long for what is read, it is of more that are shorter.
+    Sequences that would be longer than ``longest`` become more and shorter ones.
     """
     each = max(size.tokens // size.sequences, 1)
     if longest is not None:
@@ -149,7 +149,7 @@ def read(trace: Trace, sequences: int) -> Read:
 def kinds(
     kept: Mapping[str, int], windows: Sequence[int | None], latent: int | None, scale: float
 ) -> tuple[Layers, ...]:
-    """Layers by what they keep of a token, those that look back on all of them first."""
+    """Group layers by the bytes they keep of a token, full attention first."""
     count: dict[tuple[int, int | None], int] = {}
     for module, size in kept.items():
         layer = _NUMBER.search(module)

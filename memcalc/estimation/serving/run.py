@@ -1,6 +1,7 @@
 """Starts vLLM itself on a simulated GPU."""
 
 import importlib.util
+import math
 import os
 import re
 import shutil
@@ -34,7 +35,7 @@ _TO_GET_IT = (
 
 
 def python_with_vllm(python: str | None = None, release: str | None = None) -> str | None:
-    """Return the Python that has vLLM: the one named, this one, or that of the command ``vllm``.
+    """Return the Python that has vLLM: the named one, this one, or the one of the command ``vllm``.
 
     ``release``: of an environment that is made where there is none, such as ``0.33``.
 
@@ -83,6 +84,7 @@ def start_vllm(
     length: int | None = None,
     where: Path | None = None,
     out: int | IO[str],
+    timeout: float = math.inf,
 ) -> Started:
     """Run a command of vLLM's over the stub driver until its engine is up or refuses.
 
@@ -90,15 +92,16 @@ def start_vllm(
         words: its arguments, such as ``serve MODEL``.
         gpu: each of the machine's GPUs.
         python: the Python that has vLLM.
-        count: GPUs of the machine; 1: as many as the command uses.
+        count: GPUs of the machine; 1: a server's usual number.
         module: what is started.
         given: variables that stand before the command.
         length: of sequences to count, beside the longest.
         where: the folder in which it runs; ``None``: this one.
         out: what it prints goes there.
+        timeout: seconds after which it is ended.
 
     Raises:
-        EstimateError: it ended, and neither started an engine nor said why not.
+        EstimateError: it ended, and neither started an engine nor said why not; or its time was up.
     """
     with tempfile.TemporaryDirectory(prefix="memcalc-", ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
@@ -110,6 +113,7 @@ def start_vllm(
             folder=folder,
             where=Path.cwd() if where is None else where,
             out=out,
+            timeout=timeout,
         )
 
 
@@ -123,23 +127,14 @@ def _environment(
     target = Target(
         capability=gpu.capability, multiprocessors=gpu.multiprocessors, torch=torch_version(None)
     )
-    own = simulated_gpu.settings(gpu, target, room=card.room)
     found = {
         **given,
-        **own,
+        **simulated_gpu.settings(gpu, target, room=card.room),
         **card.variables(),
         **stub.environment(prepared, folder / "processes"),
-        **_caches(own),
         "MEMCALC_STUB_DEVICES": str(count if count > 1 else _GPUS),
         "MEMCALC_STUB_CARRIED": str(_CARRIED),
         "MEMCALC_SIMULATED": "1",
     }
     found.pop("CUDA_VISIBLE_DEVICES", None)
     return found
-
-
-def _caches(own: Mapping[str, str]) -> dict[str, str]:
-    """What vLLM and FlashInfer compile for the simulated GPU is kept apart from the user's own."""
-    folder = Path(own["TRITON_CACHE_DIR"]).parent
-    names = {"VLLM_CACHE_ROOT": "vllm", "FLASHINFER_WORKSPACE_BASE": "flashinfer"}
-    return {name: str(folder / inside) for name, inside in names.items()}

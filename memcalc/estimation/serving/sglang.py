@@ -58,8 +58,7 @@ _LARGE, _LEAST_OF_LARGE = 60 * 1024, 10 * 1024
 _MLA_GRAPHS = 1.5 * 1024
 _RATIO = 0.8
 
-
-_POOLED = (
+POOLED = (
     "GptOssForCausalLM",
     "Gemma4ForCausalLM",
     "Gemma4ForConditionalGeneration",
@@ -68,17 +67,12 @@ _POOLED = (
 ``is_hybrid_swa_model``); of all others every layer keeps all tokens."""
 
 
-def windowed(name: str) -> bool:
-    """Whether layers with a window keep less."""
-    return name in _POOLED
-
-
 def _tier(gpu: Gpu) -> tuple[int, int]:
     return next((tokens, batch) for below, tokens, batch in _TIERS if _total(gpu) < below)
 
 
 def _total(gpu: Gpu) -> float:
-    """MiB that nvidia-smi reports of the GPU."""
+    """Return the GPU's memory in MiB, as nvidia-smi reports it."""
     return (gpu.nvml_memory or gpu.memory) / MIB
 
 
@@ -89,7 +83,7 @@ def largest(given: dict[str, Any], gpu: Gpu, longest: int | None) -> Size:
 
 
 def share(given: dict[str, Any], gpu: Gpu, *, latent: bool = False) -> float:
-    """Of the memory that is free before the weights are loaded, what weights and cache take."""
+    """Return the share of the free memory that weights and cache take."""
     if SETTING in given:
         return float(given[SETTING])
     tokens = largest(given, gpu, None).tokens
@@ -123,7 +117,7 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def page_bytes(self) -> int:
-        """Of one page, in all pools."""
+        """Return the bytes of a page in all pools."""
         return self.page * (self.full + self.window)
 
     @property
@@ -133,7 +127,7 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pools(kinds: tuple[Layers, ...], given: dict[str, Any]) -> Pools:
-    """How SGLang divides its cache.
+    """Return the pools into which SGLang divides its cache.
 
     Raises:
         EstimateError: layers have windows of different sizes.
@@ -151,7 +145,7 @@ def pools(kinds: tuple[Layers, ...], given: dict[str, Any]) -> Pools:
 
 
 def capacity(found: Pools, size: int, length: int, longest: int, most: int | None) -> Capacity:
-    """What a cache of so many bytes holds of sequences; ``most``: as many as it allows itself."""
+    """Return the capacity of a cache of ``size`` bytes; ``most``: sequences that run at once."""
     tokens = int(max(size, 0) // found.cell) // found.page * found.page
     behind = tokens
     if found.full and found.window:

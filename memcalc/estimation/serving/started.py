@@ -72,7 +72,7 @@ def prediction_of(plan: Plan, gpu: Gpu, found: Started) -> Prediction:
 
 
 def _settled(found: Started, gpu: Gpu) -> tuple[EngineFigures, WorkerFigures]:
-    """The engine, and the GPU of it with the least room for a KV cache."""
+    """Return the engine, and its GPU with the least room for a KV cache."""
     if found.refused is not None:
         until = "; ".join(_until_then(found))
         if found.refused.kind in _OF_PROCESSES:
@@ -154,7 +154,7 @@ def _serving(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Serving:
 
 
 def _counted(worker: WorkerFigures) -> Iterator[Taken]:
-    """What vLLM itself takes off its share."""
+    """Yield the items that vLLM itself takes off its share."""
     kept = None
     if worker.consumed is not None and worker.weights is not None:
         kept = max(worker.consumed - worker.weights, 0)
@@ -171,7 +171,7 @@ def _counted(worker: WorkerFigures) -> Iterator[Taken]:
 
 
 def _outside(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Iterator[Taken]:
-    """What a real GPU takes beside, which the stub driver does not charge."""
+    """Yield the memory of a real GPU that the stub driver does not charge."""
     if worker.activations is None:
         return  # The size of the KV cache was given, so nothing is taken off it.
     groups = (engine.world,) if engine.world > 1 else ()
@@ -183,12 +183,12 @@ def _outside(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Iterator
             yield Taken(name=NCCL, low=0, high=part.high, source=part.source)
     if worker.graphs:
         most = max(GRAPHS_HIGH - worker.graphs, 0)
-        source = "logs say up to 1.40 GiB of graphs in all"
+        source = f"logs say up to {format_bytes(GRAPHS_HIGH)} of graphs in all"
         yield Taken(name="driver's part of graphs", low=0, high=most, source=source)
 
 
 def _capacity(engine: EngineFigures, available: int, charged: int, at_once: float) -> Capacity:
-    """The KV cache after more was taken off: vLLM's counts are proportional to its blocks."""
+    """Return the KV cache less ``charged`` bytes: vLLM's counts are proportional to its blocks."""
     assert engine.blocks
     assert engine.cache
     assert engine.longest

@@ -9,7 +9,6 @@ Read in vLLM 0.33.0 (wheel): ``vllm/config/cache.py`` (share, block),
 takes), ``vllm/config/vllm.py`` ``max_in_flight_tokens``.
 """
 
-import math
 from typing import Any
 
 import msgspec
@@ -34,16 +33,17 @@ ARGUMENTS = {
     CACHE_TYPE: CACHE_DTYPE,
 }
 _SHARE = 0.92
-_BLOCK = 16
+BLOCK = 16
+"""Tokens of a block where the plan names no ``block_size``."""
 _IN_FLIGHT = 2
 """Passes whose tokens may lie outside a window already: scheduling runs a pass ahead."""
 _LARGE, _HUGE = 70 * GIB, 160 * GIB
-_GRAPHS_LOW, GRAPHS_HIGH = 147 << 20, 1434 << 20
+_GRAPHS_LOW, GRAPHS_HIGH = 147 << 20, 1894 << 20
 """What logs say that graphs take: 0.14 GiB estimated with 19 and 11 graphs
 (github.com/aivrar/vllm-windows-build/issues/4), 0.73 GiB with 51 and 35
-(github.com/vllm-project/vllm/pull/39559), 1.40 GiB taken by vLLM 0.9.2
-(github.com/sgl-project/sglang/issues/8538). Estimates of single models have been far larger
-(github.com/vllm-project/vllm/issues/53013)."""
+(github.com/vllm-project/vllm/pull/39559), 0.51 to 1.85 GiB taken by vLLM 0.19.0 for 28 models on
+an H100 (github.com/llm-d-incubation/llm-d-planner, accuracy/accuracy_report.md). Estimates of
+single models have been far larger (github.com/vllm-project/vllm/issues/53013)."""
 
 
 def largest(given: dict[str, Any], gpu: Gpu, longest: int | None) -> Size:
@@ -62,21 +62,10 @@ def largest(given: dict[str, Any], gpu: Gpu, longest: int | None) -> Size:
     return Size(sequences=sequences, tokens=tokens, limit=sequences)
 
 
-def windowed(name: str) -> bool:
-    """Return whether layers with a window keep less."""
-    del name
-    return True
-
-
 def share(given: dict[str, Any], gpu: Gpu) -> float:
-    """Of the GPU's memory, what the engine may take."""
+    """Return the share of the GPU's memory that the engine may take."""
     del gpu
     return float(given.get(SETTING, _SHARE))
-
-
-def budget(share: float, gpu: Gpu) -> int:
-    """Return the share in bytes."""
-    return math.ceil(gpu.memory * share)
 
 
 def graphs(given: dict[str, Any]) -> Taken | None:
@@ -104,9 +93,12 @@ def sampler_state(sequences: int, vocabulary: int) -> Taken:
 
 
 def sampling(size: Size, vocabulary: int, width: int, element: int) -> int:
-    """Return the peak bytes of sampling: logits, their copies in fp32, and the model's output."""
+    """Return the peak bytes of sampling: logits, their copies in fp32, and the model's output.
+
+    The output of each sequence's last token is a copy too.
+    """
     logits = size.sequences * vocabulary * (element + 4 * _SAMPLING)
-    return logits + size.tokens * width * element
+    return logits + (size.tokens + size.sequences) * width * element
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,13 +144,8 @@ def groups(kinds: tuple[Layers, ...], block: int, batched_tokens: int) -> Groups
     return Groups(size=size, each=each, block=block, in_flight=_IN_FLIGHT * batched_tokens)
 
 
-def block_size(given: dict[str, Any]) -> int:
-    """Tokens of a block."""
-    return int(given.get("block_size", _BLOCK))
-
-
 def capacity(found: Groups, size: int, length: int, longest: int, most: int) -> Capacity:
-    """Return how many sequences a cache of so many bytes holds, at most so many at once."""
+    """Return the capacity of a cache of ``size`` bytes; ``most``: sequences that run at once."""
     blocks = max(size, 0) // found.block_bytes
     low, high = 0, longest
     while low < high:

@@ -19,7 +19,7 @@ _DUMMY = "vLLM's weights are dummies, and FlashInfer compiles nothing"
 
 
 def install(session: Session, folder: Path) -> None:
-    """Have vLLM's processes write their figures into a folder, once it is imported."""
+    """Make vLLM's processes write their figures into a folder, once it is imported."""
     patches = session.patches
 
     def prepare(_: Any) -> None:
@@ -58,7 +58,7 @@ def install(session: Session, folder: Path) -> None:
 
 
 def _flat(held: Any) -> Any:
-    """The tensors of a KV cache, which lists and dicts may hold."""
+    """Yield the tensors of a KV cache, which lists and dicts may hold."""
     for one in held.values() if isinstance(held, dict) else held:
         if isinstance(one, dict | list | tuple):
             yield from _flat(one)
