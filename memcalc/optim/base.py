@@ -51,7 +51,7 @@ _BITSANDBYTES_KEY = "__bnb_optimizer_quant_state__"
 
 @dataclass(frozen=True, slots=True)
 class _Uncast:
-    """Carries a loaded tensor past torch's cast to the parameter's dtype."""
+    """A loaded tensor, wrapped so that torch does not cast it to the parameter's dtype."""
 
     tensor: Tensor
 
