@@ -111,7 +111,7 @@ class Engine:
     def predict(
         self, plan: Plan, *, counted: bool = False, figures: bool = False, timeout: float = math.inf
     ) -> Prediction:
-        """Run one plan.
+        """Run one plan and return its prediction.
 
         Args:
             plan: what to run.

@@ -75,7 +75,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient.
+        """Update every parameter that has a gradient, in batches by device, dtype and step.
 
         Args:
             closure: Reevaluates the model, with gradients, and returns the loss.
