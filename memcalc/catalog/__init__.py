@@ -1,1 +1,1 @@
-"""Names to facts: models, tasks, GPUs. Imports neither torch nor transformers."""
+"""Looks up models, tasks and GPUs by name. It imports neither torch nor transformers."""

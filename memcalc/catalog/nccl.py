@@ -1,8 +1,7 @@
-"""Memory that NCCL holds on a GPU, outside PyTorch's allocator (configs/nccl.toml).
+"""Computes the memory that NCCL holds on a GPU, outside PyTorch's allocator (configs/nccl.toml).
 
-NCCL allocates the buffers of its channels for each group of processes that communicates.
-No reading of all groups of a training run was found, so no figure inside its range is the likely
-one.
+NCCL allocates buffers for the channels of each group of processes that communicates. No reading of
+all groups of a training run was found, so the range has no likely figure.
 """
 
 import functools

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from memcalc.engine.followed_operators import MASKS
-from memcalc.engine.host_view import Place, one_thread, tensors_in, view_on_host
+from memcalc.engine.host_view import Place, cpu_view, one_thread, tensors_in
 from memcalc.engine.stub import load as stub
 from memcalc.engine.unknown import Later, Unknown
 
@@ -92,7 +92,7 @@ class Numbers:
         """Set every element of a tensor on the GPU to a value, and mark it as known."""
         if tensor.is_cuda and tensor.numel() and stub.maps():
             self.overwrite(tensor)
-            view_on_host(tensor).fill_(value)
+            cpu_view(tensor).fill_(value)
             self.mark(tensor, False)
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ class Numbers:
         if tensor.dtype.is_floating_point and tensor.numel() and not self.state(tensor):
             return self.unknown.like(Place.from_tensor(tensor))
         self.settle(tensor)
-        return view_on_host(tensor)
+        return cpu_view(tensor)
 
     def settle(self, tensor: torch.Tensor) -> None:
         """Compute a tensor's postponed numbers, unless others were written there since."""
@@ -142,9 +142,9 @@ class Numbers:
             if one.is_cuda and one.numel() and one.shape == other.shape:
                 # New memory is zero, and pages that stay zero cost nothing.
                 if one.numel() <= TIMED or _has_some(other):
-                    view_on_host(one).copy_(other)
+                    cpu_view(one).copy_(other)
                 if finite and made_up:
-                    self.make_finite(view_on_host(one), Place.from_tensor(one))
+                    self.make_finite(cpu_view(one), Place.from_tensor(one))
                 self.mark(one, made_up)
 
     def make_finite(self, numbers: torch.Tensor, place: Place) -> None:
@@ -157,7 +157,7 @@ class Numbers:
     def fill(self, out: torch.Tensor, value: float | bool, *, made_up: bool = True) -> None:
         """Set every element of a result to a value, and mark it; large floats are only marked."""
         if value and out.numel() and (out.dtype in MASKS or out.numel() <= _FILLED):
-            view_on_host(out).fill_(value)
+            cpu_view(out).fill_(value)
         self.mark(out, made_up)
 
     def mark(self, tensor: torch.Tensor, made_up: bool) -> None:
@@ -181,9 +181,7 @@ class Numbers:
         self._stop_computing()
         return False
 
-    def call_with_timer(
-        self, most: int, compute: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+    def time_call(self, most: int, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function in one thread, and subtract the time of large tensors from what is left.
 
         ``most``: elements of the largest tensor.

@@ -39,7 +39,7 @@ def _address_space(dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
 
 
-def view_on_host(tensor: torch.Tensor) -> torch.Tensor:
+def cpu_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor over the bytes of a tensor on the simulated GPU."""
     if not tensor.numel():
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")

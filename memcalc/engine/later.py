@@ -22,7 +22,7 @@ _DEEPEST = 32
 
 
 class _CannotWaitError(Exception):
-    """An argument of an operator that is large, or no plain tensor."""
+    """The error for an operator with an argument that is large, or no plain tensor."""
 
 
 def can_defer(one: Followed) -> bool:

@@ -340,7 +340,7 @@ def blocks_by_operator(profiler: Any, device: str = "cuda") -> list[Block]:
     """Return the blocks that a device allocated while the profiler ran, in order."""
     changes: list[tuple[int, int, int, _Frame]] = []
     reads: list[tuple[int, int, torch.dtype]] | None = [] if profiler.record_shapes else None
-    _visit(profiler_events(profiler), _Frame("", 0, ""), device, changes, reads)
+    _collect_changes(profiler_events(profiler), _Frame("", 0, ""), device, changes, reads)
     found: list[Block] = []
     alive: dict[int, tuple[Block, int]] = {}
     changes.sort(key=lambda change: change[0])
@@ -363,7 +363,7 @@ def blocks_by_operator(profiler: Any, device: str = "cuda") -> list[Block]:
     return found
 
 
-def _visit(
+def _collect_changes(
     events: Any,
     frame: _Frame,
     device: str,
@@ -397,4 +397,4 @@ def _visit(
                 inner = _Frame("compiled code", 0, frame.node)
             elif not (frame.op and name.startswith(_MAKERS)):
                 inner = _Frame(name.rpartition("::")[2], event.end_time_ns, frame.node)
-        _visit(children, inner, device, changes, reads)
+        _collect_changes(children, inner, device, changes, reads)

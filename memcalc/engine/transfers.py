@@ -8,7 +8,7 @@ import torch
 from memcalc.engine.comparisons import SMALL
 from memcalc.engine.device_numbers import Numbers
 from memcalc.engine.followed_operators import LARGE, Followed
-from memcalc.engine.host_view import is_plain, view_on_host
+from memcalc.engine.host_view import cpu_view, is_plain
 
 _READ = 1 << 22
 """Largest unknown tensor, in elements, that the host gets as numbers. Larger ones are zeros, which
@@ -62,7 +62,7 @@ class Transfers:
             return
         weight = out.is_floating_point() and (_is_weight(source) or _is_weight(out))
         if out.numel() <= (_WEIGHT if weight else LARGE) and self._numbers.may_take(out.numel()):
-            self._numbers.call_with_timer(out.numel(), view_on_host(out).copy_, source)
+            self._numbers.time_call(out.numel(), cpu_view(out).copy_, source)
             self._numbers.mark(out, False)
 
     def _leave(self, out: torch.Tensor, source: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from memcalc.engine.host_view import Place, bytes_at, view_on_host
+from memcalc.engine.host_view import Place, bytes_at, cpu_view
 
 ENDS_OF_RANGE = LOWEST, HIGHEST = 0.1, 0.9
 """Range of made-up numbers: away from 0 and 1, because thresholds lie near them."""
@@ -88,7 +88,7 @@ class Unknown:
 
     def write(self, tensor: torch.Tensor) -> None:
         """Write made-up numbers to the memory of a tensor on the GPU."""
-        view_on_host(tensor).copy_(self.like(Place.from_tensor(tensor)))
+        cpu_view(tensor).copy_(self.like(Place.from_tensor(tensor)))
 
     def postpone(
         self, tensor: torch.Tensor, make: Callable[[], torch.Tensor], *, made_up: bool

@@ -9,7 +9,7 @@ from torch.optim import optimizer as optimizers
 
 from memcalc.engine import following
 from memcalc.engine.device_numbers import Numbers
-from memcalc.engine.host_view import is_plain, view_on_host
+from memcalc.engine.host_view import cpu_view, is_plain
 from memcalc.engine.notes import flat, held_by
 from memcalc.engine.patches import Patches
 
@@ -55,7 +55,7 @@ class Updates:
             first = counters[0]
             if first.is_cuda and first.numel() == 1 and self._numbers.knows(first):
                 known = [
-                    view_on_host(one)
+                    cpu_view(one)
                     for one in counters
                     if one.numel() == 1 and self._numbers.knows(one)
                 ]

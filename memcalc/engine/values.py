@@ -47,11 +47,11 @@ from memcalc.engine.followed_operators import (
 from memcalc.engine.following import COUNTS, VALUES
 from memcalc.engine.host_view import (
     Place,
+    cpu_view,
     is_plain,
     largest_plain,
     map_tensors,
     tensors_in,
-    view_on_host,
 )
 from memcalc.engine.later import can_defer, defer
 from memcalc.engine.patches import Patches
@@ -226,7 +226,7 @@ class Values:
                     for each in chosen_by:
                         self._numbers.fill(each, True)
                 most = max(each.numel() for each in tensors)
-                made, numbers = self._numbers.call_with_timer(
+                made, numbers = self._numbers.time_call(
                     most, read_by, op, base, args, kwargs, self._numbers.host, self.knows
                 )
                 for size, number in numbers:
@@ -309,21 +309,19 @@ class Values:
         with contextlib.suppress(Exception):
             view = functools.partial(self._seen, written) if written else self.host
             host_kwargs = map_tensors(kwargs, view) if kwargs else kwargs
-            made = self._numbers.call_with_timer(
-                most, one.op, *map_tensors(args, view), **host_kwargs
-            )
+            made = self._numbers.time_call(most, one.op, *map_tensors(args, view), **host_kwargs)
             keeps = state == KNOWN or one.base in PUTS or one.base in MOVES
             if not one.writes:
                 self._numbers.write_result(out, made, state == MADE_UP, finite=not keeps)
             for each in written:
                 if not keeps and each.is_cuda:
-                    self._numbers.make_finite(view_on_host(each), Place.from_tensor(each))
+                    self._numbers.make_finite(cpu_view(each), Place.from_tensor(each))
                 self._numbers.mark(each, state == MADE_UP)
 
     def _seen(self, written: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
         """Return a CPU tensor with the numbers of a tensor that an operator reads or writes."""
         if tensor.is_cuda and any(tensor is one for one in written):
-            return view_on_host(tensor)
+            return cpu_view(tensor)
         return self._numbers.host(tensor)
 
     def _distribute(self, base: str, out: torch.Tensor, dim: int) -> None:

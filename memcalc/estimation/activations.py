@@ -67,19 +67,20 @@ def read_blocks(config: Mapping[str, Any]) -> Blocks | None:
     model_type = config.get("model_type")
     if model_type not in _GATED and model_type not in _UNGATED:
         return None
-    hidden = _first(config, "hidden_size", "n_embd", "dim", "d_model")
-    layers = _first(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    heads = _first(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
+    hidden = _first_int(config, "hidden_size", "n_embd", "dim", "d_model")
+    layers = _first_int(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    heads = _first_int(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
     if not (hidden and layers and heads):
         return None
     return Blocks(
         layers=layers,
         hidden=hidden,
-        mlp=_first(config, "intermediate_size", "n_inner", "ffn_dim", "hidden_dim") or 4 * hidden,
+        mlp=_first_int(config, "intermediate_size", "n_inner", "ffn_dim", "hidden_dim")
+        or 4 * hidden,
         heads=heads,
-        kv_heads=_first(config, "num_key_value_heads") or heads,
-        head_dim=_first(config, "head_dim") or hidden // heads,
-        vocabulary=_first(config, "vocab_size") or 0,
+        kv_heads=_first_int(config, "num_key_value_heads") or heads,
+        head_dim=_first_int(config, "head_dim") or hidden // heads,
+        vocabulary=_first_int(config, "vocab_size") or 0,
         dropout=any(
             config.get(key)
             for key in ("hidden_dropout_prob", "dropout", "resid_pdrop", "hidden_dropout")
@@ -93,7 +94,7 @@ def read_blocks(config: Mapping[str, Any]) -> Blocks | None:
     )
 
 
-def _first(config: Mapping[str, Any], *keys: str) -> int | None:
+def _first_int(config: Mapping[str, Any], *keys: str) -> int | None:
     for key in keys:
         value = config.get(key)
         if isinstance(value, int) and not isinstance(value, bool):

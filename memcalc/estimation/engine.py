@@ -52,7 +52,7 @@ _ENVIRONMENT = {
 
 
 class JudgedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest levels of one run, and whether it fits each of some devices."""
+    """The peaks of a run, and its fit on each of some devices."""
 
     peaks: Levels
     """In bytes."""

@@ -62,10 +62,8 @@ def samples(text: str, count: int, longest: int | None) -> list[int]:
 def run_varying_lengths(plan: Plan, text: str, timeout: float = math.inf) -> Varied:
     """Run a hundred batches of varying length in three ways and return the peaks of each way.
 
-    Args:
-        plan: the run; ``plan.seq`` limits the lengths.
-        text: the distribution or file of lengths, as ``samples`` reads it.
-        timeout: seconds after which a run is ended.
+    ``text``: the lengths, as ``samples`` reads them, cut at ``plan.seq``; ``timeout``: seconds
+    after which a run is ended.
 
     Raises:
         MemcalcError: the plan could not be run, or its model takes one length only.

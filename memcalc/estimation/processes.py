@@ -1,4 +1,4 @@
-"""Combines the answers of several ranks into one: that rank's which needs most memory."""
+"""Combines the answers of several ranks into the answer of the rank that needs most memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""A checked question: the plan with its optimizer, GPU and PyTorch."""
+"""Looks up what a plan names: its optimizer, GPU and PyTorch, and the user's own code."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The peak of a block of code, for budgets of tests."""
+"""Measures the peak of a block of code, for budgets of tests."""
 
 import torch
 

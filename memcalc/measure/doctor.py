@@ -124,6 +124,7 @@ def _torch_facts(found: dict[str, Any]) -> Iterator[Fact]:
 
 
 def _match_catalog(name: str, total: int) -> str:
+    """Return a phrase with the catalog's name of a GPU, or with the advice to name one."""
     try:
         return f"estimated as {gpus.find(name, total).name}"
     except UsageError:

@@ -1,4 +1,4 @@
-"""Settings, versions and counters of the training process, and how its memory ran out."""
+"""Reads settings, versions, counters and out-of-memory errors of the training process."""
 
 import contextlib
 import os

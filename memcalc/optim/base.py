@@ -51,7 +51,7 @@ _BITSANDBYTES_KEY = "__bnb_optimizer_quant_state__"
 
 @dataclass(frozen=True, slots=True)
 class _Uncast:
-    """Carries a loaded tensor past torch's cast to the parameter's dtype."""
+    """A loaded tensor, wrapped so that torch does not cast it to the parameter's dtype."""
 
     tensor: Tensor
 
@@ -75,7 +75,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient.
+        """Update every parameter that has a gradient, in batches by device, dtype and step.
 
         Args:
             closure: Reevaluates the model, with gradients, and returns the loss.

@@ -86,7 +86,7 @@ def nearest_code(values: Tensor, qmap: Tensor, *, keep_nonzero: bool = False) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeTables:
-    """The tables for one code map on one device; made once per process, no optimizer's state.
+    """The look-up tables of a code map on a device, made once per process.
 
     The upper 16 bits of a float32 name a bin of values.  Bins are finer than codes, so a bin holds
     at most one boundary between codes: a value at or above ``upper[code]`` has the next code.

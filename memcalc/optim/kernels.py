@@ -48,7 +48,7 @@ def _load_count(row, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _load_pointer(row, COLUMN: tl.constexpr, KIND: tl.constexpr, EVEN: tl.constexpr):
+def _ptr(row, COLUMN: tl.constexpr, KIND: tl.constexpr, EVEN: tl.constexpr):
     pointer = tl.load(row + COLUMN).to(tl.pointer_type(KIND))
     if EVEN:
         pointer = tl.multiple_of(pointer, 16)
@@ -124,18 +124,12 @@ def adam_8bit(
     block = program.to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     offset = block[:, None] * 256 + tl.arange(0, 256)[None, :]
     inside, scaled = offset < n, block * 256 < n
-    p = _load_pointer(row, 1, PARAM, EVEN) + offset
-    codes1, codes2 = (
-        _load_pointer(row, 3, tl.uint8, EVEN) + offset,
-        _load_pointer(row, 4, tl.uint8, EVEN) + offset,
-    )
-    scales1, scales2 = (
-        _load_pointer(row, 5, tl.float32, 0) + block,
-        _load_pointer(row, 6, tl.float32, 0) + block,
-    )
+    p = _ptr(row, 1, PARAM, EVEN) + offset
+    codes1, codes2 = _ptr(row, 3, tl.uint8, EVEN) + offset, _ptr(row, 4, tl.uint8, EVEN) + offset
+    scales1, scales2 = _ptr(row, 5, tl.float32, 0) + block, _ptr(row, 6, tl.float32, 0) + block
 
     value = tl.load(p, mask=inside, other=0).to(tl.float32)
-    g = tl.load(_load_pointer(row, 2, GRAD, EVEN) + offset, mask=inside, other=0).to(tl.float32)
+    g = tl.load(_ptr(row, 2, GRAD, EVEN) + offset, mask=inside, other=0).to(tl.float32)
     m = tl.load(qmap1 + tl.load(codes1, mask=inside, other=0).to(tl.int32))
     m = tl.where(inside, m * tl.load(scales1, mask=scaled, other=0)[:, None], 0.0)
     v = tl.load(qmap2 + tl.load(codes2, mask=inside, other=0).to(tl.int32))
@@ -164,11 +158,11 @@ def adam_32bit(
     row = table + COUNT + tensor * 5
     offset = program.to(tl.int64) * SPAN + tl.arange(0, SPAN)
     inside = offset < _load_count(row, EVEN)
-    p = _load_pointer(row, 1, PARAM, EVEN) + offset
-    state1 = _load_pointer(row, 3, tl.float32, EVEN) + offset
-    state2 = _load_pointer(row, 4, tl.float32, EVEN) + offset
+    p = _ptr(row, 1, PARAM, EVEN) + offset
+    state1 = _ptr(row, 3, tl.float32, EVEN) + offset
+    state2 = _ptr(row, 4, tl.float32, EVEN) + offset
     value = tl.load(p, mask=inside, other=0).to(tl.float32)
-    g = tl.load(_load_pointer(row, 2, GRAD, EVEN) + offset, mask=inside, other=0).to(tl.float32)
+    g = tl.load(_ptr(row, 2, GRAD, EVEN) + offset, mask=inside, other=0).to(tl.float32)
     m = tl.load(state1, mask=inside, other=0)
     v = tl.load(state2, mask=inside, other=0)
     value, m, v = _advance(
@@ -207,13 +201,13 @@ def adamw_bf16(
     row = table + COUNT + tensor * 7
     offset = program.to(tl.int64) * SPAN + tl.arange(0, SPAN)
     inside = offset < _load_count(row, EVEN)
-    p = _load_pointer(row, 1, tl.bfloat16, EVEN) + offset
-    exp_avg = _load_pointer(row, 3, tl.bfloat16, EVEN) + offset
-    exp_avg_sq = _load_pointer(row, 4, tl.bfloat16, EVEN) + offset
-    shift = _load_pointer(row, 5, tl.bfloat16, EVEN) + offset
+    p = _ptr(row, 1, tl.bfloat16, EVEN) + offset
+    exp_avg = _ptr(row, 3, tl.bfloat16, EVEN) + offset
+    exp_avg_sq = _ptr(row, 4, tl.bfloat16, EVEN) + offset
+    shift = _ptr(row, 5, tl.bfloat16, EVEN) + offset
     value = tl.load(p, mask=inside, other=0).to(tl.float32)
     value += tl.load(shift, mask=inside, other=0).to(tl.float32)
-    g = tl.load(_load_pointer(row, 2, GRAD, EVEN) + offset, mask=inside, other=0).to(tl.float32)
+    g = tl.load(_ptr(row, 2, GRAD, EVEN) + offset, mask=inside, other=0).to(tl.float32)
     m = tl.load(exp_avg, mask=inside, other=0).to(tl.float32)
     v = tl.load(exp_avg_sq, mask=inside, other=0).to(tl.float32)
     value, m, v = _advance(

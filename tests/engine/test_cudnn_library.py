@@ -15,7 +15,7 @@ from memcalc.errors import EstimateError
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(library, "_of_system", lambda paths: iter(()))
+    monkeypatch.setattr(library, "_list_system_folders", lambda paths: iter(()))
 
 
 def site(folder, *, requires=None, installed=None):

@@ -30,7 +30,7 @@ def test_it_lists_cards_slices_and_who_uses_them(tmp_path):
     )
     code = (
         "from memcalc.measure import doctor\n"
-        "for fact in doctor._driver(): print(fact.name, fact.value, fact.advice)"
+        "for fact in doctor._nvml_facts(): print(fact.name, fact.value, fact.advice)"
     )
     said = driver.run(code, CUDA_VISIBLE_DEVICES=SLICE)
     assert "driver 575.00" in said

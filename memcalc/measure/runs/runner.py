@@ -29,7 +29,7 @@ _DEVICE_PREFIXES = (
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How to measure."""
+    """The settings of a measured run."""
 
     device: str
     """``cuda`` or ``cpu``."""
