@@ -28,6 +28,9 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
             if number == 1 and not code:
                 code = _told(error, simulates=False)
+    if sys.flags.inspect:
+        # PYTHONINSPECT is for scripts: Python would show how this ends, and wait for more.
+        os._exit(code)
     sys.exit(code)
 
 

@@ -170,5 +170,5 @@ def text_of(error: object, show: Callable[[object], str] = str) -> str:
     """Return an error as a text, also where its own code for that fails."""
     try:
         return show(error)
-    except Exception:
+    except (Exception, SystemExit):
         return "it cannot be shown"

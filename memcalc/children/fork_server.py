@@ -77,7 +77,6 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._alarm[1], warn_on_full_buffer=False)
         self._selector.register(self._alarm[0], selectors.EVENT_READ, self._reap)
-        signal.signal(signal.SIGTERM, lambda *_: self.leave())
         signal.signal(signal.SIGUSR1, lambda *_: self._leave_without(asker))
         die_with(asker, signal.SIGUSR1)
 
@@ -142,9 +141,13 @@ class _Server:
             self._end([pid for pid, one in self._living.items() if one.asker is control])
 
     def _fork(self, asker: socket.socket, request: _Request, given: list[int]) -> None:
+        if not self._living:
+            # Imports of compiled code let no handler run, for seconds on a machine under load.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # Whatever goes wrong here goes wrong in the child as well, and is said there.
         with contextlib.suppress(Exception):
             importlib.import_module(request.module).warm(*request.hint)
+        signal.signal(signal.SIGTERM, lambda *_: self.leave())
         gc.freeze()
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         one = _Child(

@@ -171,9 +171,16 @@ def remove(folder: str) -> None:
 
     for path, folders, _ in os.walk(folder):
         for name in folders:
-            if not os.path.islink(os.path.join(path, name)):
-                with contextlib.suppress(OSError):
-                    os.chmod(os.path.join(path, name), 0o700)
+            at = os.path.join(path, name)
+            with contextlib.suppress(OSError):
+                os.unlink(at) if os.path.islink(at) else os.chmod(at, 0o700)
+    # With one folder open at a time: this process may open few.
+    for path, _, files in os.walk(folder, topdown=False):
+        with contextlib.suppress(OSError):
+            for name in files:
+                os.unlink(os.path.join(path, name))
+            os.rmdir(path)
+    # Where paths are too long for that.
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from memcalc.script.kept_files import ABSENT, GONE, Entry, entry_path, fill, key, read, write
+from memcalc.script.kept_files import ABSENT, GONE, Entry, fill, key, write
 
 _STOPPED = "memcalc: the script stops before it changes {path}, which cannot be kept: {why}."
 _NO_FOLLOW, _BORN = 0x100, 0x800
@@ -38,7 +38,7 @@ class AuditGuard:
         self._began = folder.stat().st_ctime_ns
         self._here = threading.local()
         self._renew()
-        self._streams = set()
+        self._streams, self._noted = set[str](), set[str]()
         for number in range(3):
             with contextlib.suppress(OSError):
                 self._streams.add(key(os.fstat(number)))
@@ -102,7 +102,7 @@ class AuditGuard:
         if os.path.lexists(path):
             self._keep_name(path)
         else:
-            write(self._folder, Entry(path, ABSENT))
+            self._note(path, ABSENT)
 
     def opens_database(self, path: Any, *_: Any) -> None:
         """Keep a database with its journals, and see that no later journal is applied to it."""
@@ -113,7 +113,7 @@ class AuditGuard:
             if os.path.lexists(beside):
                 self._keep_content(beside)
             else:
-                write(self._folder, Entry(beside, GONE))
+                self._note(beside, GONE)
 
     def _keep_content(self, path: str) -> None:
         if stat.S_ISREG(os.stat(path).st_mode) and os.access(path, os.W_OK):
@@ -159,18 +159,17 @@ class AuditGuard:
         known = any((self._folder / f"{number}.{end}").exists() for end in ("copy", "link"))
         if not known and min(_born(path), status.st_ctime_ns) > self._began:
             return None
-        if not any(self._is_absent(place) for place in (path, *map(str, Path(path).parents))):
-            link = os.readlink(path) if stat.S_ISLNK(status.st_mode) else ""
-            times = status.st_atime_ns, status.st_mtime_ns
-            owner = status.st_uid, status.st_gid
-            write(self._folder, Entry(path, status.st_mode, number, owner, times, link))
+        link = os.readlink(os.fsencode(path)) if stat.S_ISLNK(status.st_mode) else b""
+        times = status.st_atime_ns, status.st_mtime_ns
+        owner = status.st_uid, status.st_gid
+        self._note(path, status.st_mode, number, owner, times, link)
         return status
 
-    def _is_absent(self, path: str) -> bool:
-        """Return whether nothing was at a path."""
-        with contextlib.suppress(FileNotFoundError):
-            return read(entry_path(self._folder, path)).mode in (ABSENT, GONE)
-        return False
+    def _note(self, path: str, mode: int, *others: Any) -> None:
+        """Note what is at a path, once."""
+        if path not in self._noted:
+            self._noted.add(path)
+            write(self._folder, Entry(os.fsencode(path), mode, *others))
 
 
 def _resolve(path: Any, folder: int = -1, *, last: bool = True) -> str:

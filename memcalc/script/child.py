@@ -93,7 +93,7 @@ class _Run:
         try:
             self._ending = _run_to_end(request, session)
             self._finish()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._give_up(error)
 
     def _finish(self) -> NoReturn:
@@ -114,12 +114,12 @@ class _Run:
         try:
             self._write_answer()
             flush()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._give_up(error)
         # Threads of PyTorch's would wait for a GPU that never answers.
         self._exit(self._ending.code)
 
-    def _give_up(self, error: Exception) -> NoReturn:
+    def _give_up(self, error: BaseException) -> NoReturn:
         """Say that there is no answer, with the last of Python that the program has left."""
         try:
             if _getpid() == self._own:

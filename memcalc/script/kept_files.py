@@ -1,40 +1,42 @@
 """Files that were put aside before a script changed them, and how they are put back.
 
-Each path has an ``Entry``. Each file has, by its inode, a link where its name may go and a copy
-where its content may change.
+Each path has an ``Entry`` in a list. Each file has, by its inode, a link where its name may go and
+a copy where its content may change.
 """
 
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
 import shutil
 import stat
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import msgspec
 
+from memcalc.script.failure import read_file
+
 ABSENT, GONE = 0, 1
 """In place of a mode: nothing was there; and what is there now is of no use without the script."""
-_BEFORE = ".before"
+_BEFORE = b".before"
 """Ending of the name of a file with what was there before."""
+_LIST = "entries"
 _CLONE = 0x40049409
 """FICLONE: copies share their blocks (linux/fs.h)."""
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True):
     """A file, link or folder as it was before, or its absence."""
 
-    path: str
+    path: bytes
     mode: int
     number: str = ""
     """Device and inode."""
     owner: tuple[int, int] = (-1, -1)
     times: tuple[int, int] = (0, 0)
     """Nanoseconds: read, written."""
-    link: str = ""
+    link: bytes = b""
     """Where a symbolic link led."""
 
 
@@ -43,26 +45,11 @@ def key(status: os.stat_result) -> str:
     return f"{status.st_dev}-{status.st_ino}"
 
 
-def entry_path(folder: Path, path: str) -> Path:
-    """Return where the entry of a path is, or would be."""
-    return folder / f"{hashlib.sha256(os.fsencode(path)).hexdigest()}.entry"
-
-
 def write(folder: Path, entry: Entry) -> None:
-    """Write an entry whole or not at all, unless there is one of its path."""
-    to = entry_path(folder, entry.path)
-    if not to.exists():
-        part = to.with_suffix(f".{os.getpid()}")
-        named = os.fsencode(entry.path).hex(), os.fsencode(entry.link).hex()
-        part.write_bytes(msgspec.msgpack.encode(entry._replace(path=named[0], link=named[1])))
-        part.replace(to)
-
-
-def read(path: Path) -> Entry:
-    """Return a written entry."""
-    entry = msgspec.msgpack.decode(path.read_bytes(), type=Entry)
-    named, link = (os.fsdecode(bytes.fromhex(one)) for one in (entry.path, entry.link))
-    return entry._replace(path=named, link=link)
+    """Add an entry to the list; the first one of a path counts."""
+    with open(folder / _LIST, "ab", buffering=0) as file:
+        # A line of its own, also behind one for which the disk had no room.
+        file.write(b"\n" + msgspec.json.encode(entry))
 
 
 def fill(target: IO[bytes], source: IO[bytes]) -> None:
@@ -94,7 +81,7 @@ def restore(folder: Path) -> list[str]:
             try:
                 act(folder, entry, kept)
             except OSError:
-                failed.append(entry.path)
+                failed.append(os.fsdecode(entry.path))
     return failed
 
 
@@ -117,29 +104,38 @@ def restore_late(folder: Path) -> tuple[list[str], list[str]]:
                 if os.lstat(path).st_mtime_ns == entry.times[1]:
                     continue
                 path += _BEFORE
-                made.append(path)
+                made.append(os.fsdecode(path))
             _copy(copy, path)
             _set_status(path, entry)
         except OSError:
-            failed.append(entry.path)
+            failed.append(os.fsdecode(entry.path))
     return made, failed
 
 
 def _read_all(folder: Path) -> tuple[list[Entry], list[Entry]]:
     """Return entries of paths at which nothing was, and others: folders before what is inside."""
-    entries = sorted(map(read, folder.glob("*.entry")))
-    absent = [entry for entry in entries if entry.mode in (ABSENT, GONE)]
-    return absent, [entry for entry in entries if entry not in absent]
+    found = dict[bytes, Entry]()
+    for line in read_file(folder / _LIST).splitlines():
+        with contextlib.suppress(msgspec.DecodeError):
+            entry = msgspec.json.decode(line, type=Entry)
+            found.setdefault(entry.path, entry)
+    absent = {Path(os.fsdecode(path)): one for path, one in found.items() if one.mode <= GONE}
+    others = []
+    for path in sorted(found):
+        there = Path(os.fsdecode(path))
+        if not absent.keys() & {there, *there.parents}:
+            others.append(found[path])
+    return list(absent.values()), others
 
 
-def _copy(source: Path, target: str) -> None:
+def _copy(source: Path, target: bytes) -> None:
     with open(source, "rb") as reads, open(target, "xb") as writes:
         fill(writes, reads)
 
 
 def _restore_content(folder: Path, entry: Entry, _: set[str]) -> None:
     copy = folder / f"{entry.number}.copy"
-    for path in (str(folder / f"{entry.number}.link"), entry.path) if copy.exists() else ():
+    for path in (os.fsencode(folder / f"{entry.number}.link"), entry.path) if copy.exists() else ():
         if os.path.lexists(path) and key(os.lstat(path)) == entry.number:
             os.chmod(path, stat.S_IMODE(entry.mode) | stat.S_IRWXU)
             with open(copy, "rb") as source, open(path, "r+b") as target:
@@ -187,7 +183,7 @@ def _restore_status(_: Path, entry: Entry, __: set[str]) -> None:
             _set_status(entry.path, entry)
 
 
-def _set_status(path: str, entry: Entry) -> None:
+def _set_status(path: bytes, entry: Entry) -> None:
     with contextlib.suppress(PermissionError):
         os.chown(path, *entry.owner, follow_symlinks=False)
     if not stat.S_ISLNK(entry.mode):

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from memcalc.children import command
+from memcalc.children import command, keeper
 from memcalc.children.keeper import THEN
 from tests.conftest import ROOT
 
@@ -215,3 +215,35 @@ def test_a_folder_of_a_run_that_was_lost_is_swept(tmp_path, monkeypatch):
         with command.own_folder():
             assert used.exists()
     assert (tmp_path / "then").exists()
+
+
+REMOVES = """
+import os, resource, sys
+sys.path.append({root!r})
+from memcalc.children import keeper
+resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))
+keeper.remove({folder!r})
+"""
+
+
+def test_a_deep_folder_is_removed_by_a_process_that_may_open_few_files(tmp_path):
+    folder = tmp_path / "folder"
+    (folder / "/".join("d" * 30)).mkdir(parents=True)
+    (folder / "unreadable").mkdir(mode=0)
+    (folder / "link").symlink_to(tmp_path)
+    code = REMOVES.format(root=str(ROOT), folder=str(folder))
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+def test_a_folder_with_paths_that_are_too_long_is_removed(tmp_path):
+    here = os.getcwd()
+    try:
+        os.chdir(tmp_path)
+        for _ in range(30):
+            os.mkdir("d" * 200)
+            os.chdir("d" * 200)
+    finally:
+        os.chdir(here)
+    keeper.remove(str(tmp_path / ("d" * 200)))
+    assert not any(tmp_path.iterdir())

@@ -202,7 +202,15 @@ CIRCLE = "one, two = OSError(), OSError()\none.__cause__, two.__cause__ = two, o
 
 
 @pytest.mark.parametrize(
-    "text", [f"{SILENT}raise Silent", f"import sys\n{SILENT}sys.exit(Silent())", CIRCLE]
+    "text",
+    [
+        f"{SILENT}raise Silent",
+        f"import sys\n{SILENT}sys.exit(Silent())",
+        pytest.param(
+            f"{SILENT.replace('ValueError', 'SystemExit')}raise Silent", marks=pytest.mark.nightly
+        ),
+        CIRCLE,
+    ],
 )
 def test_an_error_without_a_text_or_an_end_is_that_of_the_script(run, capfd, text):
     assert run(f"import torch\ntorch.zeros(9, device='cuda')\n{text}").ending.code == 1
