@@ -31,6 +31,8 @@ _LAYOUTS = ("single", "ddp", "fsdp2")
 _PLAIN = Plan()
 _LEFT_OUT: dict[str, str] = {
     "checkpoint_every": "--checkpoint-every",
+    "recompute": "--recompute",
+    "offload_activations": "--offload-activations",
     "loss_chunks": "--loss-chunks",
     "liger": "--liger",
     "compile": "--compile",

@@ -183,6 +183,10 @@ def disagreement(plan: Plan) -> str | None:
         return "checkpoint_every needs checkpointing: add --checkpointing."
     if plan.use_reentrant is not None and not plan.checkpointing:
         return "use_reentrant needs checkpointing: add --checkpointing, or leave it out."
+    if plan.recompute != "all" and (not plan.checkpointing or plan.use_reentrant):
+        return "recompute selective needs checkpointing with use_reentrant false: set both."
+    if plan.offload_activations and plan.loop != "plain":
+        return f"offload_activations is of the plain loop: leave it out, or loop {plan.loop}."
     if plan.adapters is None and not plan.autocast_adapter_dtype:
         return "autocast_adapter_dtype is of adapters: add lora, or leave it out."
     if plan.liger and plan.loss_chunks > 1:

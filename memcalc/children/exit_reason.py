@@ -133,6 +133,12 @@ _ADVICE = {
         "find_unused_parameters=True, which memcalc estimate takes as --parallel-arg "
         "find_unused_parameters=true."
     ),
+    # Its kernel pads the sums of rows to 32 (kernel_forward.h), and halves of a share are merged.
+    "_templated_ring_attention .*The size of tensor a": (
+        "a GPU raises this error too: PyTorch's ring attention takes fp32, and GPUs before Ampere "
+        "any precision, only for sequences that are a multiple of 64 x cp tokens: choose such a "
+        "--seq, or --precision bf16."
+    ),
     "invalid device ordinal": (
         "the program uses a GPU that is not there: name as many as it uses, such as --gpu 2xa10g."
     ),

@@ -78,6 +78,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     """With checkpointing: its older variant, as gradient_checkpointing_kwargs say."""
+    recompute: Annotated[Literal["all", "selective"], about("Training")] = "all"
+    """With checkpointing: selective keeps results of attention and of every second product, as
+    torchtitan's selective mode does."""
+    offload_activations: Annotated[bool, about("Training")] = False
+    """Keep what backward needs in pinned host memory (torch.autograd.graph.save_on_cpu)."""
     loss_chunks: Annotated[Count, about("Training")] = 1
     """Compute a causal language model's loss in this many pieces, each with its own logits."""
     liger: Annotated[bool, about("Model")] = False

@@ -217,8 +217,11 @@ class Ranks:
                 why = ending(f"process of rank {rank}", code, kills=self._kills)
                 return RankAnswers(world=world, answers={}, refusal=why)
             found[rank] = self._answer(rank)
-            if code and rank != self._asked[0]:
-                self._show(rank)
+        if any(self._ended[rank] for rank in self._asked):
+            # The cause may be a rank that was to send something.
+            for rank, code in self._ended.items():
+                if (code or 0) > 0:
+                    self._show(rank)
         if self._request.rank != "all":
             return RankAnswers(world=world, answers=found)
         stages = tuple(self._stages())
@@ -243,6 +246,7 @@ class Ranks:
         return list(zip(*_family(stages, groups), strict=True))
 
     def _show(self, rank: int) -> None:
+        """Show the end of what a rank printed, unless it was shown as it was printed."""
         with contextlib.suppress(OSError):
             text = self._file(rank, "printed").read_bytes()[-_SHOWN:].decode(errors="replace")
             show(f"rank {rank}: {text}\n")

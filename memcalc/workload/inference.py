@@ -31,7 +31,7 @@ def run(program: Program, *, device: str, between: long_decode.Between | None = 
     ``True`` before the first and ``False`` after the last of them.
     """
     plan, model = program.plan, program.model.eval()
-    with torch.no_grad(), forward_context(plan, device)():
+    with torch.no_grad(), forward_context(plan, device):
         if plan.generate is None:
             outputs = model(**program.batch(device))
             del outputs

@@ -47,11 +47,16 @@ PRECISIONS = {
 }
 
 
-def forward_context(plan: Plan, device_type: str) -> Context:
-    """Make the context of a plan's forward: autocast, unless FSDP2 casts in its place."""
-    if not layouts.autocasts(plan):
-        return contextlib.nullcontext
-    return lambda: torch.autocast(device_type, dtype=PRECISIONS[plan.precision].autocast)
+@contextlib.contextmanager
+def forward_context(plan: Plan, device_type: str) -> Iterator[None]:
+    """Run a plan's forward under autocast, unless FSDP2 casts, and offload what backward needs."""
+    dtype, casts = PRECISIONS[plan.precision].autocast, layouts.autocasts(plan)
+    offload: Any = torch.autograd.graph.save_on_cpu(pin_memory=device_type == "cuda")
+    with (
+        torch.autocast(device_type, dtype=dtype) if casts else contextlib.nullcontext(),
+        offload if plan.offload_activations else contextlib.nullcontext(),
+    ):
+        yield
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """Builds the model, the batches and the notes that a plan asks for."""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -210,7 +211,9 @@ def checkpoint(model: torch.nn.Module, plan: Plan) -> None:
     """
     enable = find_checkpointing(model)
     every = plan.checkpoint_every
-    variant = None if plan.use_reentrant is None else {"use_reentrant": plan.use_reentrant}
+    variant: Any = None if plan.use_reentrant is None else {"use_reentrant": plan.use_reentrant}
+    if plan.recompute == "selective":
+        variant = {"use_reentrant": False, "context_fn": make_selective_contexts}
     prepared = plan.scheme is not None and plan.kbit_prepare
     if every == 1:
         if plan.loop == "trainer" or not prepared:
@@ -226,6 +229,32 @@ def checkpoint(model: torch.nn.Module, plan: Plan) -> None:
             "--checkpoint-every out."
         )
     sparse(every_n_layers=every, activation_checkpointing_kwargs=variant)
+
+
+def make_selective_contexts() -> Any:
+    """Make the contexts of a layer that keeps attention and every second product.
+
+    Source: torchtitan 0.2, ``distributed/activation_checkpoint.py``. PyTorch has it since 2.5.
+    """
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    aten = torch.ops.aten
+    kept = {
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
+        aten.max.default,
+    }
+    products: Counter[bool] = Counter()
+
+    def choose(context: Any, operator: Any, *_: Any, **__: Any) -> Any:
+        products[context.is_recompute] += operator is aten.mm.default
+        second = operator is aten.mm.default and products[context.is_recompute] % 2
+        keeps = operator in kept or second
+        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(choose)
 
 
 def _is_reentrant(model: torch.nn.Module) -> bool:

@@ -35,6 +35,7 @@ CASES = {
     "contexts and parts": (
         DENSE, 4, ["cp.py", "tp"], {"batch": 2, "parallel": "tp=2,cp=2"}, (0, 2),
     ),
+    "divided experts": (EXPERTS, 2, ["tp.py"], {"batch": 2, "parallel": "tp=2"}, (0,)),
     "experts": (EXPERTS, 2, ["ep.py"], {"batch": 2, "parallel": "ep=2"}, (0, 1)),
 }  # fmt: skip
 SETTINGS = {"gpu": "A100-80GB", "seq": 128, "padding": False}

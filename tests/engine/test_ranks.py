@@ -6,7 +6,7 @@ import pytest
 
 import memcalc
 from memcalc.engine.packages import dtensor
-from memcalc.errors import UsageError
+from memcalc.errors import EstimateError, UsageError
 from memcalc.records.trace import Component
 
 MODEL = "distilbert-base-cased"
@@ -82,16 +82,50 @@ def test_adapters_in_the_dtype_of_the_weights_are_flattened_with_them():
 
 
 def test_a_loss_in_pieces_goes_with_tokens_that_are_divided(tmp_path):
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "llama", **sizes, **heads}))
+    path = write_config(tmp_path, model_type="llama")
     plan = {"devices": 4, "parallel": "tp=2,fsdp2=2", "parallel_args": {"sequence_parallel": True}}
     whole, pieces = (
-        memcalc.estimate(str(path), task="causal-lm", batch=3, seq=256, loss_chunks=n, **plan)
+        memcalc.estimate(path, task="causal-lm", batch=3, seq=256, loss_chunks=n, **plan)
         for n in (1, 8)
     )
     assert pieces.peak.requested < whole.peak.requested
+
+
+def write_config(tmp_path, **settings):
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**sizes, **heads, **settings}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_type": "mixtral", "num_local_experts": 4},
+        pytest.param({"model_type": "starcoder2", "use_bias": False}, marks=pytest.mark.nightly),
+    ],
+)
+def test_tensor_parallelism_of_layers_unlike_llamas_is_transformers_own_plan(tmp_path, settings):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path = write_config(tmp_path, **settings)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+    # Norms and routers stay whole.
+    sizes = {name: one.numel() for name, one in model.named_parameters()}
+    whole = sum(sizes[name] for name in sizes if "norm" in name or "gate.weight" in name)
+    found = memcalc.estimate(path, task="causal-lm", batch=1, seq=64, parallel="tp=2")
+    divided = sum(sizes.values()) - whole
+    assert found.components[Component.WEIGHTS] == 4 * (whole + divided // 2)
+
+
+@pytest.mark.nightly
+def test_what_ring_attention_does_not_take_is_said_with_what_to_choose(tmp_path):
+    settings = {"task": "causal-lm", "batch": 1, "parallel": "cp=2"}
+    path = write_config(tmp_path, model_type="llama")
+    with pytest.raises(EstimateError, match="a multiple of 64 x cp tokens"):
+        memcalc.estimate(path, seq=64, **settings)
+    assert memcalc.estimate(path, seq=128, **settings).peak.requested > 0
 
 
 @pytest.mark.nightly
@@ -128,7 +162,7 @@ def test_the_card_is_the_plans_where_a_package_asks_for_it_as_it_is_imported(mon
         ({"parallel": "zero1=2,pp=2"}, "goes together"),
         ({"devices": 3, "parallel": "tp=2"}, "their product|cannot be divided"),
         ({"devices": 2, "rank": 2}, "they count from 0"),
-        ({"parallel": "tp=2"}, "no self_attn.q_proj"),
+        ({"parallel": "tp=2"}, "has no `tp_plan`"),
     ],
 )
 def test_what_a_layout_does_not_take_is_one_sentence(settings, words):

@@ -102,6 +102,15 @@ def _scan_backward(
     return [*first, wide[0].to(b.dtype), wide[1].to(c.dtype), *weights, *found]
 
 
+def _get_batch_per_block(_: int, keys: int, *__: int) -> int:
+    """Return the rows that a block of the masked softmax takes: Megatron-LM asks before it calls.
+
+    Source: apex ``csrc/megatron/scaled_masked_softmax.h``.
+    """
+    width = 1 << max(0, keys - 1).bit_length()
+    return 128 // min(width, 32) * (2 if width <= 128 else 1)
+
+
 _SOFTMAX: dict[str, Callable[..., Any]] = {"forward": _like_first, "backward": _like_first}
 _MODULES: dict[str, tuple[str, dict[str, Callable[..., Any]]]] = {
     "amp_C": (
@@ -130,14 +139,19 @@ _MODULES: dict[str, tuple[str, dict[str, Callable[..., Any]]]] = {
             "rms_backward_affine": _norm_backward(2, 1),
         },
     ),
-    **{
-        f"{name}_softmax_cuda": ("apex", _SOFTMAX)
-        for name in ("scaled_masked", "generic_scaled_masked")
-    },
+    "generic_scaled_masked_softmax_cuda": ("apex", _SOFTMAX),
+    "scaled_masked_softmax_cuda": (
+        "apex",
+        {**_SOFTMAX, "get_batch_per_block": _get_batch_per_block},
+    ),
     **{
         f"{name}_softmax_cuda": ("apex", {**_SOFTMAX, "backward": _gradient})
         for name in ("scaled", "scaled_upper_triang_masked")
     },
+    "fused_weight_gradient_mlp_cuda": (
+        "apex",
+        {f"wgrad_gemm_accum_fp{bits}": _nothing for bits in (16, 32)},
+    ),
     "causal_conv1d_cuda": (
         "causal_conv1d",
         {f"causal_conv1d_{name}": _nothing for name in ("fwd", "bwd", "update")},

@@ -2,7 +2,8 @@
 
 q, k, v, gate and up are divided by columns, o and down by rows, the output head by columns with a
 replicated result. With ``sequence_parallel`` norms and residuals are divided along tokens as well;
-with ``divide_embedding`` embeddings are by rows, as serving engines have them.
+with ``divide_embedding`` embeddings are by rows, as serving engines have them. Models whose layers
+are built otherwise are divided by transformers' own plan for them, mixtures of experts among them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from memcalc.errors import UsageError
+from memcalc.imports import line
 from memcalc.workload.layouts import Rank, fsdp2
 
 if TYPE_CHECKING:
@@ -33,21 +35,15 @@ def divide(model: Any, rank: Rank, mesh: Any) -> None:
 
     options, mesh = rank.options, mesh["tp"]
     sequence = bool(options.get("sequence_parallel", False))
-    model = without_adapters(model)
+    whole_model, model = model, without_adapters(model)
     layers = blocks(model)
     products: tuple[str, ...] = (*_BY_COLUMNS, *_BY_ROWS)
     if rank.spread.experts > 1:
         # Experts are divided otherwise.
         products = tuple(name for name in products if not name.startswith("mlp."))
-    for name in products:
-        try:
-            layers[0].get_submodule(name)
-        except AttributeError:
-            raise UsageError(
-                f"{type(model).__name__} has no {name} in its layers: tensor parallelism is for "
-                "models whose layers are built like Llama's. Train with --parallel fsdp2, or "
-                "serve from one GPU."
-            ) from None
+    if not set(products) <= dict(layers[0].named_modules()).keys():
+        _divide_by_own_plan(model, rank, mesh, has_adapters=model is not whole_model)
+        return
     _check_heads(model, mesh.size())
     inner: dict[str, Any] = {
         name: parallel.ColwiseParallel() if name in _BY_COLUMNS else parallel.RowwiseParallel()
@@ -69,6 +65,45 @@ def divide(model: Any, rank: Rank, mesh: Any) -> None:
     for layer in layers:
         parallel.parallelize_module(layer, mesh, _with_adapters(layer, inner, sequence))
     parallel.parallelize_module(model, mesh, _with_adapters(model, root, sequence))
+
+
+def _divide_by_own_plan(model: Any, rank: Rank, mesh: Any, *, has_adapters: bool) -> None:
+    """Divide a model as transformers does, by the plan in the model's config.
+
+    Raises:
+        UsageError: transformers has no plan for it, or the plan does not take an option.
+    """
+    refusal = f"{{}}: choose --parallel fsdp2 for {type(model).__name__}."
+    asked = {name for name in ("sequence_parallel", "divide_embedding") if rank.options.get(name)}
+    if has_adapters or asked:
+        what = "adapters" if has_adapters else min(asked)
+        raise UsageError(refusal.format(f"transformers' tensor parallelism takes no {what}"))
+    try:
+        from transformers.distributed import DistributedConfig
+
+        over = rank.spread
+        within = over.axes.get("dp_shard", 1) * over.axes.get("cp", 1)
+        sizes = {"tp_size": mesh.size(), "fsdp_size": within, "ep_size": over.experts}
+        plan, *_ = model._resolve_parallel_plans(DistributedConfig(**sizes))
+        _check_heads(model, mesh.size())
+        _apply_plan(model, mesh, plan)
+    except ImportError:
+        told = "transformers divides models other than Llama's kind since 5.21: install it"
+        raise UsageError(refusal.format(told)) from None
+    except (AttributeError, ValueError) as error:
+        raise UsageError(refusal.format(line(error).rstrip("."))) from None
+
+
+def _apply_plan(model: Any, mesh: Any, plan: dict[str, str]) -> None:
+    """Divide a model by a plan; a head that is tied to the embedding is divided with it."""
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    is_tied = None not in (embedding, head) and embedding.weight is head.weight
+    named = {name for name, _ in [*model.named_modules(), *model.named_parameters()]}
+    apply_tensor_parallelism(model, mesh, {name: plan[name] for name in plan if name in named})
+    if is_tied:
+        head.weight = embedding.weight
 
 
 def _check_heads(model: torch.nn.Module, ranks: int) -> None:

@@ -21,7 +21,7 @@ def run(job: Job, steps: int) -> None:
     from memcalc.workload.job import forward_context
 
     schedule, outputs = None, None
-    context, pipeline = forward_context(job.plan, job.device), cast(Any, job.model)
+    pipeline = cast(Any, job.model)
     is_last = pipeline.count - 1 in pipeline.numbers
     for _ in range(steps):
         for _ in range(job.plan.grad_accum):
@@ -31,7 +31,7 @@ def run(job: Job, steps: int) -> None:
                 tokens = given.pop("input_ids")
                 if schedule is None:
                     schedule = _make_schedule(job, tokens)
-                stack.enter_context(context())
+                stack.enter_context(forward_context(job.plan, job.device))
                 # A script's names: its losses live until the next step begins.
                 losses: list[Any] = []
                 outputs = schedule.step(

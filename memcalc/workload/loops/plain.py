@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from memcalc.workload.loops import Loop
@@ -20,7 +21,7 @@ def run(job: Job, steps: int) -> None:
     if plan.compile is not None:
         # It is compiled when it is first called.
         model = torch.compile(model, mode=plan.compile)  # type: ignore[assignment]
-    script = Script(job, model, forward_context(plan, job.device))
+    script = Script(job, model, functools.partial(forward_context, plan, job.device))
     scaler_of = scaler_class()
     device = () if scaler_of is torch.cuda.amp.GradScaler else (job.device,)
     # A scaler that is not enabled passes losses and steps on as they are.
