@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.absences import Absence
 from memcalc.engine.host_view import tensors_in
 from memcalc.engine.patches import Around
 from memcalc.records.levels import Levels
@@ -111,6 +112,7 @@ class Notes:
         self.gap: Gap | None = None
         self.private: dict[int, int] = {}
         """Bytes in private pools at the end, by the stream they are for."""
+        self.absences: list[Absence] = []
 
     def now(self) -> int:
         """The present moment."""
@@ -136,6 +138,9 @@ class Notes:
         ]
         self.profiled = moved(self.profiled[0]), moved(self.profiled[1])
         self.released = [(one, moved(begin), moved(end)) for one, begin, end in self.released]
+        for absence in self.absences:
+            absence.begin = moved(absence.begin)
+            absence.end = None if absence.end is None else moved(absence.end)
 
 
 class Notebook:
@@ -181,6 +186,18 @@ class Notebook:
         for number, notes in enumerate(self.notes if addresses else ()):
             moment = moments[number] if moments else notes.now()
             notes.told.append((moment, Told.NAMES, (component, addresses)))
+
+    def send_away(self, device: int, address: int, size: int) -> None:
+        """Note that memory at an address leaves the GPU, and its blocks stay allocated."""
+        notes = self.notes[device]
+        notes.absences.append(Absence(at=address, bytes=size, begin=notes.now()))
+
+    def bring_back(self, device: int, address: int) -> None:
+        """Note that memory at an address is on the GPU again, or freed."""
+        notes = self.notes[device]
+        for absence in notes.absences:
+            if absence.at == address and absence.end is None:
+                absence.end = notes.now()
 
     def own(self, owners: Mapping[int, Owner | str]) -> None:
         """Say which modules own the blocks at these addresses, or which variables hold them."""
