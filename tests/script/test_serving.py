@@ -27,6 +27,7 @@ from memcalc.records.trace import Component
 from memcalc.report import predictions
 from memcalc.report.blocks import terminal
 from memcalc.script import serving
+from memcalc.script.records import Answer, Ending
 from memcalc.script.simulate import plan_of
 from memcalc.units import GIB
 
@@ -172,6 +173,36 @@ def test_a_refusal_is_in_vllms_words():
         prediction_of(PLAN, H100, refused)
     assert words in str(caught.value)
     assert "weights 15.0 GiB" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ending", "refused", "served"),
+    [
+        (Ending(code=0), False, True),
+        (Ending(code=0, trains=True), False, False),
+        (Ending(code=1), False, False),
+        (Ending(code=0), True, False),
+    ],
+)
+def test_a_script_that_fails_or_goes_on_is_not_answered_by_its_engine(ending, refused, served):
+    started = Started(engine=ENGINE, workers=(WORKER,))
+    if refused:
+        started = Started(refused=Refused(kind="ValueError", text="too small"))
+    answer = Answer(ending=ending, started=started, traces={}, state=None)
+    found = serving.predict_served(answer, PLAN, H100)
+    assert (found is not None) is served
+
+
+def test_vllm_takes_the_stub_for_the_cuda_runtime(monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", "/a/libmemcalc_cudnn.so:/a/libmemcalc_stub.so:/a/libcudart.so")
+
+    def original(name):
+        return f"/torchvision.libs/{name}.so"
+
+    assert plugin._find_stub(original, "libcudart") == "/a/libmemcalc_stub.so"
+    assert plugin._find_stub(original, "libnccl") == "/torchvision.libs/libnccl.so"
+    monkeypatch.delenv("LD_PRELOAD")
+    assert plugin._find_stub(original, "libcudart") == "/torchvision.libs/libcudart.so"
 
 
 def test_a_process_that_dies_is_no_refusal():
