@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import torch
 
 from memcalc.engine import nccl_traffic, source_lines, torch_internals
+from memcalc.engine.absences import Absence, take_away
 from memcalc.engine.notes import Gap, Interval, Label, Notes, Owner
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
@@ -273,7 +274,7 @@ class Timeline:
         pools = (_PRIVATE.format(format_bytes(private)),) if private else ()
         most = self._most_late
         behind = (_BEHIND.format(format_bytes(most)),) if most and stub.is_open() else ()
-        return Trace(
+        trace = Trace(
             assumptions=(*behind, *assumptions, *pools),
             storages=self._make_storages(),
             # Blocks that the program does not free are alive at the end of the last phase.
@@ -284,6 +285,19 @@ class Timeline:
             versions={"torch": str(torch.__version__)},
             **more,
         )
+        return take_away(trace, list(self._absences(len(trace.events))))
+
+    def _absences(self, end: int) -> Iterator[Absence]:
+        """Yield the absences before an event, with the storages that lived there then."""
+        for one in self._notes.absences:
+            if one.begin < end:
+                inside = range(one.at, one.at + one.bytes)
+                one.storages = tuple(
+                    number
+                    for number, block in enumerate(self.blocks)
+                    if block.address in inside and block.born < one.begin <= block.dies
+                )
+                yield one
 
     def refusal(self) -> Refusal | None:
         """Return the last request that ran out of memory, or None."""

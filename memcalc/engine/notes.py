@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.absences import Absence
 from memcalc.engine.host_view import tensors_in
 from memcalc.engine.patches import Around
 from memcalc.records.levels import Levels
@@ -111,6 +112,7 @@ class Notes:
         self.gap: Gap | None = None
         self.private: dict[int, int] = {}
         """Bytes in private pools at the end, by stream."""
+        self.absences: list[Absence] = []
 
     def now(self) -> int:
         """Return the present moment: the allocations and frees so far."""
@@ -136,6 +138,9 @@ class Notes:
         ]
         self.profiled = convert(self.profiled[0]), convert(self.profiled[1])
         self.released = [(one, convert(begin), convert(end)) for one, begin, end in self.released]
+        for absence in self.absences:
+            absence.begin = convert(absence.begin)
+            absence.end = None if absence.end is None else convert(absence.end)
 
 
 class Notebook:
@@ -181,6 +186,18 @@ class Notebook:
         for number, notes in enumerate(self.notes if addresses else ()):
             moment = moments[number] if moments else notes.now()
             notes.labels.append((moment, Label.NAMES, (component, addresses)))
+
+    def send_away(self, device: int, address: int, size: int) -> None:
+        """Note that memory at an address leaves the GPU, and its blocks stay allocated."""
+        notes = self.notes[device]
+        notes.absences.append(Absence(at=address, bytes=size, begin=notes.now()))
+
+    def bring_back(self, device: int, address: int) -> None:
+        """Note that memory at an address is on the GPU again, or freed."""
+        notes = self.notes[device]
+        for absence in notes.absences:
+            if absence.at == address and absence.end is None:
+                absence.end = notes.now()
 
     def own(self, owners: Mapping[int, Owner | str]) -> None:
         """Label the blocks at these addresses with their owners: modules or variables."""

@@ -93,7 +93,7 @@ def predict_served(answer: Answer, plan: Plan, gpu: Gpu | None) -> Prediction | 
     """Return the figures of an engine that a script started on a named GPU.
 
     Returns:
-        None if it started none, or trains beside it.
+        None if it started none, trains beside it, or failed for another reason.
 
     Raises:
         UsageError: the engine refused to start, which ended the script.
@@ -101,6 +101,7 @@ def predict_served(answer: Answer, plan: Plan, gpu: Gpu | None) -> Prediction | 
     found, ending = answer.started, answer.ending
     if found is None or gpu is None or ending.trains:
         return None
-    if found.engine is None and not (found.refused is not None and ending.code):
+    refused, failed = found.refused is not None, bool(ending.code)
+    if refused != failed or (found.engine is None and not refused):
         return None
     return prediction_of(plan, gpu, found)

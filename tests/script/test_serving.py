@@ -1,12 +1,7 @@
 """Commands that start vLLM: which they are, and what vLLM's own figures become."""
 
 import json
-import os
 import subprocess
-import sys
-import time
-from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -14,8 +9,6 @@ import pytest
 from memcalc.__main__ import run as main
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
-from memcalc.engine.patches import Patches
-from memcalc.engine.serving import plugin, start
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.serving import run
 from memcalc.estimation.serving.exact import _options
@@ -27,6 +20,7 @@ from memcalc.records.trace import Component
 from memcalc.report import predictions
 from memcalc.report.blocks import terminal
 from memcalc.script import serving
+from memcalc.script.records import Answer, Ending
 from memcalc.script.simulate import plan_of
 from memcalc.units import GIB
 
@@ -174,6 +168,24 @@ def test_a_refusal_is_in_vllms_words():
     assert "weights 15.0 GiB" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("ending", "refused", "served"),
+    [
+        (Ending(code=0), False, True),
+        (Ending(code=0, trains=True), False, False),
+        (Ending(code=1), False, False),
+        (Ending(code=0), True, False),
+    ],
+)
+def test_a_script_that_fails_or_goes_on_is_not_answered_by_its_engine(ending, refused, served):
+    started = Started(engine=ENGINE, workers=(WORKER,))
+    if refused:
+        started = Started(refused=Refused(kind="ValueError", text="too small"))
+    answer = Answer(ending=ending, started=started, traces={}, state=None)
+    found = serving.predict_served(answer, PLAN, H100)
+    assert (found is not None) is served
+
+
 def test_a_process_that_dies_is_no_refusal():
     died = Started(refused=Refused(kind="RuntimeError", text="cancelled"))
     with pytest.raises(EstimateError, match=r"one of its processes ended\. It says: cancelled"):
@@ -199,127 +211,6 @@ def test_a_plan_is_spelled_as_vllm_serve_takes_it():
         "--dtype bfloat16 --tensor-parallel-size 2 --max-model-len 4096 --enforce-eager "
         "--no-enable-prefix-caching"
     )
-
-
-# ---- inside vLLM
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(plugin.FOLDER, str(tmp_path))
-    return tmp_path
-
-
-def test_processes_of_vllm_find_the_plugin(folder, monkeypatch):
-    from importlib.metadata import entry_points
-
-    found = start.variables(folder, {"VLLM_PLUGINS": "mine", "PYTHONPATH": "/theirs"}, length=99)
-    own, theirs = found["PYTHONPATH"].split(os.pathsep)
-    assert theirs == "/theirs"
-    assert found["VLLM_PLUGINS"] == "mine,memcalc_vllm_plugin"
-    assert found[plugin.LENGTH] == "99"
-    monkeypatch.syspath_prepend(own)
-    (entry,) = entry_points(group="vllm.general_plugins")
-    assert entry.load() is plugin.register
-
-
-def test_a_worker_is_read_by_its_attributes_and_lacks_what_it_lacks(folder):
-    settings = SimpleNamespace(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=True)
-    with Patches() as patches:
-        patches.also(lambda: sys.modules.pop("vllm.envs", None))
-        sys.modules["vllm.envs"] = settings
-        worker = SimpleNamespace(
-            rank=0,
-            total_consumed=160,
-            peak_activation_memory=30,  # With the estimate of CUDA graphs, or without.
-            cudagraph_memory_estimate=10,
-            requested_memory=300,
-            model_runner=SimpleNamespace(model_memory_usage=150),
-        )
-        plugin.write_worker(worker, available=110)
-    (found,) = start.read(folder).workers
-    assert (found.weights, found.consumed, found.activations, found.graphs) == (150, 160, 20, 10)
-    assert (found.requested, found.available, found.parameters) == (300, 110, None)
-    # Earlier releases say what lies outside PyTorch, and no sum.
-    older = SimpleNamespace(
-        non_torch_memory=7, model_runner=SimpleNamespace(model_memory_usage=100)
-    )
-    plugin.write_worker(older, available=5)
-    (found,) = start.read(folder).workers
-    assert (found.consumed, found.activations, found.available) == (107, None, 5)
-
-
-def test_what_fails_first_is_the_reason(folder):
-    with pytest.raises(MemoryError), plugin._refusals():
-        raise MemoryError("CUDA out of memory")
-    with pytest.raises(RuntimeError), plugin._refusals():
-        raise RuntimeError("Engine core initialization failed")
-    assert start.read(folder).refused == Refused(kind="MemoryError", text="CUDA out of memory")
-
-
-def test_of_a_cache_in_one_allocation_no_byte_counts_twice():
-    shared = [SimpleNamespace(size=64, offset=0), SimpleNamespace(size=64, offset=32)]
-    own = [SimpleNamespace(size=64), SimpleNamespace(size=64)]
-    assert plugin._size(SimpleNamespace(kv_cache_tensors=shared)) == 64
-    assert plugin._size(SimpleNamespace(kv_cache_tensors=own)) == 128
-    assert plugin._size(None) is None
-
-
-SERVER = """
-import os, subprocess, sys, time
-from pathlib import Path
-folder = Path(os.environ["MEMCALC_SERVING"])
-if "quit" in sys.argv:
-    raise SystemExit(3)
-if "idle" in sys.argv:
-    time.sleep(600)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-(folder / "child").write_text(str(child.pid))
-(folder / "engine-1.json").write_text('{"version": "0.33.0"}')
-time.sleep(600)
-"""
-
-
-def test_a_server_is_ended_with_all_that_it_started(folder):
-    (folder / "server.py").write_text(SERVER)
-    environ = {**os.environ, "PYTHONPATH": str(folder)}
-    how = {"python": sys.executable, "environ": environ, "folder": folder, "where": folder}
-    found = start.start(["server"], **how, out=sys.__stderr__.fileno())
-    assert found.engine == EngineFigures(version="0.33.0")
-    _wait_for_end_of((folder / "child").read_text())
-    (folder / "engine-1.json").unlink()
-    with pytest.raises(EstimateError, match=r"took longer than 0\.5 seconds"):
-        start.start(["server", "idle"], **how, out=sys.__stderr__.fileno(), timeout=0.5)
-    with pytest.raises(EstimateError, match="ended with exit code 3 before it started an engine"):
-        start.start(["server", "quit"], **how, out=sys.__stderr__.fileno())
-
-
-STARTS_A_WORKER = """
-import multiprocessing, os, sys, time
-from memcalc.engine.serving import plugin
-def work():
-    plugin.register()
-    print(os.getpid(), flush=True)
-    time.sleep(600)
-multiprocessing.get_context("fork").Process(target=work).start()
-"""
-
-
-def test_a_worker_ends_with_the_process_that_started_it(folder):
-    command = [sys.executable, "-c", STARTS_A_WORKER]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        worker = int(parent.stdout.readline())
-        parent.kill()
-        _wait_for_end_of(worker)
-
-
-def _wait_for_end_of(process):
-    status = Path("/proc", str(process), "status")
-    for _ in range(100):
-        if not status.exists() or "\nState:\tZ" in status.read_text():
-            return
-        time.sleep(0.1)
-    pytest.fail(f"process {process} lives on")
 
 
 # ---- with vLLM
@@ -408,3 +299,61 @@ def test_training_beside_an_engine_goes_on_and_both_are_shown(tmp_path, capfd):
     components = json.loads(said.out)["components"]
     assert components["kv_cache"] > 20 * GIB
     assert components["optimizer_state"] > 0
+
+
+GRPO = """
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+prompts = [" ".join(f"w{3 + (i + j) % 190}" for j in range(64)) for i in range(64)]
+args = GRPOConfig(
+    output_dir="out", per_device_train_batch_size=4, num_generations=4, max_completion_length=32,
+    use_vllm=True, vllm_mode="colocate", vllm_enable_sleep_mode=%s, bf16=True, max_steps=2,
+    vllm_max_model_length=96, report_to=[], save_strategy="no",
+)
+trainer = GRPOTrainer(
+    model="model", reward_funcs=lambda completions, **_: [float(len(c)) for c in completions],
+    args=args, train_dataset=Dataset.from_dict({"prompt": prompts}),
+)
+trainer.train()
+"""
+QWEN = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "torch_dtype": "bfloat16",
+    "vocab_size": 1024, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+    "max_position_embeddings": 4096, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+
+
+def has_trl():
+    python = python_with_vllm()
+    return python is not None and not subprocess.run([python, "-c", "import trl"]).returncode
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("sleeps", [False, True], ids=["awake", "sleeps"])
+def test_grpo_beside_its_own_engine_is_followed(sleeps, tmp_path, capfd, monkeypatch):
+    if not has_trl():
+        pytest.skip("needs TRL beside vLLM")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"<s>": 0, "</s>": 1, "<unk>": 2, **{f"w{i}": i for i in range(3, 200)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    (tmp_path / "model").mkdir()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tokens["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(tokens))
+    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN))
+    (tmp_path / "grpo.py").write_text(GRPO % sleeps)
+    monkeypatch.chdir(tmp_path)
+    words = ["--gpu", "h100", "--python", python_with_vllm(), "--format", "json"]
+    code = main(["simulate", *words, "--", "python", "grpo.py"])
+    said = capfd.readouterr()
+    assert code == 0, said.err[-2000:]
+    found = json.loads(said.out)
+    peaks = {one["phase"]: one["reserved"] for one in found["phases"]}
+    # A share of 0.3 is the engine's, with its KV cache; asleep, it leaves the GPU to backward.
+    assert peaks["zero_grad"] > 20 * GIB
+    assert (peaks["backward"] < 10 * GIB) is sleeps

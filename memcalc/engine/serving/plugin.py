@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from memcalc.engine.patches import Patches
+from memcalc.engine.stub import build
 from memcalc.records.engines import EngineFigures, Refused, WorkerFigures
 
 FOLDER = "MEMCALC_SERVING"
@@ -55,6 +56,8 @@ def install(patches: Patches) -> None:
         arguments = "vllm.engine.arg_utils"
         patches.wrap_later(arguments, "EngineArgs.create_engine_config", _with_dummy_weights)
     patches.when_imported("flashinfer.jit.core", lambda module: _compile_nothing(patches, module))
+    runtime = "vllm.distributed.device_communicators.cuda_wrapper"
+    patches.wrap_later(runtime, "find_loaded_library", _find_stub)
     # An engine core loads plugins as it is made, so what makes it cannot be wrapped.
     patches.wrap_later(core, "EngineCore._initialize_kv_caches", _make_caches)
     for step in ("init_device", "load_model"):
@@ -71,6 +74,13 @@ def _with_dummy_weights(original: Any, arguments: Any, *args: Any, **kwargs: Any
         arguments.load_format = "dummy"
     with _refusals():
         return original(arguments, *args, **kwargs)
+
+
+def _find_stub(original: Any, name: str) -> Any:
+    """Find the stub driver as the CUDA runtime: torchvision brings one that needs a real driver."""
+    loaded = os.environ.get("LD_PRELOAD", "").split(":")
+    stubs = [path for path in loaded if path.endswith(build.NAME)]
+    return stubs[0] if name == "libcudart" and stubs else original(name)
 
 
 class _Nothing:

@@ -4,6 +4,7 @@ A script that only serves is stopped as it asks for a first answer; one that tra
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,35 @@ def install(session: Session, folder: Path) -> None:
             session.counters.name(Component.WEIGHTS, list(model.parameters()))
         return found
 
-    worker = "vllm.v1.worker.gpu_worker"
+    def unmap(original: Any, handle: Any) -> None:
+        original(handle)
+        device, size, address = handle[:3]
+        if address in _mapped():
+            session.counters.send_away(device, address, size)
+
+    def map_again(original: Any, handle: Any) -> None:
+        original(handle)
+        session.counters.bring_back(handle[0], handle[2])
+
+    def free(original: Any, allocator: Any, address: int) -> Any:
+        handle = original(allocator, address)
+        session.counters.bring_back(handle[0], address)
+        return handle
+
+    sleeps, worker = "vllm.device_allocator.cumem", "vllm.v1.worker.gpu_worker"
+    patches.wrap_later(sleeps, "unmap_and_release", unmap)
+    patches.wrap_later(sleeps, "create_and_map", map_again)
+    patches.wrap_later(sleeps, "CuMemAllocator._python_free_callback", free)
     patches.when_imported("vllm", prepare)
     for name in _ASKING:
         patches.wrap_later("vllm.entrypoints.llm", f"LLM.{name}", ask)
     patches.wrap_later(worker, "Worker.initialize_from_config", name_cache)
     patches.wrap_later(worker, "Worker.load_model", name_weights)
+
+
+def _mapped() -> Any:
+    """Return the memory that an engine that may sleep has allocated, by address."""
+    return sys.modules["vllm.device_allocator.cumem"].CuMemAllocator.get_instance().pointer_to_data
 
 
 def _flat(held: Any) -> Any:
