@@ -5,6 +5,7 @@ import threading
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memcalc.engine.patches import Patches
 
@@ -36,6 +37,9 @@ def install(patches: Patches) -> None:
     for owner, names in _HOOKS.items():
         for name in names:
             patches.wrap(owner, name, _wrap_hook)
+    # A compiler's tensors have no memory, and no numbers.
+    patches.wrap(FakeTensorMode, "__enter__", _enter_fake_mode)
+    patches.wrap(FakeTensorMode, "__exit__", _leave_fake_mode)
 
 
 @functools.cache
@@ -81,6 +85,28 @@ def _call_following(wanted: bool, original: Any, *args: Any, **kwargs: Any) -> A
         return original(*args, **kwargs)
     finally:
         follow(before)
+
+
+class _Thread(threading.local):
+    """What this thread did before it entered its modes of fake tensors."""
+
+    def __init__(self) -> None:
+        self.before: list[bool] = []
+
+
+_thread = _Thread()
+
+
+def _enter_fake_mode(original: Any, mode: Any) -> Any:
+    _thread.before.append(_C._dispatch_tls_is_dispatch_key_included(key(VALUES)))
+    follow(False)
+    return original(mode)
+
+
+def _leave_fake_mode(original: Any, mode: Any, *error: Any) -> None:
+    original(mode, *error)
+    if _thread.before:
+        follow(_thread.before.pop())
 
 
 _HOOKS: dict[type, tuple[str, ...]] = {

@@ -93,6 +93,16 @@ def test_a_compiled_plan_takes_less_and_cuda_graphs_keep_a_pool(small_model):
     assert any("CUDA graphs" in one for one in graphs.assumptions)
 
 
+@pytest.mark.nightly
+def test_an_older_release_compiles_with_its_own_triton(small_model, monkeypatch):
+    """Its compiler's tensors have no memory that could be looked at."""
+    monkeypatch.delenv("HF_HUB_OFFLINE")  # The release is fetched.
+    plan = {"model": small_model, "batch": 64, "seq": 256, "gpu": "t4", "torch": "2.8"}
+    eager, compiled = (memcalc.estimate(**plan, compile=mode) for mode in (None, "default"))
+    assert compiled.versions["torch"].startswith("2.8")
+    assert 0 < compiled.peak.allocated < eager.peak.allocated
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
