@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.optim import optimizer as optimizers
 
 from memcalc.engine import following
 from memcalc.engine.comparisons import SMALL, asks_whether_finite, everywhere
@@ -30,6 +31,7 @@ from memcalc.engine.followed_operators import (
     ENDS,
     HIGHEST,
     LARGE,
+    LENGTHS,
     MADE,
     MAKES,
     MOVES,
@@ -86,7 +88,7 @@ class Values:
         self._noting = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self._note)
         self.state, self.know = self._numbers.state, self._numbers.know
         self.knows, self.host = self._numbers.knows, self._numbers.host
-        self.scale = self._numbers.unknown.scale
+        self.vary = self._numbers.unknown.vary
         self._keys = following.keys()
 
     def install(self, patches: Patches) -> None:
@@ -101,6 +103,8 @@ class Values:
         patches.wrap(torch._ops, "_compute_keyset", self._without_ours)
         self._when_unknown(self._noting)
         self._updates.install(patches)
+        stepped = optimizers.register_optimizer_step_post_hook(self._numbers.unknown.go_on)
+        patches.also(stepped.remove)
         patches.also(self._end)
         self.reads.install(patches)
         following.install(patches)
@@ -218,6 +222,8 @@ class Values:
                 if chosen_by and not one.writes and self.reads.choose():
                     for each in chosen_by:
                         self._numbers.fill(each, True)
+                if base in LENGTHS and any(map(self._is_made_up, tensors)):
+                    self.reads.escape()
                 most = max(each.numel() for each in tensors)
                 made, numbers = self._numbers.timed(
                     most, read_by, op, base, args, kwargs, self._numbers.host, self.knows
@@ -288,7 +294,8 @@ class Values:
                 of_each = MADE_UP
             state = max(state, of_each)
         if not known or most > LARGE or not self._numbers.may_take(most):
-            self._numbers.forget(written)
+            # Some kernels begin with a copy of an argument whose numbers are known.
+            self._numbers.forget((*written, *filter(self._numbers.held, outs)))
             return
         if torch.cuda.is_current_stream_capturing():
             return
@@ -329,7 +336,8 @@ class Values:
         places = out[1] if isinstance(out, tuple) else out
         dim = args[place] if place < len(args) else kwargs.get("dim", default)
         if places.numel() <= _PUT and args[0].numel() and is_plain((places, args[0])):
-            self._numbers.put(places, spread(places, args[0], dim), made_up=True)
+            shift = self._numbers.unknown.shift
+            self._numbers.put(places, spread(places, args[0], dim, shift), made_up=True)
             self._say(BALANCED)
         return out
 
