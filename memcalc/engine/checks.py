@@ -1,11 +1,13 @@
-"""Finds out from bytecode whether the condition that code tests guards a `raise`.
+"""Finds out what a condition guards, from the code that tests it: a `raise`, or a loop's end.
 
 A sound program passes its own checks on a GPU. So a check of a number that is not computed here is
 assumed to pass: `assert (boxes >= 0).all()`, or `if not valid.all(): raise ValueError(...)`.
 """
 
+import ast
 import dis
 import functools
+import linecache
 from types import CodeType, FrameType
 
 _WALKED = 80
@@ -71,3 +73,21 @@ def _raises(instructions: list[dis.Instruction], places: dict[int, int], number:
         else:
             number += 1
     return False
+
+
+def waits(frame: FrameType | None) -> bool:
+    """Return whether the innermost loop around the running line may wait for a condition."""
+    if frame is None:
+        return False
+    loops = _loops(frame.f_code.co_filename)
+    around = [one for one in loops if one.lineno <= frame.f_lineno <= (one.end_lineno or 0)]
+    return bool(around) and isinstance(max(around, key=lambda one: one.lineno), ast.While)
+
+
+@functools.lru_cache(maxsize=64)
+def _loops(file: str) -> list[ast.While | ast.For | ast.AsyncFor]:
+    try:
+        found = ast.walk(ast.parse("".join(linecache.getlines(file))))
+    except (SyntaxError, ValueError):
+        return []
+    return [one for one in found if isinstance(one, ast.While | ast.For | ast.AsyncFor)]

@@ -113,13 +113,14 @@ def is_composed(op: Any) -> bool:
     return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
 
 
-def spread(places: torch.Tensor, scores: torch.Tensor, dim: int | None) -> torch.Tensor:
+def spread(places: torch.Tensor, scores: torch.Tensor, dim: int | None, shift: int) -> torch.Tensor:
     """Places of which each is chosen as often as any other, as a router's experts are.
 
-    The first is in the middle: special tokens are the first of a vocabulary, or its last.
+    The first is in the middle, or farther by a shift: special tokens are the first of a vocabulary,
+    or its last.
     """
     among = scores.numel() if dim is None else scores.shape[dim]
-    numbers = (torch.arange(places.numel(), device="cpu") + among // 2) % among
+    numbers = (torch.arange(places.numel(), device="cpu") + among // 2 + shift) % among
     if dim is None or not places.dim() or places.dim() < scores.dim():
         return numbers.view(places.shape)
     return numbers.view(places.movedim(dim, -1).shape).movedim(-1, dim)

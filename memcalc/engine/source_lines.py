@@ -1,11 +1,13 @@
 """Finds the line of the user's code that is running."""
 
 import functools
+import linecache
 import re
 import sys
 import sysconfig
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 _OURS = str(Path(__file__).resolve().parents[1])
@@ -32,15 +34,23 @@ def is_users(file: str) -> bool:
     return not file.startswith((*_LIBRARIES, "<")) and not _INSTALLED.search(file)
 
 
+def _users_frame() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
 def find_line() -> str:
-    """Return the user's innermost running line in this thread, as ``train.py:41``, or ""."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if is_users(file):
-            return f"{Path(file).name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
+    """The innermost line of the user's that is running in this thread, as ``train.py:41``."""
+    frame = _users_frame()
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""
+
+
+def text() -> str:
+    """Return the source of that line."""
+    frame = _users_frame()
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
 
 
 def find_in_frames(frames: Sequence[dict[str, Any]]) -> str:

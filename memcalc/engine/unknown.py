@@ -8,6 +8,7 @@ booleans as False, because they may be indices and counts.
 No such float is zero, infinite or NaN, so code may divide by it or take its logarithm.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -59,19 +60,31 @@ class Unknown:
     """The made-up and postponed numbers of tensors on the simulated GPU."""
 
     def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(_SEED)
-        numbers = torch.rand(_PERIOD, generator=generator, dtype=torch.float64, device="cpu")
-        self._numbers = LOWEST + (HIGHEST - LOWEST) * numbers
-        self.ends = ENDS_OF_RANGE
-        """The lowest and the highest made-up number."""
+        self.vary(1.0)
         self._patterns: dict[torch.dtype, torch.Tensor] = {}
         self._postponed: dict[int, _Postponed] = {}
         self._most = _MOST_POSTPONED
 
-    def scale(self, factor: float) -> None:
-        """Multiply all made-up numbers by a factor; call it before any is read."""
-        self._numbers = self._numbers * factor
+    def vary(self, factor: float) -> None:
+        """Let numbers that nobody computed be other ones, and so many times as large.
+
+        Large ones rise by each optimizer step, and small ones fall; none was read so far.
+        """
+        self.shift = int(math.log10(factor))
+        """By how many places those lie farther that unknown scores choose."""
+        generator = torch.Generator().manual_seed(_SEED + self.shift)
+        self._numbers = torch.empty(_PERIOD, dtype=torch.float64, device="cpu")
+        self._numbers.uniform_(LOWEST * factor, HIGHEST * factor, generator=generator)
         self.ends = LOWEST * factor, HIGHEST * factor
+        """Ends of the numbers that stand in."""
+
+    def go_on(self, *_: object) -> None:
+        """Let numbers rise or fall after an optimizer step."""
+        if self.shift:
+            rise = 1 + self.shift / 50
+            self.ends = self.ends[0] * rise, self.ends[1] * rise
+            self._numbers *= rise
+            self._patterns.clear()
 
     def like(self, place: Place) -> torch.Tensor:
         """Return a CPU tensor with the made-up numbers of an unknown float tensor at this place."""
@@ -83,7 +96,9 @@ class Unknown:
 
     def _pattern(self, dtype: torch.dtype) -> torch.Tensor:
         if dtype not in self._patterns:
-            self._patterns[dtype] = self._numbers.to(dtype).repeat(2)
+            limits = torch.finfo(dtype)
+            numbers = self._numbers.clamp(limits.tiny, limits.max)
+            self._patterns[dtype] = numbers.to(dtype).repeat(2)
         return self._patterns[dtype]
 
     def write(self, tensor: torch.Tensor) -> None:

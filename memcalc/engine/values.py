@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.optim import optimizer as optimizers
 
 from memcalc.engine import following
 from memcalc.engine.comparisons import SMALL, constant_answer, is_finiteness_test
@@ -30,6 +31,7 @@ from memcalc.engine.followed_operators import (
     ENDS,
     HIGHEST,
     LARGE,
+    LENGTHS,
     MADE,
     MAKES,
     MOVES,
@@ -93,7 +95,7 @@ class Values:
         self._noting = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self._note)
         self.state, self.know = self._numbers.state, self._numbers.know
         self.knows, self.host = self._numbers.knows, self._numbers.host
-        self.scale = self._numbers.unknown.scale
+        self.vary = self._numbers.unknown.vary
         self._keys = following.keys()
 
     def install(self, patches: Patches) -> None:
@@ -108,6 +110,8 @@ class Values:
         patches.wrap(torch._ops, "_compute_keyset", self._without_ours)
         self._when_unknown(self._noting)
         self._updates.install(patches)
+        stepped = optimizers.register_optimizer_step_post_hook(self._numbers.unknown.go_on)
+        patches.also(stepped.remove)
         patches.also(self._end)
         self.reads.install(patches)
         following.install(patches)
@@ -225,6 +229,8 @@ class Values:
                 if chosen_by and not one.writes and self.reads.choose():
                     for each in chosen_by:
                         self._numbers.fill(each, True)
+                if base in LENGTHS and any(map(self._is_made_up, tensors)):
+                    self.reads.escape()
                 most = max(each.numel() for each in tensors)
                 made, numbers = self._numbers.time_call(
                     most, read_by, op, base, args, kwargs, self._numbers.host, self.knows
@@ -295,7 +301,8 @@ class Values:
                 of_each = MADE_UP
             state = max(state, of_each)
         if not known or most > LARGE or not self._numbers.may_take(most):
-            self._numbers.forget(written)
+            # Some kernels begin with a copy of an argument whose numbers are known.
+            self._numbers.forget((*written, *filter(self._numbers.read_mark, outs)))
             return
         if torch.cuda.is_current_stream_capturing():
             return
@@ -336,7 +343,8 @@ class Values:
         places = out[1] if isinstance(out, tuple) else out
         dim = args[place] if place < len(args) else kwargs.get("dim", default)
         if places.numel() <= _PUT and args[0].numel() and is_plain((places, args[0])):
-            self._numbers.write_result(places, spread(places, args[0], dim), made_up=True)
+            shift = self._numbers.unknown.shift
+            self._numbers.write_result(places, spread(places, args[0], dim, shift), made_up=True)
             self._say(BALANCED)
         return out
 

@@ -85,7 +85,7 @@ class _Run:
         if self._world > 1:
             session.say(_ONE_OF_MANY.format(request.rank, self._world))
         session.values.reads.opposite = request.way.opposite
-        session.values.scale(request.way.scale)
+        session.values.vary(request.way.scale)
         self._stack.enter_context(as_main(request.program))
         self._stack.enter_context(session)
         self._others = surroundings.program(request, session)

@@ -8,6 +8,8 @@ from bisect import bisect_right
 from collections import Counter
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from memcalc.records.prediction import Growth
 from memcalc.records.trace import FILLED, GRAPH, Component, Phase, Storage, Trace
 
@@ -25,7 +27,15 @@ def find_growth(trace: Trace, room: int | None, reserved: int) -> Growth | None:
         room: bytes that the allocator may take; None: no GPU is named.
         reserved: bytes that it has taken so far.
     """
-    points = _find_points(trace)
+    found = (_grow_between(trace, points) for points in (_find_steps(trace), _find_passes(trace)))
+    growth = next(filter(None, found), None)
+    if growth is None or room is None:
+        return growth
+    return replace(growth, steps=max(0, (room - reserved) // growth.bytes))
+
+
+def _grow_between(trace: Trace, points: list[int]) -> Growth | None:
+    """Return the memory that is kept of what lies between points, or None: none, or few points."""
     if len(points) < _FEWEST + 1:
         return None
     leftovers, more = _find_leftovers(trace, points)
@@ -52,21 +62,34 @@ def find_growth(trace: Trace, room: int | None, reserved: int) -> Growth | None:
         filled=filled,
         component=Component(_most(every, "component")),
         varies=len(set(growing)) > 1,
-        steps=max(0, (room - reserved) // each) if room is not None else None,
     )
 
 
-def _find_points(trace: Trace) -> list[int]:
-    """Return the events at which the backward of each step begins: its batch is the only one.
-
-    Where nothing is trained, they are those at which each pass of a model begins.
-    """
+def _find_steps(trace: Trace) -> list[int]:
+    """Return the events at which the backward of each step begins: its batch is the only one."""
     begins: dict[int, int] = {}
     for mark in trace.marks:
         if mark.phase is Phase.BACKWARD:
             begins.setdefault(mark.step, mark.index)
-    passes = [mark.index for mark in trace.marks if mark.phase in (Phase.FORWARD, Phase.EVAL)]
-    return [begins[step] for step in sorted(begins)] or passes
+    return [begins[step] for step in sorted(begins)]
+
+
+def _find_passes(trace: Trace) -> list[int]:
+    """Return the events at which each pass of a model begins that no backward follows.
+
+    Passes before the first update may gather what it learns from: alone they are no evaluation.
+    """
+    found: list[tuple[int, int]] = []
+    backwards = 0
+    for mark in trace.marks:
+        if mark.phase in (Phase.FORWARD, Phase.EVAL):
+            found.append((mark.index, backwards))
+        elif mark.phase is Phase.BACKWARD:
+            backwards += 1
+            if found and found[-1][1] == backwards - 1:
+                found.pop()
+    after = {before for _, before in found}
+    return [index for index, _ in found] if len(after) > 1 or backwards in after else []
 
 
 def _find_leftovers(trace: Trace, points: list[int]) -> tuple[list[list[Storage]], int]:

@@ -98,9 +98,10 @@ def _say_decisions(lines: Sequence[str], ways: Mapping[str, _Tried], chosen: Sim
 def _say_escapes(lines: Sequence[str], scaled: Mapping[str, _Tried], chosen: Simulated) -> str:
     """Return where numbers go to the host, and whether larger or smaller ones take more."""
     found = {name: _difference(one, chosen) for name, one in scaled.items()}
+    said = f"{UNCOMPUTED} go to the host at {join_lines(lines)}"
     if scaled and {*found.values()} == {_SAME}:
-        return f"larger and smaller made-up numbers at {join_lines(lines)} take as much"
-    said = f"{UNCOMPUTED} go to the host at {join_lines(lines)}, where what they decide is not seen"
+        return f"{said}; larger and smaller ones take as much"
+    said += ", where what they decide is not seen"
     return ": ".join(
         filter(None, (said, ", ".join(f"{name} ones ({how})" for name, how in found.items())))
     )

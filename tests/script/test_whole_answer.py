@@ -136,6 +136,47 @@ def test_a_loop_without_training_that_keeps_its_outputs_leaks(run):
     assert run(INFERS.replace("{then}", ".cpu()"), gpu="t4").traced.prediction.growth is None
 
 
+EVALUATES = """
+    import torch
+    model = torch.nn.Linear(64, 512).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        model(torch.randn(8, 64).cuda()).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    kept = []
+    model.eval()
+    for batch in range(20):
+        out = model(torch.randn(4096, 64, device="cuda"))
+        {then}
+"""
+
+
+def test_an_evaluation_after_training_that_keeps_its_outputs_leaks(run):
+    prediction = run(EVALUATES.replace("{then}", "kept.append(out)"), gpu="t4").traced.prediction
+    assert prediction.growth.bytes >= 4096 * 512 * 4
+    assert prediction.growth.holder.startswith("kept")
+    assert prediction.fit.verdict is FitVerdict.LEAKS
+    assert run(EVALUATES.replace("{then}", "pass"), gpu="t4").traced.prediction.growth is None
+
+
+def test_passes_whose_outputs_an_update_learns_from_are_no_leak(run):
+    rollouts = """
+        import torch
+        model = torch.nn.Linear(64, 512).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for update in range(2):
+            kept = []
+            for turn in range(20):
+                with torch.no_grad():
+                    kept.append(model(torch.randn(4096, 64, device="cuda")))
+            model(torch.stack(kept)[..., :64]).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """
+    assert run(rollouts, gpu="t4", steps=0).traced.prediction.growth is None
+
+
 KEEPS = """
     import torch
 

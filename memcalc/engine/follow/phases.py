@@ -243,6 +243,7 @@ class Phases:
             return original(*args, **kwargs)
         finally:
             self.backwards += 1
+            self._calls = 0
             self._observer.leaves_backward(self.backwards)
             self._begin_gap(Phase.BACKWARD)
 
@@ -308,8 +309,8 @@ class Phases:
             interrupts = self.phase is Phase.FORWARD and self._after is None
             phase = Phase.EVAL if evaluates else Phase.FORWARD
             self._enter(phase)
-            self._calls += not self.backwards
-            if self._calls > _FEW and not self.backwards:
+            self._calls += 1
+            if self._calls > _FEW:
                 self._mark(phase, source_lines.find_line())
             self._back_to = Phase.FORWARD if interrupts else None
         self._observer.enters_model(args)
