@@ -55,6 +55,8 @@ class Watched(msgspec.Struct, kw_only=True):
     source: str = "difference"
     """As in ``GpuReading``."""
     moments: list[Moment] = msgspec.field(default_factory=list)
+    now: Level | None = None
+    """The last sample."""
     peak_device: int | None = None
     peak_process: int | None = None
     samples: int = 0
@@ -75,6 +77,7 @@ class Watched(msgspec.Struct, kw_only=True):
     def take(self, now: Level, process: int | None, ours: Container[int]) -> None:
         """Count a sample in which the run held so many bytes."""
         self.samples += 1
+        self.now = now
         self.others |= {user.pid: user for user in now.users or () if user.pid not in ours}
         self.peak_device = max(self.peak_device or 0, now.memory.used)
         if process is not None:
