@@ -21,10 +21,7 @@ from memcalc.engine import checks, following, source_lines
 from memcalc.engine.patches import Patches
 
 _C: Any = torch._C
-RULE = (
-    "`.item()` and the like read true values of data that the code put on the GPU and of what "
-    "follows from it"
-)
+RULE = "`.item()` and similar return real values only for data that your code copied to the GPU"
 UNKNOWN = (
     "computed numbers read as made-up ones between 0.1 and 0.9 (at {}); PyTorch and Python decide "
     "nothing by them, and what `math`, NumPy and pandas make of them is not followed"
