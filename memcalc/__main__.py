@@ -9,7 +9,7 @@ from typing import Any
 
 INTERRUPTED = 130
 _GO_ON = (
-    "memcalc: interrupted; what was answered is kept (unless --no-cache): type the same to go on."
+    "memcalc: interrupted; run it again to resume (answers so far are kept, unless --no-cache)."
 )
 _NOT_KEPT = "memcalc: interrupted; nothing is kept of a script that has not ended."
 BROKEN_PIPE = 141

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from memcalc.catalog.architectures import validate
 from memcalc.errors import UsageError, meant, unknown
 from memcalc.files import untrusted_values
-from memcalc.files.offline import HOW, is_offline
+from memcalc.files.offline import GO_ONLINE, is_offline
 from memcalc.files.shipped import configs
 from memcalc.imports import is_named
 
@@ -272,12 +272,14 @@ def config_file(name: str, revision: str | None = None) -> Path:
     except errors.RevisionNotFoundError:
         raise NotOnHubError(f"on the hub it has no revision {revision}") from None
     except errors.LocalEntryNotFoundError:
-        why = f"{HOW} forbids asking the hub" if is_offline() else "the hub cannot be reached"
-        raise NotOnHubError(f"{why}, and the model is neither bundled nor in its cache") from None
+        why = "the hub cannot be reached, and the model is neither bundled nor in its cache"
+        if is_offline():
+            why = f"offline, and not bundled or in the hub's cache: {GO_ONLINE}"
+        raise NotOnHubError(why) from None
     except errors.EntryNotFoundError:
         raise NotOnHubError(f"on the hub it has no {_CONFIG}") from None
     except errors.HFValidationError:
-        raise NotOnHubError("that is no name of the hub's form") from None
+        raise NotOnHubError("a model on the hub is named OWNER/MODEL") from None
     except Exception as error:  # The hub's client does not catch errors of its transport.
         raise NotOnHubError(f"the hub answered {type(error).__name__}") from None
 

@@ -24,6 +24,7 @@ VERBS = {
     "memcalc wrote.",
     "measure": "Train for real, one process per run, beside the estimate.",
     "run": "Run any command and report its GPU and main memory; its exit code is passed on.",
+    "watch": "Run any command and show its GPU memory live, by process and by step.",
     "simulate": "Run your own training script, unchanged, on a simulated GPU.",
     "compare": "Report how accurate the estimates of measured runs were: median, worst, by group.",
     "check": "Judge the memory budgets of a repository's training runs.",

@@ -25,7 +25,7 @@ _TENSORBOARD = "torch.utils.tensorboard.writer"
 _ENDLESS = 1_000
 """Decisions that are alike in a row before a loop that waits for another one is given it."""
 RULE = (
-    "`.item()` and the like read true values of data that the code put on the GPU and of what "
+    "`.item()` and similar return real values of data that your code copied to the GPU and of what "
     "follows from it"
 )
 UNKNOWN = (

@@ -4,6 +4,7 @@ import os
 
 HOW = "--offline, HF_HUB_OFFLINE or UV_OFFLINE"
 """What forbids it."""
+GO_ONLINE = "leave out --offline, HF_HUB_OFFLINE and UV_OFFLINE"
 MISSING = "is not here, and this is offline"
 """Ends the reason for which something is missing that a network would give."""
 

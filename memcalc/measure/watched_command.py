@@ -7,9 +7,11 @@ import resource
 import shlex
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -36,10 +38,36 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     """The readings of all GPUs on which it held memory."""
 
 
-def run(command: Sequence[str], interval: float = INTERVAL) -> CommandResult:
-    """Run a command to its end, with this process's standard streams, and measure its memory.
+class CommandNow(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample of a running command."""
 
-    ``interval``: seconds between samples.
+    seconds: float
+    """Since it began."""
+    pids: frozenset[int]
+    """Of its processes."""
+    resident: int
+    """Bytes of main memory, the most so far."""
+    cards: tuple[CardWatch, ...]
+    reason: str
+    """Why there are no readings of a GPU; empty: there are."""
+
+
+def run(
+    command: Sequence[str],
+    interval: float = INTERVAL,
+    *,
+    environment: Mapping[str, str] | None = None,
+    seen: Callable[[CommandNow], None] | None = None,
+    show: Callable[[str], None] | None = None,
+) -> CommandResult:
+    """Run a command to its end.
+
+    Args:
+        command: its words.
+        interval: seconds between samples.
+        environment: its variables; None: those of this process.
+        seen: called with each sample.
+        show: called with each line that it prints; None: it has this process's streams.
 
     Raises:
         UsageError: it cannot be started.
@@ -49,17 +77,30 @@ def run(command: Sequence[str], interval: float = INTERVAL) -> CommandResult:
         try:
             # Should this process die, the command is asked to end.
             dies = functools.partial(die_with, os.getpid(), signal.SIGTERM)
-            process = subprocess.Popen(command, preexec_fn=dies)
+            streams: dict[str, Any] = {}
+            if show is not None:
+                streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            process = subprocess.Popen(command, preexec_fn=dies, env=environment, **streams)
         except OSError as error:
             raise UsageError(f"Cannot run {command[0]!r}: {error.strerror}.") from None
         resident, ours = 0, set[int]()
-        with _passing_signals(process):
+        with _passing_signals(process), _showing(process, show):
             while process.poll() is None:
                 pids, together = _list_processes(process.pid)
                 # The driver may list a process a little longer than it lives.
                 ours |= pids
                 resident = max(resident, together, _peak_resident_set(process.pid))
                 reason = _sample(watched, ours) or reason
+                if seen is not None:
+                    seen(
+                        CommandNow(
+                            seconds=time.monotonic() - began,
+                            pids=frozenset(ours),
+                            resident=resident,
+                            cards=tuple(watched),
+                            reason=reason,
+                        )
+                    )
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(interval)
         seconds = time.monotonic() - began
@@ -129,6 +170,27 @@ def _open_cards() -> Iterator[tuple[Nvml | None, list[CardWatch], str]]:
         yield nvml, watched, reason
     finally:
         nvml.close()
+
+
+@contextlib.contextmanager
+def _showing(
+    process: subprocess.Popen[bytes], show: Callable[[str], None] | None
+) -> Iterator[None]:
+    """Hand on what a process prints, line by line, while the context lasts."""
+    stream = process.stdout
+    if stream is None or show is None:
+        yield
+        return
+
+    def hand_on() -> None:
+        for line in stream:
+            show(line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2])
+
+    thread = threading.Thread(target=hand_on, daemon=True)
+    thread.start()
+    yield
+    # A process that it left behind may keep the stream open.
+    thread.join(timeout=1)
 
 
 @contextlib.contextmanager

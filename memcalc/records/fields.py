@@ -67,7 +67,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     def help(self) -> str:
         """The description, the choices and the default, in sentences."""
         parts = [self.words]
-        parts += [f"One of {', '.join(self.choices)}."] if self.choices else []
+        parts += [f"Choices: {', '.join(self.choices)}."] if self.choices else []
         parts += [f"Default: {self.otherwise}."] if self.otherwise else []
         return " ".join(parts)
 

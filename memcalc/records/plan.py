@@ -115,7 +115,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         about("Model", otherwise="none, or the checkpoint's own"),
     ] = None
     """Load the model's linear layers quantized, by bitsandbytes or torchao; nf4-dq quantizes the
-    scales too. none dequantizes a checkpoint that is quantized."""
+    scales too, and none dequantizes a quantized checkpoint."""
     bnb_4bit_compute_dtype: Annotated[
         Literal["bfloat16", "float16", "float32"] | None,
         about("Model", otherwise="the precision's"),
@@ -211,7 +211,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     assumed: Annotated[tuple[Text, ...], about("", option=None)] = ()
     """How a recipe was read, and what it leaves to its framework."""
     target: Annotated[Literal["cuda", "cpu"], about("GPU")] = "cuda"
-    """Where it trains."""
+    """Device to train on."""
     torch: Annotated[Version | None, about("GPU", otherwise="the installed one")] = None
     """PyTorch version that will run."""
     transformers: Annotated[Release | None, about("GPU", otherwise="the installed one")] = None

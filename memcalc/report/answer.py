@@ -61,7 +61,8 @@ def _unusual(prediction: Prediction) -> Iterator[Line]:
         return
     yield from _unusual_layout(prediction)
     yield from (Line(f"  {one}") for one in prediction.assumptions if one.startswith(EMULATED))
-    if plan.precision not in ("fp32", "tf32"):
+    half = str(dict(plan.parallel_args).get("param_dtype", ""))
+    if plan.precision not in ("fp32", "tf32") or "16" in half:
         return
     if plan.infers:
         if prediction.components.get(Component.WEIGHTS, 0) > 4 * _LARGE:

@@ -167,7 +167,7 @@ def search_lines(search: Search, before: Figures) -> list[Line]:
     high = " (with the largest CUDA context)" if search.rung == "process_used" else ""
     count = f"{len(search.trials)} plans estimated"
     if search.ruled_out:
-        count += f", {search.ruled_out} ruled out by what no change of theirs can save"
+        count += f", {search.ruled_out} ruled out without a run"
     limit = f"{format_bytes(search.limit)} of {rung}{high}"
     best = search.best
     if best is None or best.figures is None:

@@ -190,7 +190,7 @@ def _setting(row: Trial, answer: FitAnswer) -> tuple[Cell, ...]:
 def notes(answer: FitAnswer, *, verbose: bool = True) -> list[str]:
     """Return how it was decided, the assumptions, and what is not counted."""
     said = [
-        "decided by replaying every allocation at the GPU's size, with the largest CUDA context"
+        "fit: all allocations were replayed on a GPU of this size, with the largest CUDA context"
     ]
     if answer.limits:
         said[0] += "; each largest size and the next one were run in full"

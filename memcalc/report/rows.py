@@ -4,8 +4,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
+from memcalc.dialects import FILES
 from memcalc.estimation.fits import describe_growth, explain_tight
-from memcalc.records.fields import COMPARED, varied_settings
+from memcalc.records.fields import COMPARED, FIELDS, changed_settings, varied_settings
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import RUNGS, Fit, FitVerdict, Prediction, Span
@@ -44,7 +45,7 @@ STYLES = {
     Component.INPUTS: Style("#000000", "", "i", "inputs", "the batch"),
     Component.ACTIVATIONS: Style("#E69F00", "", "a", "activations", "saved for backward"),
     Component.HELD: Style(
-        "#DDCC77", "\\\\\\", "h", "held by script", "lists and copies in variables"
+        "#DDCC77", "\\\\\\", "h", "held by script", "tensors in the script's variables"
     ),
     Component.TEMPORARIES: Style("#F0E442", "..", "t", "temporaries", "short-lived results"),
     Component.AUTOCAST_COPIES: Style(
@@ -115,7 +116,8 @@ def describe(plan: Plan, seq: int | None, without: Collection[str] = ()) -> str:
         does = does if plan.generate is None else f"{plan.generate} tokens generated"
         cache = f"{plan.cache} cache" if plan.cache != "dynamic" else ""
         beams = f"{plan.beams} beams" if plan.beams > 1 else ""
-        return ", ".join(filter(None, (does, precision, size, base, adapters, cache, beams)))
+        rest = _others(plan, without)
+        return ", ".join(filter(None, (does, precision, size, base, adapters, cache, beams, *rest)))
     parts = [
         *(optim, precision, size),
         f"accumulation {plan.grad_accum}" if plan.grad_accum > 1 else "",
@@ -129,8 +131,26 @@ def describe(plan: Plan, seq: int | None, without: Collection[str] = ()) -> str:
         "updates in backward" if plan.optim_in_backward else "",
         "resumed" if plan.resume else "",
         f"then {plan.eval} batches of evaluation" if plan.eval else "",
+        *_others(plan, without),
     ]
     return ", ".join(filter(None, parts))
+
+
+_DESCRIBED = {
+    *("model", "task", "preset", "recipe", "command", "inputs", "gpu", *COMPARED, *FILES),
+    *("grad_accum", "checkpointing", "quant", "lora", "liger", "compile", "parallel", "devices"),
+    *("loop", "optim_in_backward", "resume", "eval", "generate", "inference", "cache", "beams"),
+}
+"""Fields that a plan's line describes in words, or that stand elsewhere."""
+
+
+def _others(plan: Plan, without: Collection[str]) -> Iterator[str]:
+    """Yield the other settings that were asked for, as they are typed."""
+    for name, value in changed_settings(plan).items():
+        if name not in (*_DESCRIBED, *without) and FIELDS[name].option is not None:
+            option, *words = FIELDS[name].write(value)
+            shown = (word for word in words if word != option)
+            yield " ".join([option.removeprefix("--"), *shown])
 
 
 def shares(sizes: Sequence[int]) -> list[str]:
@@ -246,8 +266,8 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
             left = "more than torch.cuda.set_per_process_memory_fraction leaves"
         yield (
             f"out of memory in {refusal.phase.value}{at}: asked for {format_bytes(refusal.asked)}, "
-            f"{left}; the figures are those "
-            f"{'until then' if refusal.last else 'of a run without a limit'}"
+            f"{left}; the figures are from "
+            f"{'the run until then' if refusal.last else 'a run without a memory limit'}"
         )
     if grows is not None and grows.matters:
         yield describe_growth(grows)

@@ -16,7 +16,7 @@ def blocks(prediction: Prediction, serving: Serving) -> Iterator[Block]:
         yield Line(f"  {plan.name} ({prediction.head}): {engine} itself started here")
     else:
         head = f"  {plan.model} ({prediction.head}): {plan.precision}"
-        yield Line(f"{head}, by the rules of {engine}, which was not run")
+        yield Line(f"{head}, calculated by the rules of {engine}")
     yield Line("")
     yield _budget(serving)
     yield Line("")

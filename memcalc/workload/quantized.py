@@ -43,7 +43,7 @@ def describe_dtypes(plan: Plan) -> str:
     already = checkpoint_settings(plan)
     named = plan.bnb_4bit_compute_dtype if already is None else read_compute_dtype(already)
     if named in (None, dtype):
-        return f"linear layers compute in {dtype}, and so is the model loaded"
+        return f"the model is loaded in {dtype}, and its linear layers compute in it"
     who = "you say" if already is None else "the checkpoint says"
     return (
         f"linear layers compute in {named}, as {who} (bnb_4bit_compute_dtype), and the model is "

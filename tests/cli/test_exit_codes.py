@@ -19,7 +19,7 @@ from tests.measure import models
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
-        (KeyboardInterrupt(), 130, "type the same to go on"),
+        (KeyboardInterrupt(), 130, "run it again to resume"),
         (typer.Abort(), 130, None),
         (BrokenPipeError(32, "Broken pipe"), 141, None),
         (OSError(28, "No space left on device"), 3, "Cannot write the answer: No space"),

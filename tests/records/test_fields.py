@@ -276,4 +276,4 @@ def test_a_new_field_is_declared_in_one_place_only(monkeypatch, in_file):
     context = app.make_context("ask", ["gpt2"])
     context.meta[ALL] = True
     shown = app.get_help(context)
-    assert "Outputs to keep. One of all, some." in " ".join(shown.split())
+    assert "Outputs to keep. Choices: all, some." in " ".join(shown.split())

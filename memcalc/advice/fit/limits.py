@@ -135,16 +135,16 @@ def with_advice(limit: Limit, plan: Plan, seq: int | None, architecture: Archite
     if most is None:
         return limit
     wanted = multiple(plan.precision, architecture)
-    guide = f"Tensor Cores like multiples of {wanted} in {plan.precision} ({_GUIDE})"
+    guide = f"Tensor Cores are fastest with multiples of {wanted} in {plan.precision} ({_GUIDE})"
     size, step = most, wanted // math.gcd(wanted, seq or 1)
     if wanted == 1:
         guide = "matrix products here do not use Tensor Cores, so any size is fine"
     elif limit.axis == "seq":
         size = most - most % wanted or most
     elif step == 1:
-        guide = f"any batch of {seq} tokens makes multiples of {wanted}; {guide}"
+        guide = f"any batch size gives a multiple of {wanted} tokens; {guide}"
     elif most < step:
-        guide = f"too few for multiples of {wanted} tokens; {guide}"
+        guide = f"too small for a multiple of {wanted} tokens; {guide}"
     else:
         size = most - most % step
     return replace(limit, suggested=size, advice=guide)

@@ -48,7 +48,7 @@ _SDPA = "Dao et al. 2022, arXiv:2205.14135: exact attention, and faster"
 _EXPANDABLE = "CUDA semantics in PyTorch's documentation (2.13): expandable_segments"
 _NO_GPU = "a CPU run has no CUDA allocator and no CUDA kernels"
 _SETTING = re.compile(r",?expandable_segments:\w*")
-_NONE = "none known"
+_NONE = "none"
 _HALF = "transformers documentation, Optimizing inference: weights in half precision"
 _PURE = "Zamirai et al. 2020, arXiv:2010.06192: nearest rounding loses small updates"
 _KBIT = "peft 0.17, prepare_model_for_kbit_training: casts what is not quantized to fp32"
@@ -82,13 +82,13 @@ def of_step(plan: Plan) -> Iterator[Remedy]:
         yield row(0, "set_to_none", title, _NONE, _SET_TO_NONE, set_to_none=True)
     if loops.of(plan).keep_outputs(plan):
         title = "drop the outputs: loss = model(**batch).loss (--no-keep-outputs)"
-        cost = "none, unless something reads them after the loss"
+        cost = "none, if nothing reads them after the loss"
         yield row(0, "outputs", title, cost, _OUTPUTS, keep_outputs=False)
     config = models.find(plan.model).config or {}
     off = config.get("use_cache") is False or plan.checkpointing or plan.loop == "trainer"
     if plan.kv_cache or (plan.kv_cache is None and not off):
         title = "return no keys and values: use_cache=False (--no-kv-cache)"
-        cost = "none: training does not read them"
+        cost = "none: training never reads them"
         yield row(0, "kv cache", title, cost, _CACHE, kv_cache=False)
 
 

@@ -56,6 +56,8 @@ class CardWatch(msgspec.Struct, kw_only=True):
     source: str = "difference"
     """As in ``GpuReading``."""
     moments: list[Moment] = msgspec.field(default_factory=list)
+    now: Level | None = None
+    """The last sample."""
     peak_device: int | None = None
     peak_process: int | None = None
     samples: int = 0
@@ -76,6 +78,7 @@ class CardWatch(msgspec.Struct, kw_only=True):
     def add_sample(self, now: Level, process: int | None, ours: Container[int]) -> None:
         """Add a sample to the peaks; ``process``: bytes that the run held, None if unknown."""
         self.samples += 1
+        self.now = now
         self.others |= {user.pid: user for user in now.users or () if user.pid not in ours}
         self.peak_device = max(self.peak_device or 0, now.memory.used)
         if process is not None:
