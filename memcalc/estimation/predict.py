@@ -8,7 +8,7 @@ from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError
 from memcalc.estimation.base_prediction import build_prediction, highest
 from memcalc.estimation.fits import make_device, outside_span
-from memcalc.estimation.question import Question
+from memcalc.estimation.question import ResolvedPlan
 from memcalc.estimation.replays import (
     Replays,
     judge_devices,
@@ -33,7 +33,7 @@ UNCOUNTED = (
 )
 
 
-def predict(question: Question, trace: Trace, state: OptimizerState, play: Play) -> Prediction:
+def predict(question: ResolvedPlan, trace: Trace, state: OptimizerState, play: Play) -> Prediction:
     """Make a prediction from a trace; ``play`` replays its calls if the plan's GPU is too small."""
     notes = tuple(_note_cache(question.plan, trace))
     if question.plan.target == "cpu":
@@ -73,7 +73,7 @@ def predict(question: Question, trace: Trace, state: OptimizerState, play: Play)
 
 
 def _build(
-    question: Question,
+    question: ResolvedPlan,
     trace: Trace,
     state: OptimizerState,
     phases: tuple[PhasePeak, ...],
