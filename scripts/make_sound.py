@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from transformers.models.auto import feature_extraction_auto, processing_auto
 
 from memcalc.catalog import architectures, audio, models
-from memcalc.catalog.audio import Sound, Tensor
+from memcalc.catalog.audio import AudioTensor, Sound
 from memcalc.files.artifact import encode
 from memcalc.workload import tasks
 from memcalc.workload.inputs import Inputs
@@ -94,7 +94,7 @@ def row(model_type: str) -> Sound | None:
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape[1:])
         fixed = getattr(extractor, "nb_max_frames", None)
-        inputs[name] = Tensor(
+        inputs[name] = AudioTensor(
             shape=shape,
             dtype=str(tensor.dtype).removeprefix("torch."),
             mask=name in MASKS,

@@ -8,7 +8,7 @@ from memcalc.files import shipped
 from memcalc.files.artifact import decode
 
 
-class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+class AudioTensor(msgspec.Struct, frozen=True, kw_only=True):
     """A model input made from a recording."""
 
     shape: tuple[int, ...]
@@ -25,7 +25,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
 class Sound(msgspec.Struct, frozen=True, kw_only=True):
     """The inputs of a model for ten seconds of one recording."""
 
-    inputs: dict[str, Tensor]
+    inputs: dict[str, AudioTensor]
     tokens: int | None = None
     """Tokens of a language model that it takes the place of, or None."""
 

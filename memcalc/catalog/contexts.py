@@ -48,8 +48,8 @@ def ranges(gpu: Gpu | None) -> ContextRanges:
     return table()[gpu.name if gpu is not None else "any"]
 
 
-class Library(msgspec.Struct, frozen=True, kw_only=True):
-    """The code for GPUs in a library, which is loaded whole unless kernels are loaded lazily."""
+class CodeSize(msgspec.Struct, frozen=True, kw_only=True):
+    """The size of a library's code for GPUs, loaded whole unless kernels are loaded lazily."""
 
     name: str
     source: str
@@ -62,9 +62,9 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @functools.cache
-def libraries() -> tuple[Library, ...]:
+def libraries() -> tuple[CodeSize, ...]:
     """Return the versions of cuDNN whose code sizes are known."""
-    return shipped.read("contexts.toml", lambda data: decode(tuple[Library, ...], data["library"]))
+    return shipped.read("contexts.toml", lambda data: decode(tuple[CodeSize, ...], data["library"]))
 
 
 def library_span(gpu: Gpu, torch: tuple[int, int]) -> Span | None:

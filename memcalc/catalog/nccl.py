@@ -30,7 +30,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """The size of the smallest group that has it."""
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
+class NcclTable(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of configs/nccl.toml."""
 
     part: tuple[Part, ...]
@@ -60,10 +60,10 @@ def nccl_span(gpu: Gpu | None, groups: tuple[int, ...]) -> Span:
 
 
 @functools.cache
-def table() -> Table:
+def table() -> NcclTable:
     """Read the table of NCCL.
 
     Raises:
         UsageError: the file is damaged.
     """
-    return shipped.read("nccl.toml", lambda data: decode(Table, data))
+    return shipped.read("nccl.toml", lambda data: decode(NcclTable, data))

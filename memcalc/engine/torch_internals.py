@@ -314,7 +314,7 @@ _ALLOCATION, _OPERATOR = _KINDS.Allocation, _KINDS.TorchOp
 _NODE = "autograd::engine::evaluate_function: "
 
 
-class Block(msgspec.Struct):
+class ProfiledBlock(msgspec.Struct):
     """A block as the profiler recorded it."""
 
     address: int
@@ -336,18 +336,18 @@ class _Frame(msgspec.Struct):
     node: str
 
 
-def blocks_by_operator(profiler: Any, device: str = "cuda") -> list[Block]:
+def blocks_by_operator(profiler: Any, device: str = "cuda") -> list[ProfiledBlock]:
     """Return the blocks that a device allocated while the profiler ran, in order."""
     changes: list[tuple[int, int, int, _Frame]] = []
     reads: list[tuple[int, int, torch.dtype]] | None = [] if profiler.record_shapes else None
     _collect_changes(profiler_events(profiler), _Frame("", 0, ""), device, changes, reads)
-    found: list[Block] = []
-    alive: dict[int, tuple[Block, int]] = {}
+    found: list[ProfiledBlock] = []
+    alive: dict[int, tuple[ProfiledBlock, int]] = {}
     changes.sort(key=lambda change: change[0])
-    spans: dict[int, list[tuple[int, Block]]] = {}
+    spans: dict[int, list[tuple[int, ProfiledBlock]]] = {}
     for moment, address, size, frame in changes:
         if size > 0:
-            block = Block(address=address, op=frame.op)
+            block = ProfiledBlock(address=address, op=frame.op)
             alive[address] = block, frame.end
             spans.setdefault(address, []).append((moment, block))
             found.append(block)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from memcalc import registry
-from memcalc.estimation.question import Question
+from memcalc.estimation.question import ResolvedPlan
 from memcalc.records.model import DTYPE_BYTES, Inventory, OptimizerState, StateTensor
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Peak, PhasePeak, Prediction, RuleOfThumb
@@ -91,7 +91,7 @@ def is_whole(plan: Plan) -> bool:
     return layouts.spread(plan).layout in _UNDIVIDED
 
 
-def state_for(question: Question, trace: Trace) -> OptimizerState:
+def state_for(question: ResolvedPlan, trace: Trace) -> OptimizerState:
     """Return the optimizer's state on one GPU.
 
     It follows from closed forms where the registry has them. For state that is divided over GPUs,

@@ -7,7 +7,7 @@ from memcalc.catalog.gpus import Gpu
 from memcalc.records.replay import UNLIMITED
 
 
-class Card(NamedTuple):
+class CardMemory(NamedTuple):
     """The memory of a simulated GPU, in bytes."""
 
     kept: int
@@ -22,10 +22,10 @@ class Card(NamedTuple):
         return {"MEMCALC_STUB_KEPT": str(self.kept), "MEMCALC_STUB_OUTSIDE": str(self.outside)}
 
 
-def card_memory(gpu: Gpu | None) -> Card:
+def card_memory(gpu: Gpu | None) -> CardMemory:
     """Return the memory of a GPU; without a GPU, of one that is never full."""
     context = contexts.ranges(gpu).total
     outside = context.likely if context.likely is not None else context.low
     if gpu is None:
-        return Card(0, outside, UNLIMITED)
-    return Card((gpu.nvml_memory or gpu.memory) - gpu.memory, outside, gpu.memory - outside)
+        return CardMemory(0, outside, UNLIMITED)
+    return CardMemory((gpu.nvml_memory or gpu.memory) - gpu.memory, outside, gpu.memory - outside)

@@ -18,7 +18,7 @@ from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.engine import JudgedRun
 from memcalc.estimation.fits import make_device
-from memcalc.estimation.question import Question, look_up
+from memcalc.estimation.question import ResolvedPlan, look_up
 from memcalc.files.untrusted_values import content
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Prediction, Varied, Way
@@ -113,7 +113,7 @@ def run_varying_lengths(plan: Plan, text: str, timeout: float = math.inf) -> Var
 
 
 def _run(
-    question: Question, runs: Sequence[tuple[str, Plan, Sequence[int]]], timeout: float
+    question: ResolvedPlan, runs: Sequence[tuple[str, Plan, Sequence[int]]], timeout: float
 ) -> list[JudgedRun]:
     """Run named plans over batches of these lengths, in parallel within the machine's memory."""
     gpu = question.gpu

@@ -8,7 +8,7 @@ from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError
 from memcalc.estimation.base_prediction import build_prediction, highest
 from memcalc.estimation.fits import make_device, outside_span
-from memcalc.estimation.question import Question, look_up
+from memcalc.estimation.question import ResolvedPlan, look_up
 from memcalc.estimation.replays import (
     Replays,
     judge_devices,
@@ -35,7 +35,7 @@ UNCOUNTED = (
 )
 
 
-def predict(question: Question, trace: Trace, state: OptimizerState, play: Play) -> Prediction:
+def predict(question: ResolvedPlan, trace: Trace, state: OptimizerState, play: Play) -> Prediction:
     """Make a prediction from a trace; ``play`` replays its calls if the plan's GPU is too small."""
     notes = tuple(_note_cache(question.plan, trace))
     if question.plan.target == "cpu":
@@ -75,7 +75,7 @@ def predict(question: Question, trace: Trace, state: OptimizerState, play: Play)
 
 
 def _build(
-    question: Question,
+    question: ResolvedPlan,
     trace: Trace,
     state: OptimizerState,
     phases: tuple[PhasePeak, ...],
@@ -180,7 +180,7 @@ def _note_quantized_cache(plan: Plan, trace: Trace) -> Iterator[str]:
 
 
 def predict_with_settings(
-    question: Question, run: Replays, conf: str, known: Prediction
+    question: ResolvedPlan, run: Replays, conf: str, known: Prediction
 ) -> tuple[Prediction, Trace]:
     """Answer a plan with other settings of the allocator, by a replay of a run without.
 

@@ -22,7 +22,7 @@ ASSUMED = Target(capability=(8, 0), multiprocessors=108, torch=(2, 14))
 """The GPU of a run that names none: an NVIDIA A100."""
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A plan with its optimizer, GPU and PyTorch looked up."""
 
     plan: Plan
@@ -52,7 +52,7 @@ def canonical(plan: Plan) -> Plan:
     )
 
 
-def look_up(plan: Plan) -> Question:
+def look_up(plan: Plan) -> ResolvedPlan:
     """Look up the optimizer, GPU and PyTorch that a plan names.
 
     Raises:
@@ -61,7 +61,7 @@ def look_up(plan: Plan) -> Question:
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     target, notes = resolve(plan, gpu)
     notes = (*models.notes(plan.model), *notes)
-    return Question(plan=plan, choice=registry.of(plan), gpu=gpu, target=target, notes=notes)
+    return ResolvedPlan(plan=plan, choice=registry.of(plan), gpu=gpu, target=target, notes=notes)
 
 
 def find_user_code(plan: Plan) -> str | None:

@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 from memcalc.engine.alloc_conf import without_fraction
 from memcalc.engine.simulated_gpu import MEMORY
 from memcalc.estimation.fits import Device, cards_to_try, judge, make_device
-from memcalc.estimation.question import Question, look_up
+from memcalc.estimation.question import ResolvedPlan, look_up
 from memcalc.records.levels import Levels
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, PhasePeak, Prediction
 from memcalc.records.replay import Call, Card, Play, Replay, Wanted
@@ -21,7 +21,7 @@ from memcalc.records.trace import Phase, Trace, components, counts
 from memcalc.records.trace import highest as highest_events
 
 
-def device_of_question(question: Question) -> Device | None:
+def device_of_question(question: ResolvedPlan) -> Device | None:
     """Return the GPU of a question as a device, or None if it names no GPU."""
     return make_device(question.gpu, plan=question.plan) if question.gpu is not None else None
 
@@ -98,13 +98,13 @@ def _phases(trace: Trace) -> tuple[PhasePeak, ...]:
     return tuple(found)
 
 
-def roomy_card(question: Question) -> Card:
+def roomy_card(question: ResolvedPlan) -> Card:
     """Return the card of a run without a memory limit."""
     memory = question.gpu.memory if question.gpu is not None else MEMORY
     return Card(conf=without_fraction(question.plan.alloc_conf), capacity=memory)
 
 
-def replay_full_gpu(question: Question, run: Replays, unlimited: Levels) -> Outcome | None:
+def replay_full_gpu(question: ResolvedPlan, run: Replays, unlimited: Levels) -> Outcome | None:
     """Replay the run at its GPU's size if it would reserve more than the GPU has.
 
     Returns:
@@ -131,7 +131,7 @@ def on_device(prediction: Prediction, trace: Trace, device: Device, play: Play) 
 
 
 def judge_devices(
-    question: Question, run: Replays, devices: Sequence[Device], reached: Levels | None = None
+    question: ResolvedPlan, run: Replays, devices: Sequence[Device], reached: Levels | None = None
 ) -> list[Fit]:
     """Judge whether a run fits each of some devices.
 

@@ -27,7 +27,7 @@ from memcalc.estimation.engine import JOB, RUN, JudgedRun
 from memcalc.estimation.fits import Device
 from memcalc.estimation.predict import predict, predict_with_settings
 from memcalc.estimation.processes import combine_ranks
-from memcalc.estimation.question import ASSUMED, Question, look_up
+from memcalc.estimation.question import ASSUMED, ResolvedPlan, look_up
 from memcalc.estimation.replays import Replays, device_of_question, judge_devices, outcome
 from memcalc.estimation.serving.answer import Model, ServingEngine, predicted
 from memcalc.estimation.serving.probe import generating, read
@@ -110,7 +110,7 @@ def _make_player(speaker: Speaker) -> Play:
 class SimulatedRun:
     """A run of a plan in this process, with CUDA over the stub driver."""
 
-    def __init__(self, question: Question, speaker: Speaker, request: dict[str, Any]) -> None:
+    def __init__(self, question: ResolvedPlan, speaker: Speaker, request: dict[str, Any]) -> None:
         """Insert the simulated GPU, and build the program without memory for its weights.
 
         ``request``: the settings of the run; ``room`` is the bytes that allocations may take,
@@ -245,7 +245,7 @@ def _predict_serving(plan: Plan, speaker: Speaker) -> Prediction:
     return predicted(prediction, plan, serving, question.gpu)
 
 
-def _room(question: Question) -> int:
+def _room(question: ResolvedPlan) -> int:
     """Return the allocator's bytes on the plan's GPU with the largest context.
 
     They are 80 GiB if the plan names no GPU.
@@ -259,7 +259,7 @@ def _room(question: Question) -> int:
     )
 
 
-def _note_card_size(question: Question, room: int) -> Iterator[str]:
+def _note_card_size(question: ResolvedPlan, room: int) -> Iterator[str]:
     """Yield a note on the card's size that a generation ran on, if reserved depends on it."""
     size = format_bytes(room)
     if question.plan.generate is not None and question.gpu is None:
@@ -285,7 +285,7 @@ def _answer_of_ranks(
 
 
 def _answer_of_run(
-    question: Question, traced: Trace, request: dict[str, Any], play: Play
+    question: ResolvedPlan, traced: Trace, request: dict[str, Any], play: Play
 ) -> dict[str, Any]:
     """Return the answer of one run: its fit on devices if requested, else its prediction."""
     if "devices" not in request:

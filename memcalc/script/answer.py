@@ -10,7 +10,7 @@ from memcalc.estimation.engine import engine
 from memcalc.estimation.kept import Traced
 from memcalc.estimation.predict import predict
 from memcalc.estimation.processes import FITTING, format_ranks, make_rank_row, need
-from memcalc.estimation.question import Question
+from memcalc.estimation.question import ResolvedPlan
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import LONGER, FitVerdict, OnGpu, Prediction
@@ -63,7 +63,7 @@ def _until_then(prediction: Prediction, code: int) -> Prediction:
 
 
 def predict_gpus(
-    question: Question, traces: Mapping[int, Trace], state: OptimizerState
+    question: ResolvedPlan, traces: Mapping[int, Trace], state: OptimizerState
 ) -> Traced | None:
     """Predict for the GPU that holds most, beside the peaks of all; None: none was used."""
     found = {

@@ -25,7 +25,7 @@ from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError, took_too_long
 from memcalc.estimation.card import card_memory
 from memcalc.estimation.kept import Traced
-from memcalc.estimation.question import Question
+from memcalc.estimation.question import ResolvedPlan
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.files.untrusted_values import reason
 from memcalc.records.replay import UNLIMITED
@@ -84,7 +84,7 @@ class Run:
 
     def __init__(
         self,
-        question: Question,
+        question: ResolvedPlan,
         program: Program,
         launch: Launch | None,
         folder: Path,

@@ -17,7 +17,7 @@ from memcalc.catalog.plan import STEPS, make
 from memcalc.engine.packages.stand_ins import STAND_INS
 from memcalc.estimation.card import card_memory
 from memcalc.estimation.kept import Traced, keep
-from memcalc.estimation.question import Question, look_up
+from memcalc.estimation.question import ResolvedPlan, look_up
 from memcalc.records.plan import Plan
 from memcalc.script.answer import Simulated, add_ending, combine_ranks
 from memcalc.script.command import Program, find_launched
@@ -81,7 +81,7 @@ def simulate(
     return replace(found, opened=run.opened)
 
 
-def run_work(question: Question, work: bytes) -> tuple[Traced | None, BaseException | None]:
+def run_work(question: ResolvedPlan, work: bytes) -> tuple[Traced | None, BaseException | None]:
     """Call a pickled function over the stub driver; returns what it took, and what it raised.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from memcalc.catalog import audio
-from memcalc.catalog.audio import Sound, Tensor
+from memcalc.catalog.audio import AudioTensor, Sound
 
 SECONDS = 10
 """Length of a recording for models that take any length."""
@@ -69,7 +69,7 @@ class Recordings:
             if name in self._names
         }
 
-    def _make_tensor(self, one: Tensor, batch: Any, like: dict[str, Any]) -> torch.Tensor:
+    def _make_tensor(self, one: AudioTensor, batch: Any, like: dict[str, Any]) -> torch.Tensor:
         shape, kind = list(one.shape), getattr(torch, one.dtype)
         if one.bins is not None:
             shape[one.bins] = self._count_bins(shape[one.bins])

@@ -39,7 +39,7 @@ _OLDEST_CUDA = 12
 """cuDNN 9.8 and later are built for CUDA 12 and 13 only; PyTorch's CUDA may be older."""
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class RefusedReleases(msgspec.Struct, frozen=True):
     """Releases that cannot plan for some simulated GPUs."""
 
     since: Version
@@ -50,11 +50,11 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 REFUSED = (
-    Refusal((8,), (9,), "cuDNN 8 does not accept a description of a GPU"),
+    RefusedReleases((8,), (9,), "cuDNN 8 does not accept a description of a GPU"),
     # Release notes of cuDNN 9.8: CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION is new.
-    Refusal((9,), (9, 8), "cuDNN before 9.8 does not accept a description of a GPU"),
+    RefusedReleases((9,), (9, 8), "cuDNN before 9.8 does not accept a description of a GPU"),
     # Tried: 9.8.0.87 and 9.10.2.21 end by a segmentation fault; 9.12, 9.13, 9.15 and 9.19 do not.
-    Refusal(
+    RefusedReleases(
         (9, 8),
         (9, 12),
         "cuDNN before 9.12 crashes when it plans for compute capability 10.0",
@@ -105,7 +105,7 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _Package(msgspec.Struct, frozen=True):
     package: str
     version: Version
     folder: str = ""
@@ -169,19 +169,19 @@ def _nearest(version: Version, capability: Version) -> Version | str:
     return next((one for one in later if _refusal(one, capability) is None), reason)
 
 
-def _find_local(paths: Sequence[Path]) -> _Found | None:
+def _find_local(paths: Sequence[Path]) -> _Package | None:
     """Return the cuDNN that PyTorch would load, from its package or the system, or None."""
     for place in paths:
         for found in sorted(place.glob("nvidia_cudnn_cu*-*.dist-info"), reverse=True):
             package, _, version = found.name.removesuffix(".dist-info").rpartition("-")
             folder = place / _FOLDER
             if any(folder.glob("libcudnn.so.[0-9]")):
-                return _Found(package.replace("_", "-"), _parse_version(version), str(folder))
+                return _Package(package.replace("_", "-"), _parse_version(version), str(folder))
     for folder in _list_system_folders(paths):
         for file in sorted(folder.glob("libcudnn.so.*.*.*")):
             version = file.name.removeprefix("libcudnn.so.")
             if re.fullmatch(r"\d+\.\d+\.\d+", version):
-                return _Found("", _parse_version(version), str(folder))
+                return _Package("", _parse_version(version), str(folder))
     return None
 
 
@@ -192,12 +192,12 @@ def _list_system_folders(paths: Sequence[Path]) -> Iterator[Path]:
     yield Path("/usr/local/cuda/lib64")
 
 
-def _read_requirement(paths: Sequence[Path]) -> _Found | None:
+def _read_requirement(paths: Sequence[Path]) -> _Package | None:
     """Return the package and version of cuDNN that PyTorch's metadata requires, or None."""
     installed = importlib.metadata.distributions(name="torch", path=[str(path) for path in paths])
     lines = (line for found in itertools.islice(installed, 1) for line in found.requires or ())
     named = next(filter(None, map(_PACKAGE.match, lines)), None)
-    return _Found(named[1], _parse_version(named[2])) if named else None
+    return _Package(named[1], _parse_version(named[2])) if named else None
 
 
 def _parse_version(text: str) -> Version:
