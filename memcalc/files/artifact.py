@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,8 @@ from memcalc.version import __version__
 SCHEMA = 2
 """1 spelled components of quantized weights otherwise."""
 T = TypeVar("T")
+_PATIENCE, _POLL = 5.0, 0.05
+"""Seconds to wait for the reader of a pipe, and between looks."""
 _IN_THE_WAY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)
 """A file can be written, but none can be put in its place, or not with its owner."""
 
@@ -109,12 +112,29 @@ def write_bytes(path: Path, data: bytes) -> None:
         if is_stream(path):
             number = _find_descriptor(path)
             # A copy of a descriptor shares its place in the file with whoever else writes there.
-            with open(path, "ab") if number is None else open(os.dup(number), "wb") as stream:
+            with open(_open(path) if number is None else os.dup(number), "wb") as stream:
                 stream.write(data)
         else:
             put(Path(os.path.realpath(path)), data)
     except (OSError, ValueError) as error:
         raise UsageError(f"Cannot write {path}: {untrusted_values.reason(error)}.") from None
+
+
+def _open(path: Path) -> int:
+    """Open a device, or a pipe that somebody reads, or will within seconds."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() > deadline:
+                raise OSError("it is a pipe that nobody reads") from None
+            time.sleep(_POLL)
+        else:
+            os.set_blocking(number, True)
+            return number
 
 
 def check_place(path: Path) -> None:

@@ -54,6 +54,13 @@ def test_a_pipe_gets_the_bytes_and_stays_a_pipe(pipe):
     assert stat.S_ISFIFO(os.stat(path).st_mode)
 
 
+def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(artifact, "_PATIENCE", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="it is a pipe that nobody reads"):
+        artifact.write(tmp_path / "pipe", "x")
+
+
 def test_measured_runs_go_into_a_pipe_once_when_all_are_there(pipe):
     path, got, reader = pipe
     with keeping(path, more=False, say=print) as keeper:
