@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import stat
-import time
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,8 +19,6 @@ from memcalc.version import __version__
 SCHEMA = 2
 """1 spelled components of quantized weights otherwise."""
 T = TypeVar("T")
-_PATIENCE, _POLL = 5.0, 0.05
-"""Seconds to wait for the reader of a pipe, and between looks."""
 _IN_THE_WAY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)
 """A file can be written, but none can be put in its place, or not with its owner."""
 
@@ -121,20 +118,13 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def _open(path: Path) -> int:
-    """Open a device, or a pipe that somebody reads, or will within seconds."""
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            if time.monotonic() > deadline:
-                raise OSError("it is a pipe that nobody reads") from None
-            time.sleep(_POLL)
-        else:
-            os.set_blocking(number, True)
-            return number
+    """Open a device, or a pipe that somebody reads: opening any other waits without end."""
+    try:
+        number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+    except OSError as error:
+        raise OSError("nobody reads it") if error.errno == errno.ENXIO else error from None
+    os.set_blocking(number, True)
+    return number
 
 
 def check_place(path: Path) -> None:
