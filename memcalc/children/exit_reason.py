@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+import tomllib
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,60 +97,7 @@ GARBLED = (
     "The {} sent an unreadable message: its code may write to descriptors that it has not opened."
 )
 """What is said of a process, by its name, whose answer is none."""
-_ADVICE = {
-    "environment variable RANK expected, but not set": (
-        "the script is one process of several: put torchrun --nproc-per-node and its number of "
-        "GPUs before it, in place of python."
-    ),
-    "(?i)Failed to find C compiler|No suitable C compiler": (
-        "Triton compiles its launcher with a C compiler, and there is none: install gcc or clang, "
-        "or set CC."
-    ),
-    r"Python\.h: No such file": (
-        "Triton compiles against Python's headers, and they are not here: install python3-dev."
-    ),
-    r"No module named 'flash_attn'|flash_attn.* doesn't seem to be installed": (
-        "flash-attn runs here as it does on a GPU, and it is not installed."
-    ),
-    "No operator found for `memory_efficient_attention": (
-        "this xformers has no kernels for this PyTorch: install the release that is built for it."
-    ),
-    "import of transformers halted": (
-        "the installed transformers does not take this PyTorch: add one that does, such as "
-        "--transformers 4.48."
-    ),
-    "cusparseLt": (
-        "only cuSPARSELt knows the size of 2:4 sparse weights, and it needs a GPU: they are not "
-        "simulated."
-    ),
-    # Its found_inf has the shape [1] (torch/distributed/fsdp/sharded_grad_scaler.py, 2.14).
-    r"\b_fused_adam\b.*: output with shape \[\] doesn't match": (
-        "a GPU raises this error too: PyTorch's fused Adam does not take the GradScaler of FSDP "
-        "version 1 (pytorch issue 140514). Use an optimizer that is not fused: --optim-arg "
-        'fused=false here, optim="adamw_torch" in TrainingArguments, or bf16.'
-    ),
-    "You can enable unused parameter detection": (
-        "a GPU raises this error too: DDP finds parameters that a batch does not use only with "
-        "find_unused_parameters=True, which memcalc estimate takes as --parallel-arg "
-        "find_unused_parameters=true."
-    ),
-    # Its kernel pads the sums of rows to 32 (kernel_forward.h), and halves of a share are merged.
-    "_templated_ring_attention .*The size of tensor a": (
-        "a GPU raises this error too: PyTorch's ring attention takes fp32, and GPUs before Ampere "
-        "any precision, only for sequences that are a multiple of 64 x cp tokens: choose such a "
-        "--seq, or --precision bf16."
-    ),
-    "invalid device ordinal": (
-        "the program uses a GPU that is not there: name as many as it uses, such as --gpu 2xa10g."
-    ),
-    "cudaMallocAsync does not yet support recordHistory": (
-        "memcalc reads PyTorch's own caching allocator: leave backend:cudaMallocAsync out."
-    ),
-    "Error building extension": (
-        "a package compiles an extension of its own, which fails here: install a release of it "
-        "that goes with this PyTorch, or do without it."
-    ),
-}
+_ADVICE = tomllib.loads(Path(__file__).with_name("advice.toml").read_text("utf-8"))["advice"]
 
 
 def advice(error: BaseException | None) -> str:
@@ -157,9 +105,9 @@ def advice(error: BaseException | None) -> str:
     for one in causes(error):
         raised_in = (frame.f_code.co_name for frame, _ in traceback.walk_tb(one.__traceback__))
         said = f"{' '.join(raised_in)}: {text_of(one)}"
-        for pattern, sentence in _ADVICE.items():
-            if re.search(pattern, said):
-                return sentence
+        for known in _ADVICE:
+            if re.search(known["where"], said):
+                return str(known["says"])
     return ""
 
 

@@ -109,12 +109,22 @@ def write_bytes(path: Path, data: bytes) -> None:
         if is_stream(path):
             number = _find_descriptor(path)
             # A copy of a descriptor shares its place in the file with whoever else writes there.
-            with open(path, "ab") if number is None else open(os.dup(number), "wb") as stream:
+            with open(_open(path) if number is None else os.dup(number), "wb") as stream:
                 stream.write(data)
         else:
             put(Path(os.path.realpath(path)), data)
     except (OSError, ValueError) as error:
         raise UsageError(f"Cannot write {path}: {untrusted_values.reason(error)}.") from None
+
+
+def _open(path: Path) -> int:
+    """Open a device, or a pipe that somebody reads: opening any other waits without end."""
+    try:
+        number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+    except OSError as error:
+        raise OSError("nobody reads it") if error.errno == errno.ENXIO else error from None
+    os.set_blocking(number, True)
+    return number
 
 
 def check_place(path: Path) -> None:

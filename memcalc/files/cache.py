@@ -88,6 +88,8 @@ def load(name: str, kind: type[T]) -> T | None:
     path = Path(name)
     try:
         path = _file(name, kind)
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a file")
         data = path.read_bytes()
         found: Any = unpack(data) if kind is Trace else _unseal(data, kind)
     except FileNotFoundError:

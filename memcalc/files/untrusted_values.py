@@ -3,10 +3,7 @@
 Nothing that is read here is run, and no file makes reading it take more than its size deserves.
 """
 
-import os
 import re
-import select
-import stat
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,8 +15,6 @@ from memcalc.errors import UsageError
 MOST = 256 << 20
 """Bytes of a file of results; a campaign of a thousand measured runs takes a tenth of it."""
 _PIECE = 1 << 20
-_PATIENCE = 5.0
-"""Seconds to wait for the writer of a pipe."""
 _LEAST, _LARGEST = -(1 << 63), (1 << 63) - 1
 """No size, count or time of a machine is larger."""
 _MANY_DIGITS = re.compile(rb"\d{19}")
@@ -35,17 +30,19 @@ def reason(error: BaseException) -> str:
 
 
 def content(path: Path, most: int = MOST) -> bytes:
-    """Read the bytes of a file; of a device or a pipe too, as long as they end.
+    """Read the bytes of a file; of a device or a shell's ``<(...)`` too, as long as they end.
 
     Raises:
-        UsageError: it cannot be read, nobody writes to it, or it holds more bytes than ``most``.
+        UsageError: it cannot be read, or holds more bytes than ``most``.
     """
+    data = bytearray()
     try:
-        # Opening a pipe waits for its writer, who may never come.
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        with open(number, "rb") as file:
-            data = bytearray(_first_byte(number))
-            os.set_blocking(number, True)
+        # Nobody may ever write to a pipe with a name; a shell's have none.
+        if path.is_fifo() and path.parts[1:2] not in (("dev",), ("proc",)):
+            raise OSError("it is a pipe, not a file")
+        if path.is_char_device():
+            most = min(most, MOST)
+        with open(path, "rb") as file:
             while len(data) <= most and (piece := file.read(_PIECE)):
                 data += piece
     except (OSError, ValueError, MemoryError) as error:
@@ -53,23 +50,6 @@ def content(path: Path, most: int = MOST) -> bytes:
     if len(data) > most:
         raise UsageError(f"{path} is larger than {most >> 20} MiB: such a file is not that large.")
     return bytes(data)
-
-
-def _first_byte(number: int) -> bytes:
-    """Wait for the writer of a pipe; returns what it took from the pipe for that.
-
-    Raises:
-        OSError: nobody writes to it.
-    """
-    if not stat.S_ISFIFO(os.fstat(number).st_mode) or select.select([number], [], [], _PATIENCE)[0]:
-        return b""
-    try:
-        first = os.read(number, 1)
-    except BlockingIOError:
-        return b""  # A writer that takes its time.
-    if not first:
-        raise OSError("it is a pipe, and nobody writes to it")
-    return first
 
 
 def json(path: Path, *, hint: str, most: int = MOST) -> Any:

@@ -6,11 +6,13 @@ The stub driver is loaded before this begins.
 import atexit
 import base64
 import contextlib
+import gc
 import os
 import pickle
 import posix
 import re
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Iterable
@@ -93,8 +95,8 @@ class _Run:
         try:
             self._ending = _run_to_end(request, session)
             self._finish()
-        except (Exception, SystemExit) as error:
-            self._give_up(error)
+        finally:
+            self._give_up()
 
     def _finish(self) -> NoReturn:
         """Do what Python does at the end of a program, and end as this did."""
@@ -102,6 +104,7 @@ class _Run:
         threading.excepthook = lambda _: None
         if not self._ending.stopped and not _raised:
             atexit._run_exitfuncs()
+            _delete_temporary_files()
         if self._ending.code == 1 and _by_number:
             _explain(self._session.values.reads.lines)
         if _getpid() != self._own:
@@ -114,15 +117,19 @@ class _Run:
         try:
             self._write_answer()
             flush()
-        except (Exception, SystemExit) as error:
-            self._give_up(error)
-        # Threads of PyTorch's would wait for a GPU that never answers.
-        self._exit(self._ending.code)
+            # Threads of PyTorch's would wait for a GPU that never answers.
+            self._exit(self._ending.code)
+        finally:
+            self._give_up()
 
-    def _give_up(self, error: BaseException) -> NoReturn:
-        """Say that there is no answer, with the last of Python that the program has left."""
+    def _give_up(self) -> NoReturn:
+        """Say that an error took the answer, by the little of Python that a program may leave.
+
+        Not even the names of errors may be there, which ``except`` would need.
+        """
         try:
             if _getpid() == self._own:
+                error = sys.exc_info()[1]
                 told = _NO_ANSWER.format(type(error).__name__, error)
                 failure.leave(self._answered.parent, told)
         finally:
@@ -152,6 +159,14 @@ class _Run:
             status = status or 1
         self._ending = msgspec.structs.replace(self._ending, code=status)
         self._end()
+
+
+def _delete_temporary_files() -> None:
+    """Close the files that Python deletes as the variables of a program that has ended go."""
+    kind = tempfile._TemporaryFileCloser  # type: ignore[attr-defined]
+    for one in gc.get_referrers(kind):
+        if isinstance(one, kind):
+            one.close()
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -209,16 +209,19 @@ def _find_swift_program(words: Sequence[str], environment: Mapping[str, str]) ->
 
 
 def run(program: Program) -> dict[str, Any]:
-    """Run it to its end; returns its variables, or none where it has emptied ``sys.argv``."""
+    """Run it to its end; returns its variables, or none where it has changed what runpy puts back.
+
+    That is ``sys.argv`` and ``sys.modules``.
+    """
     try:
         if program.path:
             return runpy.run_path(program.path, run_name="__main__")
         return runpy.run_module(program.module, run_name="__main__", alter_sys=True)
-    except IndexError as error:
-        last = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
-        if sys.argv or last.f_code.co_filename != runpy.run_path.__code__.co_filename:
+    except Exception as error:
+        *_, (last, _) = traceback.walk_tb(error.__traceback__)
+        code = last.f_code
+        if (code.co_filename, code.co_name) != (runpy.run_path.__code__.co_filename, "__exit__"):
             raise
-        # runpy has put its first argument back, where there is none.
         if error.__context__ is not None:
             raise error.__context__ from None
         return {}
@@ -227,14 +230,13 @@ def run(program: Program) -> dict[str, Any]:
 @contextlib.contextmanager
 def as_main(program: Program) -> Iterator[None]:
     """Set the arguments and the import path that Python gives to a program."""
-    before = sys.argv, list(sys.path)
+    before = sys.argv, sys.path, list(sys.path)
     sys.argv = [program.path or program.module, *program.arguments]
     sys.path.insert(0, str(Path(program.path).resolve().parent) if program.path else os.getcwd())
     try:
         yield
     finally:
-        sys.argv = before[0]
-        sys.path[:] = before[1]
+        sys.argv, sys.path, sys.path[:] = before
 
 
 def split_assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -82,7 +82,7 @@ def restore(folder: Path) -> list[str]:
                 act(folder, entry, kept)
             except OSError:
                 failed.append(os.fsdecode(entry.path))
-    return failed
+    return list(dict.fromkeys(failed))
 
 
 def restore_late(folder: Path) -> tuple[list[str], list[str]]:
@@ -178,12 +178,12 @@ def _restore_name(folder: Path, entry: Entry, _: set[str]) -> None:
 
 
 def _restore_status(_: Path, entry: Entry, __: set[str]) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_IFMT(os.lstat(entry.path).st_mode) == stat.S_IFMT(entry.mode):
-            _set_status(entry.path, entry)
+    _set_status(entry.path, entry)
 
 
 def _set_status(path: bytes, entry: Entry) -> None:
+    if stat.S_IFMT(os.lstat(path).st_mode) != stat.S_IFMT(entry.mode):
+        return
     with contextlib.suppress(PermissionError):
         os.chown(path, *entry.owner, follow_symlinks=False)
     if not stat.S_ISLNK(entry.mode):

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from memcalc.script.failure import read_file
-from memcalc.script.places import Place, find_places
+from memcalc.script.places import find_places
 
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
 _BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x40000
@@ -123,32 +123,31 @@ def _prepare(layers: Path) -> bool:
     return True
 
 
-def _cover(places: list[Place], layers: Path, mounted: list[str]) -> tuple[list[str], list[str]]:
+def _cover(
+    places: dict[str, bool], layers: Path, mounted: list[str]
+) -> tuple[list[str], list[str]]:
     """Mount overlays over places, or else make them read-only; returns both.
 
     ``mounted``: gets each path with a mount, also where this fails.
     """
     covered, read_only = list[str](), list[str]()
     # Not by their paths, which the first overlays hide.
-    inside = os.open(layers, os.O_PATH)
-    hidden = {place.path: os.open(place.path, os.O_PATH) for place in places if place.is_inside}
-    for place in places:
-        path = place.path
-        source = f"/proc/self/fd/{hidden[path]}" if path in hidden else path
-        if not place.holds_files:
-            _mount(source, path, "", _BIND)
-            mounted.append(path)
-            continue
-        try:
-            _overlay(source, path, f"/proc/self/fd/{inside}/{len(covered)}")
-            covered.append(path)
-            mounted.append(path)
-        except OSError:
-            _mount(source, path, "", _BIND)
-            mounted.append(path)
+    opened = {path: os.open(path, os.O_PATH) for path in (str(layers), *places)}
+    inside = f"/proc/self/fd/{opened.pop(str(layers))}"
+    for path, holds_files in places.items():
+        source = f"/proc/self/fd/{opened[path]}"
+        if holds_files:
+            with contextlib.suppress(OSError):
+                _overlay(source, path, f"{inside}/{len(covered)}")
+                covered.append(path)
+                mounted.append(path)
+                continue
+        _mount(source, path, "", _BIND)
+        mounted.append(path)
+        if holds_files:
             _make_read_only(path)
             read_only.append(path)
-    for number in (inside, *hidden.values()):
+    for number in (int(inside.rpartition("/")[2]), *opened.values()):
         os.close(number)
     return covered, read_only
 

@@ -74,18 +74,16 @@ def _carry(
 
 def _carry_new(found: Path, there: Path, carried: Carried) -> None:
     """Carry out a file, or a folder in which files are, unless that holds a checkpoint."""
-    inside = [found]
-    if found.is_dir():
-        inside = [Path(path, name) for path, _, names in os.walk(found) for name in names]
-    files = [path for path in inside if stat.S_ISREG(path.lstat().st_mode)]
+    modes = {path: path.lstat().st_mode for path in (found, *found.rglob("*"))}
+    files = [path for path, mode in modes.items() if stat.S_ISREG(mode)]
     if not files or any(number_of(path) is not None for path in files):
         return
-    for path in {*inside} - {*files}:
-        if not path.is_symlink():
+    for path, mode in modes.items():
+        if stat.S_ISDIR(mode):
+            with contextlib.suppress(OSError):
+                os.removexattr(path, _OPAQUE)
+        elif not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
             path.unlink()  # Sockets and pipes.
-    for path in (found, *(Path(path) for path, _, _ in os.walk(found))):
-        with contextlib.suppress(OSError):
-            os.removexattr(path, _OPAQUE)
     _try(carried, there, shutil.move, found, there)
 
 

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 _NO_FILES = re.compile(
     "autofs|binfmt_misc|bpf|cgroup2?|configfs|debugfs|devpts|devtmpfs|efivarfs|fusectl|hugetlbfs|"
@@ -20,30 +19,23 @@ _DEPTH, _MANY = 2, 1000
 """Folders below a mount, and entries of each, among which a user's own are looked for."""
 
 
-class Place(NamedTuple):
-    """A folder, or a file that lies beside mounts."""
-
-    path: str
-    is_inside: bool
-    """An overlay over a folder on the way hides it."""
-    holds_files: bool = True
-    """Files of a user, which an overlay must cover."""
-
-
-def find_places(*, has_users: bool) -> list[Place]:
+def find_places(*, has_users: bool) -> dict[str, bool]:
     """Return what to cover, and mounts that overlays hide; folders come before what is inside.
 
     ``has_users``: the namespace has users of its own. They can cover no folder in which others have
     mounted something, and can copy no folder that others own.
 
+    Returns:
+        By path whether a user's files are there, which an overlay must cover.
+
     Raises:
         OSError: this user writes to a folder that cannot be covered.
     """
-    mounts, found = _mounts(), list[Place]()
+    mounts, found = _mounts(), dict[str, bool]()
     for point in sorted(mounts):
-        is_inside = _is_inside(point, [place.path for place in found])
         if not mounts[point]:
-            found += [Place(point, is_inside, holds_files=False)] if is_inside else []
+            if _is_inside(point, found):
+                found[point] = False
             continue
         parts = [point]
         if has_users:
@@ -51,10 +43,9 @@ def find_places(*, has_users: bool) -> list[Place]:
         elif point == "/":
             parts = list(_children("/", list(mounts)))
         for part in parts:
-            found.append(Place(part, is_inside))
+            found[part] = True
             if has_users and not _is_inside(part, _OF_SYSTEM):
-                own = _own_parts(part, list(mounts))
-                found += [Place(path, is_inside=True) for path in own]
+                found |= dict.fromkeys(_own_parts(part, list(mounts)), True)
     return found
 
 

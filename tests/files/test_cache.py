@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -79,8 +80,14 @@ def test_a_damaged_entry_is_a_miss(folder, data):
         assert cache.load(entry(1), RuleOfThumb) is None
 
 
-def test_an_entry_that_is_a_folder_is_a_miss(folder):
-    (folder / f"{entry(1)}.json").mkdir(parents=True)
+@pytest.mark.parametrize(
+    "put",
+    [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero"),
+     lambda path: path.symlink_to(path)],
+)  # fmt: skip
+def test_an_entry_that_is_no_file_is_a_miss(folder, put):
+    folder.mkdir()
+    put(folder / f"{entry(1)}.json")
     with pytest.warns(UserWarning, match="ignoring the cached answer"):
         assert cache.load(entry(1), RuleOfThumb) is None
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -28,8 +29,12 @@ def pipe(tmp_path):
     path, got = tmp_path / "pipe", []
     os.mkfifo(path)
 
+    reads = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reads, True)
+
     def read():
-        with open(path, "rb") as file:
+        select.select([reads], [], [])
+        with open(reads, "rb") as file:
             got.append(file.read())
 
     reader = threading.Thread(target=read, daemon=True)
@@ -52,6 +57,12 @@ def test_a_pipe_gets_the_bytes_and_stays_a_pipe(pipe):
     reader.join(5)
     assert got == [b"all of it"]
     assert stat.S_ISFIFO(os.stat(path).st_mode)
+
+
+def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="nobody reads it"):
+        artifact.write(tmp_path / "pipe", "x")
 
 
 def test_measured_runs_go_into_a_pipe_once_when_all_are_there(pipe):

@@ -51,6 +51,14 @@ def test_what_was_registered_is_called_at_the_end(run, tmp_path, text, code, sai
     assert (file.read_text() if file.exists() else "") == said
 
 
+@pytest.mark.nightly
+def test_a_temporary_file_that_a_script_leaves_open_is_deleted(run, tmp_path):
+    assert (
+        run(f"{BEGIN}\nkept = tempfile.NamedTemporaryFile(dir='.', prefix='mine')").ending.code == 0
+    )
+    assert not list(tmp_path.glob("mine*"))
+
+
 def test_a_script_may_close_all_that_it_has_not_opened(run):
     found = run(f"{BEGIN}\nos.closerange(3, 256)\nmodel(torch.ones(2, 8, device='cuda'))")
     assert found.ending.code == 0
@@ -134,7 +142,16 @@ sys.argv[:] = []
 """
 
 
-@pytest.mark.parametrize(("last", "code"), [("", 0), ("sys.exit(3)", 3), ("[][0]", 1)])
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [
+        ("", 0),
+        ("sys.exit(3)", 3),
+        ("[][0]", 1),
+        pytest.param("del sys.argv", 0, marks=pytest.mark.nightly),
+        pytest.param("del sys.argv; [][0]", 1, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_script_may_empty_its_arguments(run, last, code):
     found = run(EMPTIES.format(last))
     assert found.ending.code == code
@@ -171,6 +188,7 @@ def test_an_answer_that_cannot_be_read_is_one_sentence(run):
     [
         ("os.getpid = None", ""),
         pytest.param("builtins.isinstance = None", "answer", marks=pytest.mark.nightly),
+        pytest.param("builtins.Exception = None", "", marks=pytest.mark.nightly),
         pytest.param("sys.modules.clear()", "cannot be told|answer", marks=pytest.mark.nightly),
     ],
 )

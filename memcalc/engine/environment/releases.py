@@ -9,6 +9,12 @@ from memcalc.errors import SettingError
 OLDEST_TORCH = (2, 2)
 """Releases before it were not held against the stub driver."""
 _FORM = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?:\+(\w+))?")
+_PACKAGES = {
+    "torch": ("PyTorch", "2.6 or 2.10.0"),
+    "transformers": ("transformers", "4.48 or 4.48.3"),
+    "vllm": ("vLLM", "0.33 or 0.33.0"),
+}
+"""How packages are called, and examples of their releases."""
 _BUILD = re.compile(r"cu\d{2,4}")
 
 
@@ -60,7 +66,7 @@ def parse_torch(text: str) -> Release:
     Raises:
         SettingError: it is not understood, or is too old.
     """
-    found = _parse(text, "torch", "PyTorch", "2.6 or 2.10.0")
+    found = _parse("torch", text)
     if found.build is not None and not _BUILD.fullmatch(found.build):
         wrong = f"exact estimates run PyTorch's CUDA build; leave +{found.build} out."
     elif (found.major, found.minor) < OLDEST_TORCH:
@@ -74,34 +80,22 @@ def parse_torch(text: str) -> Release:
     raise SettingError("torch", f"--torch {text}: {wrong}")
 
 
-def parse_transformers(text: str) -> Release:
-    """Return the release of transformers that a question names.
+def parse(setting: str, text: str) -> Release:
+    """Return the release that a question names of a package without builds for CUDA.
 
     Raises:
         SettingError: it is not understood.
     """
-    return _without_build(text, "transformers", "transformers", "4.48 or 4.48.3")
-
-
-def parse_vllm(text: str) -> Release:
-    """Return the release of vLLM that a question names.
-
-    Raises:
-        SettingError: it is not understood.
-    """
-    return _without_build(text, "vllm", "vLLM", "0.33 or 0.33.0")
-
-
-def _without_build(text: str, setting: str, package: str, example: str) -> Release:
-    found = _parse(text, setting, package, example)
+    found = _parse(setting, text)
     if found.build is not None:
         raise SettingError(setting, f"--{setting} {text}: leave +{found.build} out.")
     return found
 
 
-def _parse(text: str, setting: str, package: str, example: str) -> Release:
+def _parse(setting: str, text: str) -> Release:
     match = _FORM.fullmatch(text.strip())
     if match is None:
+        package, example = _PACKAGES[setting]
         raise SettingError(
             setting, f"--{setting} {text[:80]!r} is no release of {package}: write {example}."
         )

@@ -16,8 +16,8 @@ from memcalc.engine.environment.installed import Package, Torch
 from memcalc.engine.environment.releases import (
     Release,
     of_version,
+    parse,
     parse_torch,
-    parse_transformers,
 )
 from memcalc.engine.environment.uv import NVIDIA, UnsolvableError, Uv, opened
 from memcalc.errors import EstimateError
@@ -75,7 +75,7 @@ def find(torch: str | None = None, transformers: str | None = None) -> Environme
         EstimateError: there is no CUDA build for this machine, or it cannot be fetched.
     """
     of_torch = None if torch is None else parse_torch(torch)
-    of_transformers = None if transformers is None else parse_transformers(transformers)
+    of_transformers = None if transformers is None else parse("transformers", transformers)
     if sys.platform != "linux":
         raise EstimateError(ELSEWHERE)
     here = installed.torch_in(sys.path)

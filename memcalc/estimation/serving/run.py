@@ -14,7 +14,7 @@ from typing import IO
 from memcalc.catalog.gpus import Gpu, Target
 from memcalc.engine import driver, simulated_gpu
 from memcalc.engine.environment import vllm as vllm_environment
-from memcalc.engine.environment.releases import parse_vllm
+from memcalc.engine.environment.releases import parse
 from memcalc.engine.serving import start
 from memcalc.engine.stub import load as stub
 from memcalc.errors import UsageError
@@ -49,7 +49,7 @@ def python_with_vllm(python: str | None = None, release: str | None = None) -> s
     if python is not None:
         return python
     if release is not None:
-        return vllm_environment.find(parse_vllm(release))
+        return vllm_environment.find(parse("vllm", release))
     if importlib.util.find_spec("vllm") is not None:
         return sys.executable
     command = shutil.which("vllm")
