@@ -18,6 +18,7 @@ from memcalc.units import GIB
 from tests.estimation.test_inference import A_TOKEN, BF16, LLAMA
 
 READINGS = json.loads(pathlib.Path("evidence/serving/readings.json").read_text())
+STARTED = json.loads(pathlib.Path("evidence/serving/started.json").read_text())
 LLAMA_8B = (Layers(layers=32, bytes=2 * 8 * 128 * 2),)
 FOUND = pytest.mark.parametrize(
     "reading",
@@ -234,3 +235,12 @@ def test_published_logs_are_met_within_four_percent(reading):
             ends = (found.least, found.most)
             read = [end.bytes if field == "kv_gib" else end.blocks for end in ends]
             assert sum(read) / 2 / unit == pytest.approx(log[field], rel=0.04)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("start", [one for one in STARTED if one["engine"] == "sglang"])
+def test_the_rules_hold_what_sglang_itself_said(start):
+    settings = {key: start[key] for key in ("engine", "engine_args", "gpu", "precision")}
+    found = estimate(start["model"], use_cache=False, generate=1, **settings).serving
+    assert found.share == start["log"]["share"]
+    assert found.least.tokens <= start["log"]["tokens"] <= found.most.tokens

@@ -196,6 +196,8 @@ def test_a_release_that_says_less_is_named():
     bare = EngineFigures(version="0.9.0", longest=8192)
     with pytest.raises(EstimateError, match=r"vLLM 0\.9\.0 .* does not say its blocks and cache"):
         prediction_of(PLAN, H100, Started(engine=bare, workers=(WORKER,)))
+    with pytest.raises(EstimateError, match="keeps no KV cache, so vLLM profiles"):
+        prediction_of(PLAN, H100, Started(engine=bare))
     with pytest.raises(EstimateError, match="does not say how it divided memory"):
         prediction_of(PLAN, H100, Started(engine=ENGINE))
 

@@ -1,5 +1,6 @@
 """Processes of vLLM: what is put into them, what they write, and how they end."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,10 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from memcalc.__main__ import run as main
 from memcalc.engine.patches import Patches
 from memcalc.engine.serving import plugin, start
 from memcalc.errors import EstimateError
 from memcalc.records.engines import EngineFigures, Refused
+from memcalc.units import GIB
 
 
 @pytest.fixture
@@ -143,3 +146,47 @@ def test_vllm_takes_the_stub_for_the_cuda_runtime(monkeypatch):
     assert plugin._find_stub(original, "libnccl") == "/torchvision.libs/libnccl.so"
     monkeypatch.delenv("LD_PRELOAD")
     assert plugin._find_stub(original, "libcudart") == "/torchvision.libs/libcudart.so"
+
+
+CUMEM = """
+def unmap_and_release(handle): pass
+def create_and_map(handle): pass
+class CuMemAllocator:
+    one = None
+    pointer_to_data = {}
+    @classmethod
+    def get_instance(cls):
+        return cls
+"""
+SLEEPS = """
+import torch
+from vllm.device_allocator import cumem
+cache = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+handle = (0, 1 << 30, cache.data_ptr(), 0)
+cumem.CuMemAllocator.pointer_to_data[cache.data_ptr()] = handle
+model = torch.nn.Linear(4096, 4096).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    loss = model(torch.randn(64, 4096, device="cuda")).sum()
+    cumem.unmap_and_release(handle)
+    (loss * 1).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    cumem.create_and_map(handle)
+"""
+
+
+@pytest.mark.nightly
+def test_memory_that_an_engine_unmaps_is_not_on_the_gpu(tmp_path, monkeypatch, capfd):
+    package = tmp_path / "vllm" / "device_allocator"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "cumem.py").write_text(CUMEM)
+    (tmp_path / "train.py").write_text(SLEEPS)
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", "--gpu", "t4", "--format", "json", "--", "python", "train.py"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    peaks = {one["phase"]: one["reserved"] for one in found["phases"]}
+    assert peaks["forward"] > GIB > peaks["backward"]
+    assert any("1.0 GiB of an engine leave the GPU" in one for one in found["assumptions"])

@@ -88,20 +88,12 @@ def start_vllm(
 ) -> Started:
     """Run a command of vLLM's over the stub driver until its engine is up or refuses.
 
-    Args:
+    Args (the others are those of ``start.start``):
         words: its arguments, such as ``serve MODEL``.
         gpu: each of the machine's GPUs.
-        python: the Python that has vLLM.
         count: GPUs of the machine; 1: a server's usual number.
-        module: what is started.
         given: variables that stand before the command.
         length: of sequences to count, beside the longest.
-        where: the folder in which it runs; ``None``: this one.
-        out: what it prints goes there.
-        timeout: seconds after which it is ended.
-
-    Raises:
-        EstimateError: it ended, and neither started an engine nor said why not; or its time was up.
     """
     with tempfile.TemporaryDirectory(prefix="memcalc-", ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)

@@ -86,6 +86,11 @@ def _settled(found: Started, gpu: Gpu) -> tuple[EngineFigures, WorkerFigures]:
         )
     engine = found.engine
     workers = [one for one in found.workers if one.available is not None]
+    if engine is not None and not workers and engine.cache is None:
+        raise EstimateError(
+            f"vLLM {engine.version} started. This model keeps no KV cache, so vLLM profiles and "
+            "reserves nothing: type memcalc estimate MODEL --inference for a forward pass."
+        )
     if engine is None or not workers:
         raise EstimateError("vLLM started, and this release does not say how it divided memory.")
     lacking = [

@@ -5,11 +5,14 @@ A script that only serves is stopped as it asks for a first answer; one that tra
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from memcalc.engine.counters import Counters
 from memcalc.engine.follow.session import Session
 from memcalc.engine.follow.steps import EnoughStepsError
+from memcalc.engine.patches import Around, Patches
 from memcalc.engine.serving import plugin, start
 from memcalc.records.trace import Component
 
@@ -37,48 +40,57 @@ def install(session: Session, folder: Path) -> None:
             raise EnoughStepsError
         return original(*args, **kwargs)
 
-    def name_cache(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
-        found = original(worker, *args, **kwargs)
-        held = getattr(getattr(worker, "model_runner", None), "kv_caches", None) or ()
-        session.counters.name(Component.KV_CACHE, list(_flat(held)))
-        return found
+    patches.when_imported("vllm", prepare)
+    for name in _ASKING:
+        patches.wrap_later("vllm.entrypoints.llm", f"LLM.{name}", ask)
+    _name_memory(patches, session.counters)
+    _note_sleep(patches, session.counters)
 
-    def name_weights(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
-        found = original(worker, *args, **kwargs)
-        model: Any = getattr(getattr(worker, "model_runner", None), "model", None)
-        if hasattr(model, "parameters"):
-            session.counters.name(Component.WEIGHTS, list(model.parameters()))
-        return found
+
+def _name_memory(patches: Patches, counters: Counters) -> None:
+    """Name an engine's KV cache and weights."""
+
+    def naming(component: Component, tensors: Callable[[Any], list[Any]]) -> Around:
+        def around(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+            found = original(worker, *args, **kwargs)
+            counters.name(component, tensors(getattr(worker, "model_runner", None)))
+            return found
+
+        return around
+
+    def caches(runner: Any) -> list[Any]:
+        return list(_flat(getattr(runner, "kv_caches", None) or ()))
+
+    worker = "vllm.v1.worker.gpu_worker"
+    kept = {"initialize_from_config": naming(Component.KV_CACHE, caches)}
+    kept["load_model"] = naming(Component.WEIGHTS, plugin.weights_of)
+    for name, around in kept.items():
+        patches.wrap_later(worker, f"Worker.{name}", around)
+
+
+def _note_sleep(patches: Patches, counters: Counters) -> None:
+    """Note the memory that a sleeping engine takes off the GPU, until it is back or freed."""
 
     def unmap(original: Any, handle: Any) -> None:
         original(handle)
         device, size, address = handle[:3]
-        if address in _mapped():
-            session.counters.send_away(device, address, size)
+        # What is freed is unmapped too.
+        if address in sys.modules[module].CuMemAllocator.get_instance().pointer_to_data:
+            counters.send_away(device, address, size)
 
     def map_again(original: Any, handle: Any) -> None:
         original(handle)
-        session.counters.bring_back(handle[0], handle[2])
+        counters.bring_back(handle[0], handle[2])
 
     def free(original: Any, allocator: Any, address: int) -> Any:
         handle = original(allocator, address)
-        session.counters.bring_back(handle[0], address)
+        counters.bring_back(handle[0], address)
         return handle
 
-    sleeps, worker = "vllm.device_allocator.cumem", "vllm.v1.worker.gpu_worker"
-    patches.wrap_later(sleeps, "unmap_and_release", unmap)
-    patches.wrap_later(sleeps, "create_and_map", map_again)
-    patches.wrap_later(sleeps, "CuMemAllocator._python_free_callback", free)
-    patches.when_imported("vllm", prepare)
-    for name in _ASKING:
-        patches.wrap_later("vllm.entrypoints.llm", f"LLM.{name}", ask)
-    patches.wrap_later(worker, "Worker.initialize_from_config", name_cache)
-    patches.wrap_later(worker, "Worker.load_model", name_weights)
-
-
-def _mapped() -> Any:
-    """Return the memory that an engine that may sleep has allocated, by address."""
-    return sys.modules["vllm.device_allocator.cumem"].CuMemAllocator.get_instance().pointer_to_data
+    module = "vllm.device_allocator.cumem"
+    patches.wrap_later(module, "unmap_and_release", unmap)
+    patches.wrap_later(module, "create_and_map", map_again)
+    patches.wrap_later(module, "CuMemAllocator._python_free_callback", free)
 
 
 def _flat(held: Any) -> Any:
