@@ -252,8 +252,6 @@ def _layout_refusal(plan: Plan) -> str | None:
         "tp": "transformers spreads no layers of bitsandbytes over tensor-parallel ranks",
         "zero2": engine,
         "zero3": engine,
-        "fsdp1": "FSDP1 takes weights of one type in a unit, and peft's way around that, a unit "
-        "for each adapter, is not simulated",
     }
     if layout in layouts.SHARDED:
         return "FSDP has no type for weights in 8 bit: type --quant nf4-dq, or --parallel ddp"

@@ -158,7 +158,6 @@ def test_schemes_are_read_off_the_settings():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"devices": 2, "parallel": "fsdp1"}, "one type in a unit.*--parallel fsdp2 or ddp"),
         ({"devices": 2, "parallel": "fsdp2", "quant": "int8"}, "8 bit.*--parallel ddp"),
         ({"devices": 2, "parallel": "tp=2"}, "tensor-parallel ranks"),
     ],

@@ -129,6 +129,27 @@ def test_what_ring_attention_does_not_take_is_said_with_what_to_choose(tmp_path)
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("parallel", ["fsdp1", "fsdp2"])
+def test_a_base_in_4_bit_is_in_shards_beside_its_adapters(tmp_path, parallel):
+    path = write_config(tmp_path, model_type="llama")
+    settings = {"batch": 1, "seq": 64, "quant": "nf4", "precision": "bf16", "kbit_prepare": False}
+    found, alone = (
+        memcalc.estimate(path, task="causal-lm", optim="adamw", **settings, **over)
+        for over in ({"devices": 2, "parallel": parallel}, {})
+    )
+    for component in (Component.QUANTIZED_WEIGHTS, Component.OPTIMIZER_STATE):
+        whole = alone.components[component]
+        assert found.components[component] == pytest.approx(whole / 2, rel=0.02)
+
+
+def test_fsdp1_over_a_prepared_base_says_what_to_leave_out(tmp_path):
+    path = write_config(tmp_path, model_type="llama")
+    plan = {"devices": 2, "parallel": "fsdp1", "quant": "nf4", "precision": "bf16"}
+    with pytest.raises(UsageError, match="--no-kbit-prepare"):
+        memcalc.estimate(path, task="causal-lm", batch=1, seq=64, **plan)
+
+
+@pytest.mark.nightly
 def test_ranks_that_hold_unequal_shards_are_both_run_and_the_larger_one_is_told_of():
     found = estimate(devices=3, parallel="fsdp2")
     (said,) = [text for text in found.assumptions if text.startswith("this is rank")]

@@ -30,7 +30,8 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
 
     options = rank.options
     prefetch = str(options.get("backward_prefetch", "BACKWARD_PRE"))
-    to_empty(model, "cpu", rank.filler)
+    if not fsdp2.is_loaded(model):
+        to_empty(model, "cpu", rank.filler)
     check = check_ties(model)
     wrap = functools.partial(
         FullyShardedDataParallel,
@@ -54,8 +55,8 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
             raise
         raise UsageError(
             f"FullyShardedDataParallel makes one tensor of a unit's weights: {line(error)}. Type "
-            "--no-autocast-adapter-dtype where adapters differ from the weights, or "
-            "--parallel fsdp2."
+            "--no-autocast-adapter-dtype where adapters differ from the weights, "
+            "--no-kbit-prepare over a quantized base, or --parallel fsdp2."
         ) from None
     check(wrapped)
     return wrapped
@@ -97,6 +98,11 @@ def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
     name = wrapped_by(options)
     if name == "NO_WRAP":
         return None
+    if any(hasattr(parameter, "quant_state") for parameter in model.parameters()):
+        # Each adapter is a unit of its own, as the Trainer has it too.
+        from peft.utils.other import fsdp_auto_wrap_policy
+
+        return fsdp_auto_wrap_policy(model)
     if name == "SIZE_BASED_WRAP":
         # Without a number PyTorch has its own default; accelerate drops 0 likewise.
         least = options.get("min_num_params", 0)
@@ -154,8 +160,8 @@ LAYOUT = Layout(
     handed_over=fsdp2.on_the_host,
     options=(
         *("auto_wrap_policy", "backward_prefetch", "device_mesh", "forward_prefetch"),
-        *("min_num_params", "offload", "param_dtype", "reduce_dtype", "sharding_strategy"),
-        *("transformer_layer_cls_to_wrap", "use_orig_params"),
+        *("load", "min_num_params", "offload", "param_dtype", "reduce_dtype"),
+        *("sharding_strategy", "transformer_layer_cls_to_wrap", "use_orig_params"),
     ),
     mixed=("param_dtype", "reduce_dtype"),
     check=check,
