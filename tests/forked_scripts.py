@@ -15,13 +15,12 @@ import sys
 import pytest
 from hypothesis import settings
 
-from memcalc.children import command
+from memcalc.children import bring, command
 from memcalc.script import process
 
 _SERVE = """
 import json, multiprocessing.process, os, sys
-home, sys.argv = sys.argv[1], sys.argv[:1]
-sys.path[:] = [*filter(None, sys.path), home]
+sys.path[:] = filter(None, sys.path)
 from pathlib import Path
 from memcalc.script.child import main
 from memcalc.script.protect import protect
@@ -76,7 +75,7 @@ class _Forks:
     def _answer(self, asked, env):
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, str(process._HOME)],
+                [sys.executable, "-c", bring.code() + _SERVE],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

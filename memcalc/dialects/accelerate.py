@@ -9,23 +9,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from memcalc.dialects import deepspeed
+from memcalc.dialects import deepspeed, fsdp
 from memcalc.dialects.format import Format, read_format
 from memcalc.dialects.recipe import Keys, Recipe, read_table
 from memcalc.errors import UsageError
-from memcalc.records.names import PREFETCHES, STRATEGIES, WRAPS, ZERO_STAGES
+from memcalc.records.names import AUTOCAST_DTYPES, WRAPS, ZERO_STAGES
 from memcalc.records.plan import Plan
 from memcalc.records.values import CompileMode
 
 NAME = "accelerate"
-_HALVES = {"bf16": "bfloat16", "fp16": "float16"}
 _WRAPPED = ("ddp", "fsdp2")
 """Layouts that accelerate's own code is run with."""
 _OF_DEEPSPEED = ("gradient_accumulation_steps", "gradient_clipping")
 _COMPILED_OTHERWISE = ("use_dynamic", "use_regional_compilation")
 _SIZES = ("dp_replicate_size", "dp_shard_size", "cp_size", "tp_size")
-_LEAST = 100_000_000
-"""What ``accelerate launch`` takes for ``fsdp_min_num_params`` where a file names none."""
 _KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
 
 
@@ -99,7 +96,7 @@ def _read_half(keys: Keys) -> str | None:
             f"{keys.file} asks for mixed_precision fp8, whose kernels memcalc does not know: "
             "choose bf16."
         )
-    if name not in ("no", *_HALVES):
+    if name != "no" and f"amp-{name}" not in AUTOCAST_DTYPES:
         raise keys.refusal("mixed_precision", found, "is none of no, fp16, bf16 and fp8")
     return None if name == "no" else name
 
@@ -155,22 +152,7 @@ def _read_deepspeed(keys: Keys, half: str | None, given: Mapping[str, Any]) -> R
 def _read_fsdp(keys: Keys, half: str | None, world: int | None) -> dict[str, Any]:
     """Read ``distributed_type: FSDP`` over ``world`` processes."""
     told = keys.section("fsdp_config", "fsdp_")
-    version = told.count("version") or 1
-    if version not in (1, 2):
-        raise UsageError(f"{keys.file}: fsdp_version = {version}, and there are 1 and 2.")
-    arguments = _read_wrapping(told)
-    if half is not None:
-        arguments |= {"param_dtype": _HALVES[half], "reduce_dtype": _HALVES[half]}
-    if told.flag("offload_params"):
-        arguments["offload"] = "cpu"
-    if version == 1:
-        arguments |= _read_first(told)
-    elif not told.flag("reshard_after_forward", default=True):
-        arguments["reshard_after_forward"] = False
-    if version == 2 and told.flag("forward_prefetch"):
-        raise UsageError(
-            f"{keys.file}: accelerate has no fsdp_forward_prefetch with fsdp_version 2."
-        )
+    version, arguments = fsdp.read(told, half)
     if str(arguments.get("sharding_strategy")).startswith("HYBRID"):
         arguments["device_mesh"] = _divide_by_machine(keys, world)
     layout = "fsdp1" if version == 1 else _read_mesh(keys)
@@ -202,35 +184,6 @@ def _divide_by_machine(keys: Keys, world: int | None) -> str:
     return f"{machines}x{world // machines}"
 
 
-def _read_wrapping(keys: Keys) -> dict[str, Any]:
-    policy = keys.choice("auto_wrap_policy", WRAPS, "NO_WRAP")
-    least, names = keys.get("min_num_params"), keys.get("transformer_layer_cls_to_wrap")
-    if policy == "NO_WRAP":
-        return {"auto_wrap_policy": policy}
-    if policy == "SIZE_BASED_WRAP":
-        least = 0 if least in (0, "0") else keys.count("min_num_params") or _LEAST
-        return {"auto_wrap_policy": policy, "min_num_params": least}
-    if not names:
-        return {}
-    listed = names if isinstance(names, list) else str(names).split(",")
-    return {"transformer_layer_cls_to_wrap": ",".join(str(name).strip() for name in listed)}
-
-
-def _read_first(keys: Keys) -> dict[str, Any]:
-    """Read the arguments of FSDP's first version."""
-    strategy = keys.choice("sharding_strategy", STRATEGIES, "FULL_SHARD")
-    found: dict[str, Any] = {}
-    if strategy != "FULL_SHARD":
-        found["sharding_strategy"] = strategy
-    # accelerate hands on no prefetching where the file names none; FSDP's own default is another.
-    found["backward_prefetch"] = keys.choice("backward_prefetch", PREFETCHES, "NO_PREFETCH")
-    if keys.flag("forward_prefetch"):
-        found["forward_prefetch"] = True
-    if not keys.flag("use_orig_params", default=True):
-        found["use_orig_params"] = False
-    return found
-
-
 def _read_mesh(keys: Keys) -> str:
     """Read the layout of the second version by ``parallelism_config``."""
     told = keys.section("parallelism_config", "parallelism_config_")
@@ -256,16 +209,20 @@ def layout_of(plan: Plan) -> str:
     return (plan.parallel or "ddp").partition("=")[0] if plan.devices > 1 else ""
 
 
+def half_precision(plan: Plan) -> str:
+    """Return the half precision of a plan that computes in one."""
+    return "fp16" if "fp16" in plan.precision else "bf16"
+
+
 def write(plan: Plan) -> dict[str, Any]:
     """Write a plan as the YAML of ``accelerate config``; settings of the script are left out."""
     layout = layout_of(plan)
-    half = "fp16" if "fp16" in plan.precision else "bf16"
     kind = "DEEPSPEED" if layout in ZERO_STAGES else _TYPES.get(layout, "MULTI_GPU")
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
         **_write_layout(plan, layout),
-        "mixed_precision": half if "amp" in plan.precision else "no",
+        "mixed_precision": half_precision(plan) if "amp" in plan.precision else "no",
         "num_machines": 1,
         "num_processes": plan.devices,
         "use_cpu": plan.target == "cpu",
@@ -278,46 +235,5 @@ def _write_layout(plan: Plan, layout: str) -> dict[str, Any]:
         return {"deepspeed_config": asked}
     if not layout.startswith("fsdp"):
         return {}
-    told: dict[str, Any] = {
-        "version": int(layout[-1]),
-        "auto_wrap_policy": WRAPS[0],
-        **dict(plan.parallel_args),
-    }
+    told = {"auto_wrap_policy": WRAPS[0], **fsdp.write(plan, "offload_params")}
     return {"fsdp_config": {f"fsdp_{name}": value for name, value in told.items()}}
-
-
-def wrapped_by(options: Mapping[str, Any]) -> str:
-    """Return the one of ``WRAPS`` that the arguments of a wrapper name."""
-    return str(options.get("auto_wrap_policy", WRAPS[0])).upper()
-
-
-def plugin(layout: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Write a layout as arguments of accelerate's plugin for FSDP; None: it is no such layout."""
-    own: dict[str, Any]
-    if layout == "fsdp2":
-        own = {
-            "fsdp_version": 2,
-            "reshard_after_forward": options.get("reshard_after_forward", True),
-        }
-    elif layout == "fsdp1":
-        # What ``accelerate launch`` and ``TrainingArguments`` tell it where nobody says more.
-        own = {
-            "fsdp_version": 1,
-            "reshard_after_forward": options.get("sharding_strategy", "FULL_SHARD"),
-            "backward_prefetch": options.get("backward_prefetch", "NO_PREFETCH"),
-            "forward_prefetch": bool(options.get("forward_prefetch", False)),
-            "use_orig_params": bool(options.get("use_orig_params", True)),
-            "sync_module_states": True,
-        }
-    else:
-        return None
-    named = options.get("transformer_layer_cls_to_wrap")
-    return {
-        **own,
-        "auto_wrap_policy": wrapped_by(options),
-        "min_num_params": options.get("min_num_params"),
-        "cpu_offload": options.get("offload") == "cpu",
-        "cpu_ram_efficient_loading": False,
-        "state_dict_type": "SHARDED_STATE_DICT",
-        **({"transformer_cls_names_to_wrap": str(named).split(",")} if named else {}),
-    }

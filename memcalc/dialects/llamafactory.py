@@ -8,7 +8,7 @@ it is cast to fp32, unless ``pure_bf16``.
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.dialects import trainer
+from memcalc.dialects import accelerate, trainer
 from memcalc.dialects.format import read_format
 from memcalc.dialects.recipe import Keys, Recipe
 from memcalc.dialects.weights import write_lora, write_quant
@@ -78,7 +78,7 @@ def _read_precision(keys: Keys, kind: str) -> str:
 def write(plan: Plan) -> dict[str, Any]:
     """Write a plan; what LLaMA-Factory has no word for is left out."""
     form = read_format("llamafactory")
-    named, half = trainer.optimizer_name(plan), trainer.half(plan)
+    named, half = trainer.optimizer_name(plan), accelerate.half_precision(plan)
     adapters = write_lora(form, plan)
     if isinstance(adapters.get("lora_target"), list):
         adapters["lora_target"] = ",".join(adapters["lora_target"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc import registry
-from memcalc.dialects import accelerate, deepspeed
+from memcalc.dialects import accelerate, deepspeed, fsdp
 from memcalc.dialects.format import read_format
 from memcalc.dialects.recipe import Keys, Recipe, attention, model, optimizer, read_table
 from memcalc.dialects.weights import read_lora, read_quant
@@ -29,8 +29,6 @@ STRONG = (
 _HALVES = {"bf16": "amp-bf16", "fp16": "amp-fp16", "tf32": "tf32"}
 OVER_FP16 = "how autocast over fp16 weights differs from fp16 without it"
 _DDP = ("find_unused_parameters", "bucket_cap_mb", "broadcast_buffers", "static_graph")
-_STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
-_FIRST = 1
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
@@ -181,7 +179,7 @@ def _read_layout(keys: Keys, given: Mapping[str, Any]) -> tuple[dict[str, Any], 
     elif asked["fsdp"] or asked["fsdp_config"]:
         config, name = _read_part(keys, "fsdp_config", folder)
         half = next((one for one in ("bf16", "fp16") if keys.get(one)), "no")
-        table = _as_accelerate(asked["fsdp"], config)
+        table = fsdp.translate(asked["fsdp"], config)
         whole = {"distributed_type": "FSDP", "mixed_precision": half, "fsdp_config": table}
         said = accelerate.read(whole, name, given)
     else:
@@ -220,27 +218,6 @@ def _read_part(keys: Keys, key: str, folder: Path) -> tuple[dict[str, Any], str]
     return {str(name): one for name, one in value.items()}, f"{keys.file}, {key}"
 
 
-def _as_accelerate(words: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that accelerate has for what ``fsdp`` and ``fsdp_config`` say."""
-    keys = {key.removeprefix("fsdp_"): value for key, value in config.items()}
-    listed = words.split() if isinstance(words, str) else words if isinstance(words, list) else []
-    strategy = next((str(word) for word in listed if word in _STRATEGIES), None)
-    keys.setdefault("version", 2)
-    keys.setdefault("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
-    keys.setdefault("min_num_params", 0)
-    again = keys.pop("reshard_after_forward", strategy or "full_shard")
-    if keys["version"] == _FIRST:
-        keys.setdefault("sharding_strategy", str(again).upper())
-    else:
-        named = again in _STRATEGIES
-        keys["reshard_after_forward"] = again != "shard_grad_op" if named else again
-        keys.pop("forward_prefetch", None)
-    if keys.pop("cpu_offload", False) or "offload" in listed:
-        keys["offload_params"] = True
-    ours = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "limit_all_gathers")
-    return {key: value for key, value in keys.items() if key not in ours}
-
-
 _OPTIMIZERS = {
     "adamw8bit": "adamw_8bit",
     "pagedadamw8bit": "paged_adamw_8bit",
@@ -263,29 +240,23 @@ def optimizer_name(plan: Plan) -> str | None:
     return row if row.startswith("adamw_torch") else _OPTIMIZERS.get(row)
 
 
-def half(plan: Plan) -> str:
-    """Return the half precision of a plan that computes in one."""
-    return "fp16" if "fp16" in plan.precision else "bf16"
-
-
 def write(plan: Plan) -> dict[str, Any]:
     """Write a plan as TrainingArguments; what these have no word for is left out."""
     named = optimizer_name(plan)
     return {
         "per_device_train_batch_size": plan.batch,
         "gradient_accumulation_steps": plan.grad_accum,
-        **({half(plan): True} if "amp" in plan.precision else {}),
+        **({accelerate.half_precision(plan): True} if "amp" in plan.precision else {}),
         **({"gradient_checkpointing": True} if plan.checkpointing else {}),
         **write_variant(plan),
         **({"use_liger_kernel": True} if plan.liger else {}),
         **({"torch_compile": True, "torch_compile_mode": plan.compile} if plan.compile else {}),
         **({"optim": named} if named else {}),
-        **_sharded(plan),
+        **_write_layout(plan),
     }
 
 
-def _sharded(plan: Plan) -> dict[str, Any]:
+def _write_layout(plan: Plan) -> dict[str, Any]:
     if plan.devices == 1 or plan.parallel not in ("fsdp1", "fsdp2"):
         return {}
-    told = {"version": int(plan.parallel[-1]), **dict(plan.parallel_args)}
-    return {"fsdp": True, "fsdp_config": told}
+    return {"fsdp": True, "fsdp_config": fsdp.write(plan, "cpu_offload")}

@@ -65,8 +65,13 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         return self.launcher or (Path(self.path).name if self.path else self.module)
 
 
-def parse(typed: str, folder: Path | None = None) -> Program:
+def parse(typed: str, folder: Path | None = None, python: str | None = None) -> Program:
     """Find the Python program in a command as it is typed.
+
+    Args:
+        typed: the command.
+        folder: where it is run; None: here.
+        python: the Python that runs it, whose console scripts come first; None: this one.
 
     Raises:
         UsageError: there is none, or it starts others.
@@ -78,11 +83,15 @@ def parse(typed: str, folder: Path | None = None) -> Program:
     given, command = split_assignments(command)
     if not command:
         raise UsageError("Nothing to simulate: type memcalc simulate -- python train.py.")
-    program = _find_program(command, folder or Path(), {**os.environ, **given})
+    python = python or sys.executable
+    scripts = Path(shutil.which(python) or python).absolute().parent
+    program = _find_program(command, folder or Path(), scripts, {**os.environ, **given})
     return msgspec.structs.replace(program, environment=tuple(given.items()))
 
 
-def _find_program(command: list[str], folder: Path, environment: Mapping[str, str]) -> Program:
+def _find_program(
+    command: list[str], folder: Path, scripts: Path, environment: Mapping[str, str]
+) -> Program:
     first, *rest = command
     name = Path(first).name
     if name in launchers.NAMES:
@@ -94,10 +103,10 @@ def _find_program(command: list[str], folder: Path, environment: Mapping[str, st
     if refusal := _refuse(command, folder):
         raise UsageError(refusal)
     # An environment that is not activated has its programs beside its Python.
-    places = (shutil.which(first), shutil.which(first, path=str(Path(sys.executable).parent)))
+    places = (shutil.which(first, path=str(scripts)), shutil.which(first))
     found = next((one for one in places if one is not None and _is_python(Path(one))), None)
     if found is None:
-        raise UsageError(_refuse_starter(command, exists=places[0] is not None))
+        raise UsageError(_refuse_starter(command, exists=any(places)))
     if name == "swift" and _SWIFT in Path(found).read_text(errors="replace"):
         return _find_swift_program(rest, environment)
     return Program(path=found, arguments=tuple(rest))
@@ -160,7 +169,7 @@ def find_launched(
     Raises:
         UsageError: the launcher does not take its command line, or there is no such script.
     """
-    program = parse(plan.command or "", folder)
+    program = parse(plan.command or "", folder, plan.python)
     if not program.launcher:
         return program, None
     gpus = plan.devices if plan.gpu is not None else None

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.children import command, variables
+from memcalc.children import bring, command, variables
 from memcalc.children.child import show
 from memcalc.children.exit_reason import ending, oom_kills
 from memcalc.engine import driver, environment, simulated_gpu
@@ -46,8 +46,9 @@ _ALONE = (
     "before it in place of python"
 )
 _BEGINS = """
-import os, sys
-sys.path[:] = [*filter(None, sys.path), {home!r}]
+import os
+# A program elsewhere imports nothing from the current folder, and nor does PyTorch.
+sys.path[:] = filter(None, sys.path)
 try:
     from pathlib import Path
     from memcalc.script import failure
@@ -57,7 +58,7 @@ try:
     try:
         from memcalc.script.child import main
     except ImportError as error:
-        failure.leave(shared, f"PyTorch cannot be loaded: {{error}}.")
+        failure.leave(shared, f"PyTorch cannot be loaded: {error}.")
         sys.exit(1)
     main(shared)
 except KeyboardInterrupt:
@@ -67,8 +68,6 @@ except FileNotFoundError as error:
         sys.exit(1)
     raise
 """
-"""Without the current folder: a program elsewhere imports nothing from it, and nor does PyTorch."""
-_HOME = str(Path(__file__).resolve().parents[2])
 
 
 class Ran(NamedTuple):
@@ -195,7 +194,7 @@ class Run:
             out, err = subprocess.PIPE, subprocess.STDOUT
         try:
             done = command.run(
-                [self._python, "-c", _BEGINS.format(home=_HOME), str(shared)],
+                [self._python, "-c", bring.code() + _BEGINS, str(shared)],
                 shared.parent,
                 timeout=None if self.timeout == math.inf else self.timeout,
                 cwd=self._folder,

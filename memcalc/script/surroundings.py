@@ -108,7 +108,8 @@ def _count_gpus(patches: Patches, count: int) -> None:
 _KEEP_TRACKERS = "MEMCALC_TRACKERS"
 """Variable of the environment that leaves trackers on."""
 _OFF = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "NEPTUNE_MODE": "debug"}
-"""How trackers are told to keep still, by their own documentation."""
+_OFF |= {"DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+"""How trackers, and what reports on its users, are told to keep still, by their documentation."""
 
 
 class _NoWriter:

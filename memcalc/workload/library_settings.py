@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memcalc.dialects import accelerate, deepspeed
+from memcalc.dialects import deepspeed, fsdp
 from memcalc.workload.job import Job
 
 _VARIABLES = ("ACCELERATE_", "FSDP_")
@@ -42,7 +42,7 @@ def fresh_state() -> Iterator[None]:
 
 def sharding(job: Job) -> dict[str, Any] | None:
     """Return arguments of accelerate's plugin for FSDP; None: the layout is another."""
-    return accelerate.plugin(job.layout.name, job.options)
+    return fsdp.plugin(job.layout.name, job.options)
 
 
 def engine(job: Job) -> dict[str, Any] | None:

@@ -3,10 +3,12 @@
 import json
 
 import pytest
+import yaml
 
 import memcalc
 from memcalc.budgets.read import read
 from memcalc.catalog.plan import make
+from memcalc.dialects import accelerate, trainer
 from memcalc.errors import SettingError, UsageError
 
 WRAP = "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP"
@@ -380,3 +382,18 @@ def test_accelerate_hands_on_a_file_of_deepspeed_or_says_it_itself(tmp_path):
     plan = planned(tmp_path, f"{top}deepspeed_config:\n{few}  zero3_init_flag: false\n")
     assert (plan.parallel, plan.precision, plan.grad_accum) == ("zero2", "amp-fp16", 2)
     assert dict(plan.parallel_args) == {"offload": "cpu"}
+
+
+@pytest.mark.parametrize("parallel", ["fsdp1", "fsdp2"])
+@pytest.mark.parametrize("room", [accelerate, trainer])
+def test_a_layout_that_is_written_is_read_back(parallel, room):
+    told = {"offload": "cpu", "reshard_after_forward": False}
+    told |= {"sharding_strategy": "SHARD_GRAD_OP"} if parallel == "fsdp1" else {}
+    if parallel == "fsdp1":
+        del told["reshard_after_forward"]
+    asked = {"devices": 4, "parallel": parallel, "parallel_args": told, "precision": "amp-bf16"}
+    plan = make({"model": "gpt2", **asked})
+    written = yaml.safe_load(yaml.safe_dump(room.write(plan)))
+    found = room.read(written, "x.yaml", {"devices": 4}).settings
+    assert found["parallel"] == parallel
+    assert told.items() <= found["parallel_args"].items()

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from memcalc.measure import followed
-from memcalc.measure.gpu.sampler import Level, CardWatch
+from memcalc.measure.gpu.sampler import CardWatch, Level
 from memcalc.measure.watched_command import CommandNow
 from memcalc.records.measurement import GpuProcess
 from memcalc.report.watched import view

@@ -184,6 +184,17 @@ def test_the_commands_of_a_shells_script_are_named_and_it_is_not_run(here):
             parse_text(typed)
 
 
+def test_a_program_beside_the_python_that_is_named_comes_first(here, monkeypatch):
+    for folder in ("path", "own"):
+        (here / folder).mkdir()
+        for name in ("python", "trl"):
+            (here / folder / name).write_text("#!/usr/bin/env python3\n")
+            (here / folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(here / "path"))
+    for python, expected in (("own/python", "own"), ("python", "path"), (None, "path")):
+        assert parse_text("trl sft", None, python).path == str(here / expected / "trl")
+
+
 def test_a_console_script_may_be_told_a_python_file(here, monkeypatch):
     tool = here / "tune"
     tool.write_text("#!/usr/bin/env python3\n")

@@ -12,23 +12,21 @@ from typing import IO, TypeVar
 
 import msgspec
 
+from memcalc.children import bring
 from memcalc.engine.serving import plugin
 from memcalc.errors import EstimateError, took_too_long
 from memcalc.records.engines import EngineFigures, Refused, Started, WorkerFigures
 
 T = TypeVar("T")
-_HOME = str(Path(__file__).resolve().parents[3])
 _BEGINS = """
-import os, runpy, signal, sys
-sys.path[:] = [*filter(None, sys.path), {home!r}]
+import runpy, signal
+sys.path[:] = filter(None, sys.path)
 from memcalc.children.child import die_with
 die_with(int(sys.argv[1]), signal.SIGKILL)
 del sys.argv[:2]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 _PLUGIN = """
-import sys
-sys.path.append({home!r})
 from memcalc.engine.serving.plugin import register
 """
 _NAME = "memcalc_vllm_plugin"
@@ -49,7 +47,7 @@ def variables(
     own = folder / "plugin"
     entry = own / f"{_NAME}-1.dist-info"
     entry.mkdir(parents=True, exist_ok=True)
-    (own / f"{_NAME}.py").write_text(_PLUGIN.format(home=_HOME))
+    (own / f"{_NAME}.py").write_text(bring.code() + _PLUGIN)
     (entry / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: 1\n")
     (entry / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{_NAME} = {_NAME}:register\n")
     path = os.pathsep.join(filter(None, (str(own), environ.get("PYTHONPATH"))))
@@ -86,10 +84,9 @@ def start(
         EstimateError: it ended, and neither started an engine nor said why not; or its time was up.
     """
     until = time.monotonic() + timeout
-    begins = _BEGINS.format(home=_HOME)
     try:
         process = subprocess.Popen(
-            [python, "-c", begins, str(os.getpid()), *command],
+            [python, "-c", bring.code() + _BEGINS, str(os.getpid()), *command],
             cwd=where,
             env=dict(environ),
             stdin=subprocess.DEVNULL,

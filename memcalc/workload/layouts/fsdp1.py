@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from memcalc.dialects.accelerate import wrapped_by
+from memcalc.dialects.fsdp import wrapped_by
 from memcalc.errors import UsageError
 from memcalc.imports import line
 from memcalc.records.plan import Plan

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from memcalc.dialects.accelerate import wrapped_by
+from memcalc.dialects.fsdp import wrapped_by
 from memcalc.errors import UsageError
 from memcalc.records.names import WRAPS
 from memcalc.workload.layouts import Layout, Rank, find
