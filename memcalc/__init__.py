@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from memcalc.advice.suggest.suggest import suggest
     from memcalc.measure.recording.callback import MemoryCallback
     from memcalc.measure.recording.recorder import record
+    from memcalc.records.plan import Plan
     from memcalc.script.api import estimate, simulate
 
 __all__ = [
     "MemoryCallback",
+    "Plan",
     "__version__",
     "estimate",
     "explain",
@@ -33,6 +35,7 @@ _HOMES = {
     "record": "memcalc.measure.recording.recorder",
     "suggest": "memcalc.advice.suggest.suggest",
     "MemoryCallback": "memcalc.measure.recording.callback",
+    "Plan": "memcalc.records.plan",
 }
 
 
@@ -66,4 +69,10 @@ def _figure(record: Any) -> Any:
     return optimizers([record])
 
 
-display.install(text=_text, html=_html, figure=_figure)
+def _frame(record: Any) -> Any:
+    from memcalc.report.saved import to_dataframe
+
+    return to_dataframe(record)
+
+
+display.install(text=_text, html=_html, figure=_figure, frame=_frame)

@@ -17,6 +17,10 @@ class MemcalcError(Exception):
 
     exit_code = 3
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows in a notebook: the sentence alone."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class UsageError(MemcalcError):
     """The question cannot be understood: an unknown name, a bad option, a broken file."""

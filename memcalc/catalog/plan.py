@@ -11,7 +11,7 @@ from memcalc.catalog import gpus
 from memcalc.catalog.settings import expand_settings, split_gpu_count
 from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.files import shipped, untrusted_values
-from memcalc.records.fields import FIELDS
+from memcalc.records.fields import FIELDS, changed_settings
 from memcalc.records.names import FLASH_ATTN, TRAINER_OPTIM, ZERO_STAGES
 from memcalc.records.plan import Plan
 from memcalc.records.values import NO_LORA, parse_input
@@ -23,10 +23,15 @@ _GENERATED = 256
 def make(settings: Mapping[str, Any]) -> Plan:
     """Check settings and return the plan; keys are fields of ``Plan``, dashes allowed.
 
+    A plan in the place of the model stands for all its settings, and the others change it.
+
     Raises:
         UsageError: an unknown key, a value of the wrong type or out of range, a missing model, or
             settings that do not go together.
     """
+    model = settings.get("model")
+    if isinstance(model, Plan):
+        settings = {**changed_settings(model), **settings, "model": model.model}
     checked: dict[str, Any] = {}
     for name, value in expand_settings(settings).items():
         if name not in FIELDS:

@@ -52,11 +52,7 @@ def command(
     Exit codes: 0 all budgets hold; 1 over budget; 2 the files or options are not understood, or
     hold no budget; 3 could not tell.
     """
-    if measure and saved:
-        raise UsageError("--measure finds out and --from reads: choose one.")
-    alone = {"--device": device, "--steps": steps}
-    if not measure and (flag := next((key for key in alone if alone[key] is not None), None)):
-        raise UsageError(f"{flag} is for measuring: add --measure, or leave {flag} out.")
+    _check_alone(measure=measure, saved=saved, device=device, steps=steps)
     name = chosen("check", format)
     written = {path: chosen("check", None, path) for path in output or ()}
     question = Question(
@@ -84,6 +80,15 @@ def command(
     if name == "github":
         _append_summary(report)
     raise typer.Exit(code)
+
+
+def _check_alone(*, measure: bool, saved: object, device: object, steps: object) -> None:
+    """Refuse options that do not go together."""
+    if measure and saved:
+        raise UsageError("--measure finds out and --from reads: choose one.")
+    alone = {"--device": device, "--steps": steps}
+    if not measure and (flag := next((key for key in alone if alone[key] is not None), None)):
+        raise UsageError(f"{flag} is for measuring: add --measure, or leave {flag} out.")
 
 
 def _judge(files: list[Path], question: Question, suggest: bool, save: Path | None) -> Report:

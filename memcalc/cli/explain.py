@@ -36,7 +36,11 @@ def command(
     verbose: bool = False,
     no_cache: bool = False,
 ) -> None:
-    """Show what is alive at the peak, why, and what each remedy really buys."""
+    """Show what is alive at the peak, why, and what each remedy really buys.
+
+    In place of MODEL: a result file, last (the last simulated run), or a log with PyTorch's
+    out-of-memory error, such as oom.txt.
+    """
     if _explain_oom_text(settings, format, output):
         return
     plans, kept = _read_saved(settings)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from memcalc.catalog import gpus
+from memcalc.cli.command import say
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.output import chosen, deliver_answer, put
 from memcalc.cli.progress import progress
@@ -19,12 +20,14 @@ from memcalc.records.plan import Plan
 
 if TYPE_CHECKING:
     from memcalc.advice.suggest.records import Suggestions
+    from memcalc.advice.suggest.speed_and_price import Prices
 
 
 @with_plan(
     "memcalc suggest Qwen/Qwen2.5-1.5B --gpu 4090",
     "memcalc suggest gpt2 --gpu t4 --batch 64 --as trainer",
     "memcalc suggest gpt2 --gpu t4 --tokens 1e9 --price 0.35",
+    "memcalc suggest gpt2 --gpu t4 -o train.py",
     "memcalc suggest axolotl.yaml --gpu 4090 -o smaller.yaml",
 )
 def command(
@@ -43,42 +46,73 @@ def command(
     names, or all (-v). A step has --batch times --grad-accum samples; what is suggested keeps their
     number.
     """
-    from memcalc.advice.suggest import speed_and_price
     from memcalc.report import suggested
 
     plan = plan_of(settings, "memcalc suggest answers for")
-    if price is not None and tokens is None:
-        raise UsageError("A price needs a number of tokens: add --tokens 1e9.")
     recipe = recipe_output(settings, output)
+    script = output if output is not None and output.suffix == ".py" and program is None else None
     if plan.gpu is None and (program is not None or recipe is not None):
         word = "--as writes settings" if program else "A recipe is written"
         raise UsageError(f"{word} for one GPU: name it with --gpu.")
-    name = chosen("suggestions", format, None if recipe else output)
-    known = speed_and_price.read(price) if price is not None else None
-    if plan.gpu is not None and known is not None:
-        known.price(gpus.find(plan.gpu).name)
+    answer_output = None if recipe or script else output
+    name = chosen("suggestions", format, answer_output)
+    known = _read_prices(price, tokens, plan)
     among = gpus.table() if verbose else None
     if known is not None and known.by_gpu:
         among = tuple(gpus.find(gpu) for gpu in known.by_gpu)
     found, stopped = _find(plan, among, use_cache=not no_cache)
     best = found.fitting[0].figures if found.fitting else None
     if program is not None and best is not None:
-        from memcalc.advice.suggest.snippets import is_written_for, snippet
-
-        own = recipe_of(settings)
-        if own is not None and is_written_for(program, own):
-            write_recipe(own, best.plan, output)
-        else:
-            put(snippet(best.plan, program), output)
+        _write_snippet(best.plan, program, recipe_of(settings), output)
         return
     work = suggested.Work(tokens=tokens, prices=known)
-    deliver_answer(found, name, None if recipe else output, verbose=verbose, work=work)
+    deliver_answer(found, name, answer_output, verbose=verbose, work=work)
     if stopped:
         raise KeyboardInterrupt
     if best is None:
         raise typer.Exit(1)
     if recipe is not None:
         write_recipe(recipe, best.plan, output)
+    if script is not None:
+        write_scripts(found, script)
+
+
+def _read_prices(price: str | None, tokens: float | None, plan: Plan) -> Prices | None:
+    """Read what an hour costs; None: nobody asked for costs."""
+    from memcalc.advice.suggest import speed_and_price
+
+    if price is None:
+        return None
+    if tokens is None:
+        raise UsageError("A price needs a number of tokens: add --tokens 1e9.")
+    known = speed_and_price.read(price)
+    if plan.gpu is not None:
+        known.price(gpus.find(plan.gpu).name)
+    return known
+
+
+def _write_snippet(plan: Plan, program: str, recipe: str | None, output: Path | None) -> None:
+    """Write a plan as settings of a program; a recipe of that program with what changed."""
+    from memcalc.advice.suggest.snippets import is_written_for, snippet
+
+    if recipe is not None and is_written_for(program, recipe):
+        write_recipe(recipe, plan, output)
+    else:
+        put(snippet(plan, program), output)
+
+
+def write_scripts(found: Suggestions, output: Path) -> None:
+    """Write a training script for each way that fits, and say why there is none of a way."""
+    from memcalc.advice.train_script import write
+
+    for one in found.fitting:
+        assert one.figures is not None
+        lean = " lean" if found.gpu is None and one.remedies else ""
+        key = f"{one.way.key}{lean}".replace(" ", "-")
+        try:
+            put(write(one.figures.plan), output.with_name(f"{output.stem}-{key}.py"))
+        except UsageError as error:
+            say(f"no script for {one.way.title}: {error}")
 
 
 def _find(

@@ -79,7 +79,7 @@ def load_inventory(checked: Checked) -> Inventory:
 
 
 def estimate(
-    model: str, *, method: str = "trace", use_cache: bool = True, **settings: Any
+    model: str | Plan, *, method: str = "trace", use_cache: bool = True, **settings: Any
 ) -> Prediction:
     """Predict the memory of one training run of a named model, as ``memcalc.estimate`` does."""
     plan = make({"model": model, **settings})

@@ -29,6 +29,14 @@ class Answer:
     def _repr_html_(self) -> str | None:
         return str(_installed["html"](self)) if _installed else None
 
+    def to_dataframe(self) -> Any:
+        """Return the figures of an estimate, or the largest table of another answer, for pandas.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        return _installed["frame"](self)
+
 
 def figure(record: object) -> Any:
     """Return the record as a figure of matplotlib.

@@ -8,10 +8,10 @@ import ast
 import inspect
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -20,6 +20,7 @@ from memcalc.errors import SettingError
 from memcalc.records.plan import Plan
 from memcalc.records.values import check_value, format_scalar, parse_typed, plain, refusal, scalar
 
+F = TypeVar("F", bound=Callable[..., Any])
 _ARGUMENT = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]+$")]
 
 
@@ -128,6 +129,21 @@ def changed_settings(plan: Plan) -> dict[str, Any]:
     """Return the settings of a plan that differ from their defaults."""
     settings = msgspec.structs.asdict(plan)
     return {name: value for name, value in settings.items() if value != FIELDS[name].default}
+
+
+def name_settings(function: F) -> F:
+    """Return a function that takes ``**settings``, whose signature names and types each of them."""
+    taken = inspect.signature(function).parameters
+    own = [one for one in taken.values() if one.kind != one.VAR_KEYWORD]
+    left = [field for name, field in FIELDS.items() if name not in (*taken, "command")]
+    settings = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
+        )
+        for field in left
+    ]
+    function.__signature__ = inspect.Signature([*own, *settings])  # type: ignore[attr-defined]
+    return function
 
 
 def declare_fields(kind: type[Plan]) -> dict[str, Field]:

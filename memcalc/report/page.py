@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from memcalc import untrusted_text
 from memcalc.accuracy.compare import pairs as compared
@@ -118,14 +118,14 @@ def render(document: Document) -> str:
 
 
 def notebook(record: object) -> str:
-    """Return an answer in full, as a notebook shows it; without matplotlib, its tables alone."""
-    heading, *rest = saved.blocks(record, verbose=True, top=sys.maxsize)
+    """Return an answer in full, as a notebook shows it: the page's card, and its tables."""
+    first: PagePart
+    first, *rest = saved.blocks(record, verbose=True, top=sys.maxsize)
     found = record.prediction if isinstance(record, Explanation) else record
-    pictures = []
-    if isinstance(found, Prediction) and importlib.util.find_spec("matplotlib"):
-        pictures.append(_picture(plots.optimizers([found]), "requested bytes at the peak"))
-    shown = _templates().get_template("blocks.html.j2").module
-    return f"<div>{shown.show([heading, *pictures, *rest])}</div>"  # type: ignore[attr-defined]
+    if isinstance(found, Prediction) and found.serving is None:
+        # What the page says beside it stands in the tables here.
+        first = replace(hero(found), command="")
+    return _templates().get_template("notebook.html.j2").render(blocks=[first, *rest])
 
 
 @functools.cache

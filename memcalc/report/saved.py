@@ -1,5 +1,7 @@
 """Any answer as blocks and as JSON, whether it was just found or a file keeps it."""
 
+import io
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from memcalc.advice.explain.recorded import Recorded, WhatIf
 from memcalc.advice.explain.records import Explanation
 from memcalc.advice.fit.records import FitAnswer
 from memcalc.advice.suggest.records import Suggestions
+from memcalc.errors import UsageError
 from memcalc.files.artifact import document, encode, part
 from memcalc.files.results import Run
 from memcalc.records.levels import Levels
@@ -17,7 +20,7 @@ from memcalc.records.oom_text import OomText
 from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.records.prediction import Prediction
 from memcalc.report import explained, fitted, measured, oom_text, predictions, suggested
-from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
+from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
 from memcalc.report.suggested import Work
 from memcalc.units import MIB, Unit, format_mib
 
@@ -71,6 +74,36 @@ def blocks(record: Any, *, verbose: bool, top: int, work: Work | None = None) ->
         case _:
             found = snapshot_blocks(record, top)
     return list(found)
+
+
+def to_dataframe(record: Any) -> Any:
+    """Return an answer as a table of pandas: of an estimate one row, else its largest table.
+
+    Raises:
+        UsageError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise UsageError("to_dataframe() needs pandas: pip install pandas.") from None
+    if isinstance(record, Prediction):
+        return pandas.read_csv(io.StringIO(predictions.as_csv([record])))
+    shown = blocks(record, verbose=True, top=sys.maxsize)
+    tables = [block for block in shown if isinstance(block, Table)]
+    if not tables:
+        return pandas.DataFrame()
+    largest = max(tables, key=lambda table: len(table.rows))
+    rows = [[_plain(cell) for cell in row] for row in largest.rows]
+    return pandas.DataFrame(rows, columns=list(largest.head) or None)
+
+
+def _plain(cell: Cell) -> str | float:
+    """Return a cell's bytes or share as a number, and all else as text."""
+    if isinstance(cell, Size):
+        return cell.bytes
+    if isinstance(cell, Share):
+        return cell.part
+    return cell if isinstance(cell, str) else ": ".join(cell)
 
 
 def snapshot_blocks(found: Recorded, top: int) -> list[Block]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memcalc.estimation.estimate import estimate as estimate_model
+from memcalc.records.fields import name_settings
+from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -41,8 +43,9 @@ def simulate(
     return Simulation({"gpu": gpu, "steps": steps, "torch": torch, "alloc_conf": alloc_conf})
 
 
+@name_settings
 def estimate(
-    model: str | torch.nn.Module,
+    model: str | Plan | torch.nn.Module,
     *,
     method: str = "trace",
     use_cache: bool = True,
@@ -52,7 +55,8 @@ def estimate(
 
     Args:
         model: a bundled name, a local folder or config.json, a hub name, or
-            ``package.module:callable``; or a ``torch.nn.Module``, which stays as it is.
+            ``package.module:callable``; a ``memcalc.Plan``; or a ``torch.nn.Module``, which
+            stays as it is.
         method: ``trace`` runs the real code on a simulated GPU; ``analytic`` uses closed forms.
         use_cache: keep and reuse answers on disk.
         **settings: fields of ``Plan``. With a module: ``gpu``, ``torch`` and ``alloc_conf``, and
@@ -68,7 +72,7 @@ def estimate(
         UsageError: the question cannot be understood.
         EstimateError: it could not be answered.
     """
-    if isinstance(model, str):
+    if isinstance(model, str | Plan):
         return estimate_model(model, method=method, use_cache=use_cache, **settings)
     from memcalc.script.live import estimate_module
 

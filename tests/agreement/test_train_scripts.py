@@ -32,6 +32,8 @@ PLANS = {
     "outputs dropped": {"model": GPT2, **SMALL, "keep_outputs": False},
     "8 bit": {"model": "bert-base-cased", **SMALL, "optim": "adamw_8bit"},
     "own 8 bit": {"model": "bert-base-cased", **SMALL, "optim": "memcalc.adamw8bit"},
+    "no cache": {"model": GPT2, **SMALL, "kv_cache": False, "keep_outputs": False},
+    "segments": {"model": GPT2, **SMALL, "alloc_conf": "expandable_segments:True"},
     "sgd": {"model": "bert-base-cased", **SMALL, "optim": "sgd", "optim_args": {"momentum": 0.9}},
     "fused": {"model": GPT2, **SMALL, "optim": "adamw", "optim_args": {"fused": True}},
     "masked": {"model": "bert-base-cased", **SMALL, "task": "masked-lm"},
@@ -72,7 +74,8 @@ def test_a_script_takes_what_its_plan_takes(name, tmp_path, monkeypatch, forked_
     python = [sys.executable]
     if plan.devices > 1:
         python = ["torchrun", f"--nproc-per-node={plan.devices}"]
-    found = simulate(plan_of([*python, "train.py"], steps=0, gpu=plan.gpu), quiet=True)
+    asked = {"steps": 0, "gpu": plan.gpu, "alloc_conf": plan.alloc_conf or None}
+    found = simulate(plan_of([*python, "train.py"], **asked), quiet=True)
     assert found.ending.code == 0
     answers = Answers()
     planned = answers.trace(plan).trace

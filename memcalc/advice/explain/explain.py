@@ -26,7 +26,7 @@ from memcalc.estimation.answers import Answers
 from memcalc.estimation.engine import engine
 from memcalc.estimation.kept import Traced, may_run_again
 from memcalc.estimation.question import find_user_code
-from memcalc.records.fields import version_changes
+from memcalc.records.fields import name_settings, version_changes
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.units import format_bytes, parse_bytes
@@ -91,8 +91,9 @@ def _trace_again(saved: Prediction, answers: Answers, depth: int | None) -> Chap
     return replace(chapter(answer, depth=depth), prediction=saved, notes=notes)
 
 
+@name_settings
 def explain(
-    model: str,
+    model: str | Plan,
     *,
     under: str | int | None = None,
     depth: int | None = None,

@@ -21,6 +21,7 @@ from memcalc.estimation.answers import Answers
 from memcalc.estimation.fits import Device, make_device
 from memcalc.estimation.predict import UNCOUNTED
 from memcalc.estimation.validate import check
+from memcalc.records.fields import name_settings
 from memcalc.records.plan import Plan
 
 _FINDS = ("batch", "seq", "grid", "gpus", "settings", "devices")
@@ -30,8 +31,9 @@ _GRID_SIZE = 10
 Seen = Callable[[FitAnswer], None]
 
 
+@name_settings
 def fit(
-    model: str,
+    model: str | Plan,
     *,
     memory: int | None = None,
     find: Collection[str] = ("batch", "seq"),

@@ -22,6 +22,7 @@ from memcalc.estimation.answers import Answers
 from memcalc.estimation.estimate import load_inventory
 from memcalc.estimation.fits import cannot_fit, make_device
 from memcalc.estimation.validate import check
+from memcalc.records.fields import name_settings
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict, Prediction
@@ -36,7 +37,8 @@ _STATELESS: tuple[Change, ...] = (("optim", "sgd"), ("optim_args", ()))
 Seen = Callable[[Suggestions], None]
 
 
-def suggest(model: str, *, gpu: str, use_cache: bool = True, **settings: Any) -> Suggestions:
+@name_settings
+def suggest(model: str | Plan, *, gpu: str, use_cache: bool = True, **settings: Any) -> Suggestions:
     """Find the ways to train a model that fit a GPU.
 
     Args:

@@ -215,13 +215,28 @@ def test_a_terminal_shows_each_component_by_its_letter(traced):
     assert max(map(len, text.splitlines()[:-1])) <= 80
 
 
-def test_a_notebook_shows_tables_and_a_picture(traced, explained):
+def test_a_notebook_shows_the_card_of_the_page_with_its_whole_legend_and_tables(traced, explained):
     for shown in (traced.prediction._repr_html_(), explained._repr_html_()):
         reader = Reader()
         reader.feed(shown)
         assert reader.open == []
-        assert len(reader.links) == 1
-        assert f"{traced.prediction.peak.requested:,}" in shown
+        assert len(reader.links) == 0
+        card, _, tables = shown.partition("<table")
+        for name, size in traced.prediction.components.items():
+            if size:
+                assert STYLES[name].words in card
+        assert "CUDA context and libraries" in card
+        assert "next:" not in shown
+        assert f"{traced.prediction.peak.requested:,}" in tables
+
+
+def test_an_answer_is_a_dataframe_with_exact_bytes(traced, explained):
+    pytest.importorskip("pandas")
+    (row,) = traced.prediction.to_dataframe().to_dict("records")
+    assert row["reserved"] == traced.prediction.peak.reserved
+    assert row["weights"] == traced.prediction.components[Component.WEIGHTS]
+    frame = explained.to_dataframe()
+    assert len(frame) > 10
 
 
 def test_a_prediction_draws_itself_and_names_its_parts(traced):

@@ -15,6 +15,7 @@ from memcalc.advice.suggest.snippets import PROGRAMS, snippet
 from memcalc.advice.suggest.strategies import ways
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
+from memcalc.cli.suggest import write_scripts
 from memcalc.errors import UsageError
 from memcalc.records.prediction import FitVerdict
 from memcalc.report import suggested
@@ -57,6 +58,18 @@ def test_what_fits_comes_first_and_what_gives_up_least_before_it(found):
         for key in ("full", "full-8bit", "full-bf16", "lora", "qlora")
         if key in {one.way.key for one in found.fitting}
     ]
+
+
+def test_a_script_is_written_for_each_way_that_fits_or_it_is_said_why_not(found, tmp_path, capsys):
+    write_scripts(found, tmp_path / "train.py")
+    said = capsys.readouterr().err
+    for one in found.fitting:
+        path = tmp_path / f"train-{one.way.key}.py"
+        assert path.exists() != (f"no script for {one.way.title}: " in said), said
+        if path.exists():
+            compile(path.read_text(), path.name, "exec")
+            assert f"{one.figures.plan.batch}, 512" in path.read_text()
+    assert (tmp_path / "train-lora.py").exists()
 
 
 def test_a_speed_that_nobody_published_is_not_made_up(found):
