@@ -278,12 +278,13 @@ def _write_layout(plan: Plan, layout: str) -> dict[str, Any]:
         return {"deepspeed_config": asked}
     if not layout.startswith("fsdp"):
         return {}
-    told: dict[str, Any] = {
-        "version": int(layout[-1]),
-        "auto_wrap_policy": WRAPS[0],
-        **dict(plan.parallel_args),
-    }
+    told = write_fsdp(layout, dict(plan.parallel_args))
     return {"fsdp_config": {f"fsdp_{name}": value for name, value in told.items()}}
+
+
+def write_fsdp(layout: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Write FSDP's settings by the names that files of accelerate and of the Trainer share."""
+    return {"version": int(layout[-1]), "auto_wrap_policy": WRAPS[0], **options}
 
 
 def wrapped_by(options: Mapping[str, Any]) -> str:

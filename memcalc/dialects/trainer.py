@@ -287,5 +287,5 @@ def write(plan: Plan) -> dict[str, Any]:
 def _sharded(plan: Plan) -> dict[str, Any]:
     if plan.devices == 1 or plan.parallel not in ("fsdp1", "fsdp2"):
         return {}
-    told = {"version": int(plan.parallel[-1]), **dict(plan.parallel_args)}
+    told = accelerate.write_fsdp(plan.parallel, dict(plan.parallel_args))
     return {"fsdp": True, "fsdp_config": told}

@@ -143,16 +143,17 @@ def follow(patches: Patches, book: Notebook, plan: Plan) -> None:
     if layout.loop == "pipeline":
         pipelining.install(patches, alone=True)
     if layout.package == "deepspeed":
-        deepspeed.follow(patches, book)
+        deepspeed.run_alone()
 
 
 def follow_wrappers(patches: Patches, book: Notebook) -> None:
-    """Label the memory that PyTorch's wrappers take, and plan DTensors that are alike once."""
+    """Label the memory that wrappers take, and plan DTensors that are alike once."""
     # DDP makes its buckets with itself, and again before the second forward.
     for name in ("__init__", "_pre_forward"):
         patches.wrap(DistributedDataParallel, name, book.makes(Component.COMMUNICATION))
     patches.wrap(torch.UntypedStorage, "resize_", functools.partial(_gathered, book))
     dtensor.plan_alike_once(patches)
+    deepspeed.label(patches, book)
 
 
 def _averaged_alone(original: Any, model: Any, *args: Any, **kwargs: Any) -> None:
