@@ -41,7 +41,8 @@ PAIRS = {
 RUNGS = ("requested", "allocated", "reserved")
 BY_DAY = ("trainer",)
 ENGINES = ("zero2", "zero3")
-EXPLAINED = {"lora": {"requested": 128}}
+_OF_ROTARY = {"requested": 128}
+EXPLAINED = {"lora": _OF_ROTARY, "fsdp1_lora": _OF_ROTARY}
 """Bytes that scripts take beyond their plans. A plan casts the whole model; with
 ``dtype=torch.bfloat16`` two tensors of 32 rotary frequencies stay in fp32."""
 
