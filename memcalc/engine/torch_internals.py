@@ -195,11 +195,6 @@ def profiler_events(profiler: Any) -> Any:
     return profiler.profiler.kineto_results.experimental_event_tree()
 
 
-def storage_key(tensor: torch.Tensor) -> int:
-    """Return a number that is the same for all tensors that share a storage."""
-    return int(tensor.untyped_storage()._cdata)
-
-
 def behind(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor inside those of ``torch.func`` (torch/csrc/functorch/init.cpp)."""
     while _C._functorch.is_functorch_wrapped_tensor(tensor):
