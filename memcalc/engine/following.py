@@ -13,6 +13,9 @@ _C: Any = torch._C
 VALUES, COUNTS = "Fake", "TESTING_ONLY_GenericMode"
 """Dispatch keys of operators that are followed outside of backward, and always."""
 
+_BEFORE = "followed_before"
+"""Attribute of a mode of fake tensors: how its thread was followed, for each time it is entered."""
+
 
 def install(patches: Patches) -> None:
     """Follow this thread and new threads of the program; in backward, only its Python code."""
@@ -87,26 +90,17 @@ def _call_following(wanted: bool, original: Any, *args: Any, **kwargs: Any) -> A
         follow(before)
 
 
-class _Thread(threading.local):
-    """What this thread did before it entered its modes of fake tensors."""
-
-    def __init__(self) -> None:
-        self.before: list[bool] = []
-
-
-_thread = _Thread()
-
-
 def _enter_fake_mode(original: Any, mode: Any) -> Any:
-    _thread.before.append(_C._dispatch_tls_is_dispatch_key_included(key(VALUES)))
+    before = _C._dispatch_tls_is_dispatch_key_included(key(VALUES))
+    vars(mode).setdefault(_BEFORE, []).append(before)
     follow(False)
     return original(mode)
 
 
 def _leave_fake_mode(original: Any, mode: Any, *error: Any) -> None:
     original(mode, *error)
-    if _thread.before:
-        follow(_thread.before.pop())
+    if before := vars(mode).get(_BEFORE):
+        follow(before.pop())
 
 
 _HOOKS: dict[type, tuple[str, ...]] = {

@@ -29,6 +29,9 @@ from memcalc.records.trace import (
 from memcalc.units import format_bytes
 
 _NEVER = 1 << 62
+_ONE_NUMBER = 8
+"""Bytes of the largest single number. A loss or a count that lives as long as gradients or buckets
+do is none of them."""
 _BEHIND = (
     "up to {} of what shows as cached waits for another stream: the GPU is taken to be behind the "
     "host, and a block that a second stream used is free once the host waits for later work, or "
@@ -213,7 +216,8 @@ class Timeline:
             block = self.blocks[number]
             if block.born < since:
                 break
-            if block.guess is None and not self._sent(block):
+            is_one = block.size <= _ONE_NUMBER and component is not Component.ACTIVATIONS
+            if block.guess is None and not is_one and not self._sent(block):
                 block.guess = component
 
     def _find_living(self, address: int) -> _Block | None:

@@ -306,10 +306,18 @@ def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
         yield from (one for _, one in flat("", value, depth=3) if one.requires_grad)
 
 
+def driven_by(optimizer: Any) -> Any:
+    """Return the optimizer that a wrapper drives over this rank's share, or itself.
+
+    ZeroRedundancyOptimizer and DeepSpeed's engine are such wrappers.
+    """
+    own = getattr(optimizer, "__dict__", {})
+    return own.get("optim") or own.get("basic_optimizer") or optimizer
+
+
 def state_by_parameter(optimizer: Any) -> Mapping[Any, Any]:
     """Return an optimizer's state by parameter; under "" if it is no ``torch.optim.Optimizer``."""
-    # ZeroRedundancyOptimizer holds an inner optimizer with this rank's share.
-    state = getattr(getattr(optimizer, "optim", optimizer), "state", None)
+    state = getattr(driven_by(optimizer), "state", None)
     if state is not None and hasattr(state, "items"):
         return state  # type: ignore[no-any-return]
     kept = {

@@ -143,7 +143,7 @@ def follow(patches: Patches, book: Notebook, plan: Plan) -> None:
     if layout.loop == "pipeline":
         pipelining.install(patches, alone=True)
     if layout.package == "deepspeed":
-        deepspeed.follow(patches, book)
+        deepspeed.run_alone()
 
 
 def follow_wrappers(patches: Patches, book: Notebook) -> None:
@@ -153,6 +153,7 @@ def follow_wrappers(patches: Patches, book: Notebook) -> None:
         patches.wrap(DistributedDataParallel, name, book.makes(Component.COMMUNICATION))
     patches.wrap(torch.UntypedStorage, "resize_", functools.partial(_label_full_parameters, book))
     dtensor.plan_alike_once(patches)
+    deepspeed.label(patches, book)
 
 
 def _skip_all_reduce(original: Any, model: Any, *args: Any, **kwargs: Any) -> None:

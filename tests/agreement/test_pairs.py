@@ -33,11 +33,16 @@ PAIRS = {
     },
     "trainer": {"loop": "trainer", "precision": "amp-bf16", "optim": "adamw_torch_fused"},
     "ddp": {**TWO, "parallel": "ddp"},
-    "zero2": {**TWO, "parallel": "zero2", "precision": "amp-bf16"},
+    "fsdp1_lora": {**TWO, **LORA, "parallel": "fsdp1", "autocast_adapter_dtype": False},
+    **{
+        name: {**TWO, "parallel": name, "precision": "amp-bf16"} for name in ("zero2", "zero3")
+    },
 }  # fmt: skip
 RUNGS = ("requested", "allocated", "reserved")
 BY_DAY = ("trainer",)
-EXPLAINED = {"lora": {"requested": 128}}
+ENGINES = ("zero2", "zero3")
+_OF_ROTARY = {"requested": 128}
+EXPLAINED = {"lora": _OF_ROTARY, "fsdp1_lora": _OF_ROTARY}
 """Bytes that scripts take beyond their plans. A plan casts the whole model; with
 ``dtype=torch.bfloat16`` two tensors of 32 rotary frequencies stay in fp32."""
 
@@ -45,7 +50,7 @@ EXPLAINED = {"lora": {"requested": 128}}
 def cases():
     for name in PAIRS:
         marks = [] if name in BY_DAY else [pytest.mark.nightly]
-        if name == "zero2":
+        if name in ENGINES:
             marks.append(pytest.mark.skipif(not DEEPSPEED, reason="runs DeepSpeed's own code"))
         yield pytest.param(name, marks=marks)
 
@@ -61,17 +66,18 @@ def config(tmp_path, monkeypatch):
 
 def of_plan(config, name):
     answers = Answers()
-    return answers.trace(make({"model": str(config), **SETTINGS, **PAIRS[name]})).trace
+    return answers.trace(make({"model": str(config), **SETTINGS, **PAIRS[name]}))
 
 
 def of_script(config, name):
     world = PAIRS[name].get("devices", 1)
     python = ["torchrun", f"--nproc-per-node={world}"] if world > 1 else [sys.executable]
-    script = str(ROOT / "tests" / "agreement" / "pairs" / f"{name}.py")
-    command = [*python, script, str(config.parent)]
+    file, *words = ("zero", name[-1]) if name in ENGINES else (name,)
+    script = str(ROOT / "tests" / "agreement" / "pairs" / f"{file}.py")
+    command = [*python, script, str(config.parent), *words]
     found = simulate(plan_of(command, steps=0, gpu=SETTINGS["gpu"]), quiet=True)
     assert found.ending.code == 0
-    return found.traced.trace
+    return found.traced
 
 
 def peaks(trace):
@@ -80,6 +86,9 @@ def peaks(trace):
 
 @pytest.mark.parametrize("name", cases())
 def test_a_plan_takes_what_its_script_takes(config, name, forked_scripts):
-    planned, simulated = peaks(of_plan(config, name)), peaks(of_script(config, name))
+    plan, script = of_plan(config, name), of_script(config, name)
+    planned, simulated = peaks(plan.trace), peaks(script.trace)
     more = EXPLAINED.get(name, {})
     assert simulated == {rung: size + more.get(rung, 0) for rung, size in planned.items()}
+    if name in ENGINES:
+        assert script.prediction.components == plan.prediction.components

@@ -206,6 +206,24 @@ def test_any_module_can_be_estimated_with_its_inputs_described(memcalc, tmp_path
     assert json.loads(done.stdout)["parameters"] == 8 * 16 + 16 + 16 * 4 + 4
 
 
+@pytest.mark.nightly
+def test_a_module_that_begins_cuda_as_it_is_imported_meets_the_card_that_is_asked_for(
+    memcalc, tmp_path
+):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "found = torch.cuda.get_device_properties(0)\n"
+        "def model():\n"
+        "    assert found.multi_processor_count == 84, found\n"
+        "    return torch.nn.Linear(8, 8)\n"
+    )
+    for gpu in ("a6000", "a10g", "a6000"):
+        plan = ("estimate", "mine:model", "--input", "input=float32[32,8]", "--gpu", gpu)
+        done = memcalc(*plan, "--no-cache")
+        # An A10G has 80 multiprocessors.
+        assert done.returncode == (0 if gpu == "a6000" else 2), done.stderr
+
+
 OWN = """
 import ctypes, os, sys, torch
 

@@ -74,5 +74,6 @@ def test_an_engines_state_and_master_weights_have_their_names(trace, loop):
 
 @pytest.mark.skipif(not DEEPSPEED, reason="runs DeepSpeed's own code")
 def test_an_engine_under_the_trainer_updates_by_the_optimizer_that_was_named(trace):
-    first, *_, last = made_in_updates(trace("zero2", "trainer", optim="sgd"))
-    assert first == last  # AdamW's first step makes its state.
+    first, second, *_ = made_in_updates(trace("zero2", "trainer", optim="sgd"))
+    # AdamW's first step makes its state. After the last one the Trainer gathers losses for its log.
+    assert first == second

@@ -6,6 +6,7 @@ import pytest
 
 from memcalc.records.trace import Component
 from memcalc.script.simulate import plan_of, simulate
+from tests.evidence.judged import DEEPSPEED
 
 LAUNCHED = """
     import os, torch, torch.distributed as dist
@@ -129,6 +130,15 @@ def launch(tmp_path, monkeypatch):
         return simulate(plan_of(["torchrun", "--nproc-per-node", "4", "ranks.py"], steps=0))
 
     return launch
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not DEEPSPEED, reason="runs DeepSpeed's own code")
+def test_deepspeed_without_a_launcher_says_what_to_type(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "alone.py").write_text("import deepspeed\ndeepspeed.init_distributed()\n")
+    assert simulate(plan_of(["python", "alone.py"])).ending.code == 1
+    assert "type deepspeed or torchrun --nproc-per-node 1" in capfd.readouterr().err
 
 
 def test_messages_of_other_ranks_are_what_this_rank_sends(launch):

@@ -17,6 +17,11 @@ _PLAIN = 0
 _MOST = 100_000
 """Nodes of a graph that are looked at for its leaves."""
 
+_RACES = (
+    "a thread of autograd's frees the graph of a torch.func transform while the next step runs, so "
+    "the peak differs from run to run, also on a GPU"
+)
+
 
 class Functional:
     """Follows weights that are replaced by new tensors in every step."""
@@ -29,6 +34,7 @@ class Functional:
 
     def install(self, patches: Patches) -> None:
         """Start to follow functional calls."""
+        self._say = patches.say
         patches.wrap(torch.func, "functional_call", self._called)
 
     def _called(self, original: Any, module: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
@@ -63,6 +69,7 @@ class Functional:
         """
         wrapped = [one for one in _tensors_given(inputs) if internals.is_functorch_tensor(one)]
         if wrapped:
+            self._say(_RACES)
             if internals.nested_gradients() > 1:
                 return
             leaves = [leaf for one in wrapped if (leaf := internals.outer_leaf(one)) is not None]

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from memcalc.engine.counters import Counters
 from memcalc.engine.follow.counts import Counts
-from memcalc.engine.notes import held_by, state_by_parameter
+from memcalc.engine.notes import driven_by, held_by, state_by_parameter
 from memcalc.engine.patches import Patches
 from memcalc.records.model import Inventory, OptimizerState
 from memcalc.records.trace import Component
@@ -265,7 +265,9 @@ class Models:
 
     def stepped(self, optimizer: Any, steps: int) -> None:
         """Name and count the state of an optimizer that has made so many steps."""
+        kept = driven_by(optimizer)
         if steps == 1:
+            self.name_optimizer(type(kept).__name__)
             self.name_optimizer(type(optimizer).__name__)
         # Parameters that are added, replaced or unfrozen later get their state then.
         entries = len(state_by_parameter(optimizer)), _parameters_of(optimizer)
@@ -276,7 +278,6 @@ class Models:
             self._entries[id(optimizer)] = entries
             self._trained.update(id(p) for p in held_by(optimizer) if p.requires_grad)
             if self._counted:
-                kept = getattr(optimizer, "optim", optimizer)
                 own = not isinstance(kept, torch.optim.Optimizer)
                 born = 0 if own else self._births.get(kept, 0)
                 self.counts.keep(kept, state_by_parameter(kept).values(), born)

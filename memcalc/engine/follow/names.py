@@ -87,8 +87,6 @@ class Names(Observer):
         """Name what a wrapper over several GPUs has made before the model's own code begins."""
         if self._counters.wrapped:
             self._counters.guess(Component.COMMUNICATION, [])
-            if self._optimizer is not None:
-                self._counters.name(Component.MASTER_WEIGHTS, held_by(self._optimizer))
 
     # ---- modules
 

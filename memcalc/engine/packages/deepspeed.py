@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memcalc.engine.notes import Notebook
+from memcalc.engine.notes import Notebook, held_by
 from memcalc.engine.patches import Patches
 from memcalc.records.trace import Component
 
@@ -39,17 +39,14 @@ def follow_steps(patches: Patches, steps: Any, phases: Any) -> None:
         patches.wrap_later(stage, f"{name}.zero_grad", phases.clear_gradients)
 
 
-def follow(patches: Patches, book: Notebook) -> None:
-    """Say what the engine makes, and keep it from compiling anything.
+def label(patches: Patches, book: Notebook) -> None:
+    """Label what the engine makes: master weights, their gradients, buckets, gathered weights."""
 
-    ``patches`` end with the run that is followed. What the engine needs to run here at all stays
-    for the life of this process: one more step may follow, to count its operations.
-    """
-    for_good = Patches()
-    # It would compile collectives over shared memory, in a folder of the user's.
-    for_good.set(importlib.import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)
-    second = getattr(importlib.import_module(f"{ZERO}.stage_1_and_2"), SECOND)
-    third = getattr(importlib.import_module(f"{ZERO}.stage3"), THIRD)
+    def made(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
+        original(engine, *args, **kwargs)
+        own = set(map(id, engine.module.parameters()))
+        held = held_by(engine.basic_optimizer) if engine.basic_optimizer is not None else ()
+        book.name(Component.MASTER_WEIGHTS, [one for one in held if id(one) not in own])
 
     def buckets(original: Any, optimizer: Any) -> None:
         original(optimizer)
@@ -61,18 +58,32 @@ def follow(patches: Patches, book: Notebook) -> None:
         book.name(Component.MASTER_WEIGHTS, optimizer.fp32_partitioned_groups_flat)
         book.name(Component.GRADIENTS, [optimizer.grad_partitions_flat_buffer])
 
-    patches.wrap(second, "setup_buckets", buckets)
-    patches.wrap(third, "_setup_for_real_optimizer", partitions)
-    for owner in (second, third):
-        # Gradients have no values here, and a step that is skipped makes no state.
-        for_good.wrap(owner, "has_overflow", _none_overflows)
-        module = importlib.import_module(owner.__module__)
-        for_good.set(module, "is_invalid_grad_norm", lambda norm: False)
-    # Ranks compare notes by values that they read back: here they agree.
-    for name in ("parameter_offload", "partitioned_param_coordinator"):
-        importlib.import_module(f"{ZERO}.{name}")
-    utils = importlib.import_module(f"{ZERO}.utils")
-    for_good.set_everywhere(utils, _AGREES, lambda ints: None)
+    def averaged(original: Any, optimizer: Any) -> None:
+        original(optimizer)
+        for gradients in optimizer.averaged_gradients.values():
+            book.name(Component.GRADIENTS, gradients or ())
+
+    def update(original: Any, optimizer: Any, group: int) -> None:
+        flat = vars(optimizer).get("single_partition_of_fp32_groups")
+        masters = optimizer.fp32_partitioned_groups_flat if flat is None else flat
+        book.name(Component.GRADIENTS, [masters[group].grad])
+        original(optimizer, group)
+
+    patches.wrap_later("deepspeed.runtime.engine", "DeepSpeedEngine.__init__", made)
+    second, third = (f"{ZERO}.stage_1_and_2", SECOND), (f"{ZERO}.stage3", THIRD)
+    for (module, owner), name, around in (
+        (second, "setup_buckets", buckets),
+        (second, "independent_gradient_partition_epilogue", averaged),
+        (second, "_optimizer_step", update),
+        (third, "_setup_for_real_optimizer", partitions),
+        (third, "_optimizer_step", update),
+    ):
+        patches.wrap_later(module, f"{owner}.{name}", around)
+    patches.when_imported(f"{ZERO}.partition_parameters", lambda _: _label_gathered(patches, book))
+
+
+def _label_gathered(patches: Patches, book: Notebook) -> None:
+    """Label whole weights: the third stage gives them to parameters as ``data``."""
     plain: Any = torch.Tensor.data
 
     def give(tensor: torch.Tensor, new: torch.Tensor) -> None:
@@ -81,6 +92,26 @@ def follow(patches: Patches, book: Notebook) -> None:
             book.name(Component.UNSHARDED, [new])
 
     patches.set(torch.Tensor, "data", property(plain.__get__, give))
+
+
+def run_alone() -> None:
+    """Let the engine of a plan run on one rank, and keep it from compiling anything.
+
+    That stays for the life of this process: one more step may follow, to count its operations.
+    """
+    for_good = Patches()
+    # It would compile collectives over shared memory, in a folder of the user's.
+    for_good.set(importlib.import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)
+    for stage, name in ((f"{ZERO}.stage_1_and_2", SECOND), (f"{ZERO}.stage3", THIRD)):
+        # Gradients have no values here, and a step that is skipped makes no state.
+        module = importlib.import_module(stage)
+        for_good.wrap(getattr(module, name), "has_overflow", _none_overflows)
+        for_good.set(module, "is_invalid_grad_norm", lambda norm: False)
+    # Ranks compare notes by values that they read back: here they agree.
+    for name in ("parameter_offload", "partitioned_param_coordinator"):
+        importlib.import_module(f"{ZERO}.{name}")
+    utils = importlib.import_module(f"{ZERO}.utils")
+    for_good.set_everywhere(utils, _AGREES, lambda ints: None)
 
 
 def _none_overflows(original: Any, *args: Any, **kwargs: Any) -> bool:

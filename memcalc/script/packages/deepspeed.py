@@ -39,6 +39,18 @@ def install(session: Session) -> None:
         session.counters.guess(Component.COMMUNICATION, before)
 
     patches.wrap_later("deepspeed.runtime.engine", "DeepSpeedEngine.__init__", make_engine)
+    patches.wrap_later("deepspeed.comm.comm", "mpi_discovery", _discover_ranks)
+
+
+def _discover_ranks(original: Any, *args: Any, **kwargs: Any) -> None:
+    """Ask MPI for ranks, or say what to type where it is not installed."""
+    try:
+        original(*args, **kwargs)
+    except ModuleNotFoundError:
+        raise EstimateError(
+            "DeepSpeed asks MPI for its rank where no launcher gives one, and mpi4py is not "
+            "installed: type deepspeed or torchrun --nproc-per-node 1 in place of python."
+        ) from None
 
 
 def _without_kernels(patches: Patches) -> None:

@@ -1,9 +1,11 @@
 """A Llama whose sequences are divided by context_parallel: ``cp.py CONFIG [tp]``."""
 
+import contextlib
 import sys
 
 import torch
 from accelerate.big_modeling import _attach_context_parallel_hooks
+from sharded import begin, train
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
@@ -13,14 +15,8 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
-from transformers import AutoConfig, AutoModelForCausalLM
 
-torch.distributed.init_process_group("nccl")
-rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-torch.cuda.set_device(rank % torch.cuda.device_count())
-config = AutoConfig.from_pretrained(sys.argv[1])
-with torch.device("meta"):
-    model = AutoModelForCausalLM.from_config(config)
+world, model = begin()
 inner = 2 if "tp" in sys.argv else 1
 mesh = init_device_mesh("cuda", (world // inner, inner), mesh_dim_names=("cp", "tp"))
 _attach_context_parallel_hooks(model)
@@ -41,24 +37,17 @@ if inner > 1:
 for layer in model.model.layers:
     fully_shard(layer, mesh=mesh["cp"])
 fully_shard(model, mesh=mesh["cp"])
-model.to_empty(device="cuda")
-for buffer in model.buffers():
-    buffer.fill_(1.0)
-kinds = {}
-for parameter in model.parameters():
-    kinds.setdefault(parameter.device_mesh, []).append(parameter)
-optimizer = torch.optim.AdamW([{"params": kind} for kind in kinds.values()], lr=1e-4)
-for _ in range(4):
-    tokens, labels = (torch.randint(config.vocab_size, (2, 128), device="cuda") for _ in range(2))
+
+
+@contextlib.contextmanager
+def forward(tokens, labels):
     shifted = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].contiguous()
     places = torch.arange(128, device="cuda").expand(2, -1)
     buffers = [tokens, labels, shifted, places]
     with context_parallel(
         mesh["cp"], buffers=buffers, buffer_seq_dims=[1] * 4, no_restore_buffers=set(buffers)
     ):
-        outputs = model(input_ids=tokens, labels=labels, shift_labels=shifted, position_ids=places)
-        loss = outputs.loss
-        loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-torch.distributed.destroy_process_group()
+        yield model(input_ids=tokens, labels=labels, shift_labels=shifted, position_ids=places)
+
+
+train(model, forward)

@@ -1,4 +1,4 @@
-"""DeepSpeed's second stage on two GPUs."""
+"""DeepSpeed on two GPUs: ``zero.py CONFIG STAGE``."""
 
 import sys
 
@@ -15,7 +15,7 @@ engine, *_ = deepspeed.initialize(
         "train_micro_batch_size_per_gpu": 2,
         "zero_allow_untested_optimizer": True,
         "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 2},
+        "zero_optimization": {"stage": int(sys.argv[2])},
     },
 )
 for _ in range(4):
