@@ -110,6 +110,11 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
                     break
             why = GARBLED.format(name) if garbled else ended or self._how_it_ended()
             raise self._failure(why) from ChildProcessError()
+        except KeyboardInterrupt:
+            # A process that imports would not hear of the end of its child for seconds.
+            with self._lock:
+                self._stop()
+            raise
         finally:
             if not ended:
                 self._end(number, channel)

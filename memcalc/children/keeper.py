@@ -21,7 +21,6 @@ import fcntl
 import os
 import signal
 import sys
-from collections.abc import Callable
 from typing import NoReturn
 
 THEN, LATE = "then.py", "late"
@@ -48,37 +47,26 @@ def lock(folder: str | os.PathLike[str], how: int = fcntl.LOCK_SH) -> int:
 
 def keep(owner: int, group: int, folder: str, status: int, *command: str) -> NoReturn:
     """Run a command and end as it ends; end it with its owner."""
-    # Closed by the end of this process.
-    _ = lock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB) if folder else -1
-
-    def become_command(keeper: int) -> NoReturn:
-        _become(command, keeper, group, status)
-
-    def keep_command(keeper: int) -> NoReturn:
-        _keep(keeper, folder, status, become_command, signal.SIGKILL)
-
-    # What a keeper does at the end is not cut off.
-    _keep(owner, folder, status, keep_command, signal.SIGTERM)
-
-
-def _keep(
-    owner: int, folder: str, status: int, become: Callable[[int], NoReturn], ends: signal.Signals
-) -> NoReturn:
-    """Fork a child, which is told who forked it, and end as it ends.
-
-    ``ends``: the signal that ends it when the owner is gone, or wants no more of it.
-    """
-    _prctl(_SUBREAPER, 1)
+    if folder:
+        lock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Until this process ends.
     # Signals wait until they are asked for: none comes between two lines.
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAITS_FOR)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _prctl(_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != owner:
-        os._exit(1)
-    own, started = os.getpid(), os.fork()
-    if not started:
-        become(own)
-    os.close(status)
+    # How the second keeper is ended, who is not to be cut off, and the command.
+    for ends in (signal.SIGTERM, signal.SIGKILL):
+        _prctl(_SUBREAPER, 1)
+        _prctl(_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != owner:
+            os._exit(1)
+        owner, started = os.getpid(), os.fork()
+        if started:
+            os.close(status)
+            _end_with(started, ends, folder)
+    _become(command, owner, group, status)
+
+
+def _end_with(started: int, ends: signal.Signals, folder: str) -> NoReturn:
+    """End as a child ends, which is sent a signal when this process is told to end."""
     ended = None
     while ended is None:
         if signal.sigwait(_WAITS_FOR) == signal.SIGTERM:
