@@ -1,7 +1,6 @@
 """Result files: locked, whole, and never the reason that a run is lost."""
 
 import json
-import os
 import resource
 import subprocess
 import sys
