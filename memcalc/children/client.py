@@ -77,7 +77,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         interval: float = math.inf,
         timeout: float = math.inf,
     ) -> dict[str, Any]:
-        """Have a question answered in a fork, which is gone when this returns.
+        """Ask a question in a fork, which is gone when this returns.
 
         Args:
             module: the job module.
@@ -121,13 +121,13 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
             channel.end.close()
 
     def close(self) -> None:
-        """End the process and its children; no more can be forked."""
+        """End the process and its children, for good."""
         with self._lock:
             self._closed = True
             self._stop()
 
     def _fork(self, module: str, name: str, hint: Sequence[str]) -> tuple[int, Channel]:
-        """Have a child forked; return its number, and the channel to it."""
+        """Ask for a fork; return its number, and the channel to it."""
         with self._lock:
             self._number += 1
             message = {"fork": self._number, "module": module, "name": name, "hint": hint}
@@ -271,7 +271,7 @@ def _messages(
     interval: float = math.inf,
     tick: Callable[[], None] = lambda: None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield what a child and its server say, until nobody says more."""
+    """Yield the messages of a child and its server, until both are gone."""
     while True:
         left = min(deadline - time.monotonic(), interval)
         if deadline <= time.monotonic():
@@ -293,7 +293,7 @@ def _messages(
 def _hear(
     message: dict[str, Any], heard: Callable[[dict[str, Any]], None], channel: Channel
 ) -> None:
-    """Hand an event on; a child that waits goes on afterwards."""
+    """Pass an event on; a child that waits goes on afterwards."""
     heard(message["event"])
     if message.get("waits"):
         _send(channel, {"go": True})

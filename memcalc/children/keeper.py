@@ -66,7 +66,7 @@ def keep(owner: int, group: int, folder: str, status: int, *command: str) -> NoR
 
 
 def _end_with(started: int, ends: signal.Signals, folder: str) -> NoReturn:
-    """End as a child ends, which is sent a signal when this process is told to end."""
+    """Wait for a child, and end as it does; SIGTERM is passed on to it as the signal ``ends``."""
     ended = None
     while ended is None:
         if signal.sigwait(_WAITS_FOR) == signal.SIGTERM:
@@ -87,7 +87,7 @@ def _reap(awaited: int) -> int | None:
 
 
 def _become(command: tuple[str, ...], keeper: int, group: int, status: int) -> NoReturn:
-    """Be the command, in the group of the owner; the kernel kills it when the keeper is killed."""
+    """Replace this process by the command, which the kernel kills when its keeper is killed."""
     try:
         os.setpgid(0, group)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITS_FOR)
@@ -105,7 +105,7 @@ def _become(command: tuple[str, ...], keeper: int, group: int, status: int) -> N
 
 
 def _end_children() -> None:
-    """Kill all children; theirs become children of this process, until there are none."""
+    """Kill all children, and then theirs, which become children of this process."""
     while found := _children():
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -127,7 +127,7 @@ def _children() -> list[int]:
 
 
 def run_then(folder: str, *arguments: str) -> bool:
-    """Run what is to be done in a folder when a command has ended, once; returns False if it fails.
+    """Run ``then.py`` of a folder once, when a command has ended; returns False if it fails.
 
     What is in the folder is needed then.
     """
@@ -141,7 +141,7 @@ def run_then(folder: str, *arguments: str) -> bool:
 
 
 def _end_like(code: int) -> NoReturn:
-    """End with an exit code, or by the signal that it stands for."""
+    """End with an exit code, or by a signal where it is negative."""
     if code < 0:
         import resource
 
@@ -173,7 +173,7 @@ def remove(folder: str) -> None:
 
 
 def remove_ownerless(folder: str) -> None:
-    """Remove a folder when nobody has a lock on it any more."""
+    """Wait until no process has a lock on a folder, and remove it."""
     number = lock(folder, fcntl.LOCK_EX)
     if run_then(folder):
         remove(folder)
