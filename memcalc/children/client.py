@@ -97,7 +97,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         """
         deadline = time.monotonic() + timeout
         number, channel = self._fork(module, name, hint)
-        garbled, ended = False, ""
+        garbled, ended, patience = False, "", _PATIENCE
         try:
             _send(channel, {**self._place(), "request": request})
             for message in _messages(channel, deadline, interval, tick):
@@ -111,13 +111,12 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
             why = GARBLED.format(name) if garbled else ended or self._how_it_ended()
             raise self._failure(why) from ChildProcessError()
         except KeyboardInterrupt:
-            # A process that imports would not hear of the end of its child for seconds.
-            with self._lock:
-                self._stop()
+            # A server that imports would not answer for seconds.
+            patience = 0.0
             raise
         finally:
             if not ended:
-                self._end(number, channel)
+                self._end(number, channel, patience)
             channel.end.close()
 
     def close(self) -> None:
@@ -142,13 +141,13 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
                     raise
             return self._number, Channel(here)
 
-    def _end(self, number: int, channel: Channel) -> None:
+    def _end(self, number: int, channel: Channel, patience: float) -> None:
         """Kill a child and all processes that it has started, and wait until they are gone."""
         with self._lock, contextlib.suppress(OSError):
             if self._control is not None:
                 self._control.send(json.dumps({"end": number}).encode())
         with contextlib.suppress(TimeoutError):
-            for message in _messages(channel, time.monotonic() + _PATIENCE):
+            for message in _messages(channel, time.monotonic() + patience):
                 if "ended" in message:
                     return
 
