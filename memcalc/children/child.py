@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int, number: int) -> None:
-    """Have the kernel send a signal when the parent dies (Linux; elsewhere the sockets tell)."""
+    """Ask the kernel for a signal when the parent dies (Linux; elsewhere the sockets tell)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:

@@ -77,7 +77,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         interval: float = math.inf,
         timeout: float = math.inf,
     ) -> dict[str, Any]:
-        """Have a question answered in a fork, which is gone when this returns.
+        """Ask a question in a fork, which is gone when this returns.
 
         Args:
             module: the job module.
@@ -97,7 +97,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         """
         deadline = time.monotonic() + timeout
         number, channel = self._fork(module, name, hint)
-        garbled, ended = False, ""
+        garbled, ended, patience = False, "", _PATIENCE
         try:
             _send(channel, {**self._place(), "request": request})
             for message in _messages(channel, deadline, interval, tick):
@@ -110,19 +110,23 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
                     break
             why = GARBLED.format(name) if garbled else ended or self._how_it_ended()
             raise self._failure(why) from ChildProcessError()
+        except KeyboardInterrupt:
+            # A server that imports would not answer for seconds.
+            patience = 0.0
+            raise
         finally:
             if not ended:
-                self._end(number, channel)
+                self._end(number, channel, patience)
             channel.end.close()
 
     def close(self) -> None:
-        """End the process and its children; no more can be forked."""
+        """End the process and its children, for good."""
         with self._lock:
             self._closed = True
             self._stop()
 
     def _fork(self, module: str, name: str, hint: Sequence[str]) -> tuple[int, Channel]:
-        """Have a child forked; return its number, and the channel to it."""
+        """Ask for a fork; return its number, and the channel to it."""
         with self._lock:
             self._number += 1
             message = {"fork": self._number, "module": module, "name": name, "hint": hint}
@@ -137,13 +141,13 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
                     raise
             return self._number, Channel(here)
 
-    def _end(self, number: int, channel: Channel) -> None:
+    def _end(self, number: int, channel: Channel, patience: float) -> None:
         """Kill a child and all processes that it has started, and wait until they are gone."""
         with self._lock, contextlib.suppress(OSError):
             if self._control is not None:
                 self._control.send(json.dumps({"end": number}).encode())
         with contextlib.suppress(TimeoutError):
-            for message in _messages(channel, time.monotonic() + _PATIENCE):
+            for message in _messages(channel, time.monotonic() + patience):
                 if "ended" in message:
                     return
 
@@ -266,7 +270,7 @@ def _messages(
     interval: float = math.inf,
     tick: Callable[[], None] = lambda: None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield what a child and its server say, until nobody says more."""
+    """Yield the messages of a child and its server, until both are gone."""
     while True:
         left = min(deadline - time.monotonic(), interval)
         if deadline <= time.monotonic():
@@ -288,7 +292,7 @@ def _messages(
 def _hear(
     message: dict[str, Any], heard: Callable[[dict[str, Any]], None], channel: Channel
 ) -> None:
-    """Hand an event on; a child that waits goes on afterwards."""
+    """Pass an event on; a child that waits goes on afterwards."""
     heard(message["event"])
     if message.get("waits"):
         _send(channel, {"go": True})

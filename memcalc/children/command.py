@@ -98,7 +98,7 @@ def run(
 
 @contextlib.contextmanager
 def vanishing(folder: Path) -> Iterator[None]:
-    """Have a folder removed should this process die within the ``with``, however that is."""
+    """Remove a folder, by a process beside this one, if this one dies within the ``with``."""
     lock = keeper.lock(folder)
     try:
         with subprocess.Popen(
@@ -117,7 +117,7 @@ def vanishing(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_folder() -> Iterator[Path]:
-    """Make a folder for one run, and remove it and those of runs that were killed."""
+    """Make a folder for one run, and remove it; folders of killed runs are removed too."""
     folder = _make_folder()
     try:
         with vanishing(folder):

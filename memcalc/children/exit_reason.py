@@ -20,7 +20,7 @@ _LONGEST_REASON = 300
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel has killed so far for lack of memory; ``None``: unknown."""
+    """Return the number of processes that the kernel has killed for lack of memory, if known."""
     counts = []
     for name in _COUNTERS:
         with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ _ADVICE = tomllib.loads(Path(__file__).with_name("advice.toml").read_text("utf-8
 
 
 def advice(error: BaseException | None) -> str:
-    """What a user can do about an error, in one sentence; empty: unknown."""
+    """Return one sentence on what a user can do about an error, or an empty text."""
     for one in causes(error):
         raised_in = (frame.f_code.co_name for frame, _ in traceback.walk_tb(one.__traceback__))
         said = f"{' '.join(raised_in)}: {text_of(one)}"

@@ -175,7 +175,7 @@ class _Server:
         self._living[pid] = one
 
     def _run_child(self, one: _Child, control: socket.socket, module: str) -> NoReturn:
-        """Be the child."""
+        """Answer one question in the child, and end it."""
         try:
             server = os.getppid()
             signal.set_wakeup_fd(-1)

@@ -21,7 +21,6 @@ import fcntl
 import os
 import signal
 import sys
-from collections.abc import Callable
 from typing import NoReturn
 
 THEN, LATE = "then.py", "late"
@@ -48,37 +47,26 @@ def lock(folder: str | os.PathLike[str], how: int = fcntl.LOCK_SH) -> int:
 
 def keep(owner: int, group: int, folder: str, status: int, *command: str) -> NoReturn:
     """Run a command and end as it ends; end it with its owner."""
-    # Closed by the end of this process.
-    _ = lock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB) if folder else -1
-
-    def become_command(keeper: int) -> NoReturn:
-        _become(command, keeper, group, status)
-
-    def keep_command(keeper: int) -> NoReturn:
-        _keep(keeper, folder, status, become_command, signal.SIGKILL)
-
-    # What a keeper does at the end is not cut off.
-    _keep(owner, folder, status, keep_command, signal.SIGTERM)
-
-
-def _keep(
-    owner: int, folder: str, status: int, become: Callable[[int], NoReturn], ends: signal.Signals
-) -> NoReturn:
-    """Fork a child, which is told who forked it, and end as it ends.
-
-    ``ends``: the signal that ends it when the owner is gone, or wants no more of it.
-    """
-    _prctl(_SUBREAPER, 1)
+    if folder:
+        lock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Until this process ends.
     # Signals wait until they are asked for: none comes between two lines.
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAITS_FOR)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _prctl(_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != owner:
-        os._exit(1)
-    own, started = os.getpid(), os.fork()
-    if not started:
-        become(own)
-    os.close(status)
+    # How the second keeper is ended, who is not to be cut off, and the command.
+    for ends in (signal.SIGTERM, signal.SIGKILL):
+        _prctl(_SUBREAPER, 1)
+        _prctl(_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != owner:
+            os._exit(1)
+        owner, started = os.getpid(), os.fork()
+        if started:
+            os.close(status)
+            _end_with(started, ends, folder)
+    _become(command, owner, group, status)
+
+
+def _end_with(started: int, ends: signal.Signals, folder: str) -> NoReturn:
+    """Wait for a child, and end as it does; SIGTERM is passed on to it as the signal ``ends``."""
     ended = None
     while ended is None:
         if signal.sigwait(_WAITS_FOR) == signal.SIGTERM:
@@ -99,7 +87,7 @@ def _reap(awaited: int) -> int | None:
 
 
 def _become(command: tuple[str, ...], keeper: int, group: int, status: int) -> NoReturn:
-    """Be the command, in the group of the owner; the kernel kills it when the keeper is killed."""
+    """Replace this process by the command, which the kernel kills when its keeper is killed."""
     try:
         os.setpgid(0, group)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITS_FOR)
@@ -117,7 +105,7 @@ def _become(command: tuple[str, ...], keeper: int, group: int, status: int) -> N
 
 
 def _end_children() -> None:
-    """Kill all children; theirs become children of this process, until there are none."""
+    """Kill all children, and then theirs, which become children of this process."""
     while found := _children():
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -139,7 +127,7 @@ def _children() -> list[int]:
 
 
 def run_then(folder: str, *arguments: str) -> bool:
-    """Run what is to be done in a folder when a command has ended, once; returns False if it fails.
+    """Run ``then.py`` of a folder once, when a command has ended; returns False if it fails.
 
     What is in the folder is needed then.
     """
@@ -153,7 +141,7 @@ def run_then(folder: str, *arguments: str) -> bool:
 
 
 def _end_like(code: int) -> NoReturn:
-    """End with an exit code, or by the signal that it stands for."""
+    """End with an exit code, or by a signal where it is negative."""
     if code < 0:
         import resource
 
@@ -185,7 +173,7 @@ def remove(folder: str) -> None:
 
 
 def remove_ownerless(folder: str) -> None:
-    """Remove a folder when nobody has a lock on it any more."""
+    """Wait until no process has a lock on a folder, and remove it."""
     number = lock(folder, fcntl.LOCK_EX)
     if run_then(folder):
         remove(folder)

@@ -118,7 +118,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def _open(path: Path) -> int:
-    """Open a device, or a pipe that somebody reads: opening any other waits without end."""
+    """Open a device, or a pipe with a reader: opening any other pipe waits without end."""
     try:
         number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
     except OSError as error:

@@ -1,11 +1,17 @@
-"""A lock beside a file, so that two programs do not write it at once."""
+"""A lock of a file, so that two programs do not write it at once.
+
+It lies in the cache: a process that is killed leaves nothing beside a user's file.
+"""
 
 import contextlib
+import errno
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from memcalc.errors import UsageError
+from memcalc.files import cache
 from memcalc.files.untrusted_values import reason
 
 
@@ -22,28 +28,26 @@ def held(path: Path, *, patience: float = 0.0) -> Iterator[None]:
 
     if os.path.isdir(path):
         raise UsageError(f"Cannot write {path}: it is a folder; name a file in it.")
-    lock = None
     try:
         real = os.path.realpath(path)
-        # filelock would make a folder that is not there.
         os.stat(os.path.dirname(real))
-        beside = os.path.join(os.path.dirname(real), f".{os.path.basename(real)[:200]}.lock")
-        lock = FileLock(beside, timeout=patience, poll_interval=0.02)
-        lock.acquire()
-    except Timeout:
-        raise UsageError(
-            f"Another memcalc is writing {path}: wait for it, or name another file."
-        ) from None
-    except (OSError, ValueError, NotImplementedError) as error:
-        if not os.path.exists(path) or not os.access(path, os.W_OK):
-            raise UsageError(f"Cannot write {path}: {reason(error)}.") from None
-        # A file that can be written in a folder that cannot, or that knows no locks.
-        lock = None
-    try:
-        yield
-    finally:
-        if lock is not None:
+        if not os.access(real if os.path.exists(real) else os.path.dirname(real), os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"Cannot write {path}: {reason(error)}.") from None
+    name = hashlib.sha256(os.fsencode(real)).hexdigest()[:32]
+    with contextlib.ExitStack() as stack:
+        try:
+            beside = cache.folder() / f".{name}.lock"
+            beside.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(beside, timeout=patience, poll_interval=0.02)
+            stack.enter_context(lock)
             # Removed while held: who opened it meanwhile sees that it is not the file any more.
-            with contextlib.suppress(OSError):
-                os.unlink(beside)
-            lock.release()
+            stack.callback(beside.unlink, missing_ok=True)
+        except Timeout:
+            raise UsageError(
+                f"Another memcalc is writing {path}: wait for it, or name another file."
+            ) from None
+        except (OSError, NotImplementedError):
+            pass  # The cache cannot be written, or knows no locks.
+        yield

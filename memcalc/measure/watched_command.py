@@ -203,15 +203,15 @@ def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
     def pass_on(number: int, _: object) -> None:
         if number == signal.SIGINT and _is_in_foreground():
             return
-        for pid in _list_processes(process.pid)[0]:
+        # The command first, or else a shell goes on with what comes next.
+        for pid in (process.pid, *_list_processes(process.pid)[0] - {process.pid}):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
-    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     before = {
         number: signal.signal(number, pass_on)
-        for number in numbers
-        if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         yield

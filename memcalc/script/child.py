@@ -123,9 +123,9 @@ class _Run:
             self._give_up()
 
     def _give_up(self) -> NoReturn:
-        """Say that an error took the answer, by the little of Python that a program may leave.
+        """Say that an error took the answer.
 
-        Not even the names of errors may be there, which ``except`` would need.
+        A program may have removed even the names of errors, which ``except`` needs.
         """
         try:
             if _getpid() == self._own:

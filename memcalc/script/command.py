@@ -218,10 +218,7 @@ def _find_swift_program(words: Sequence[str], environment: Mapping[str, str]) ->
 
 
 def run(program: Program) -> dict[str, Any]:
-    """Run it to its end; returns its variables, or none where it has changed what runpy puts back.
-
-    That is ``sys.argv`` and ``sys.modules``.
-    """
+    """Run it to its end; returns its variables, or none where it broke ``sys.argv`` for runpy."""
     try:
         if program.path:
             return runpy.run_path(program.path, run_name="__main__")

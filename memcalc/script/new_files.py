@@ -18,7 +18,7 @@ _OPAQUE = "user.overlay.opaque"
 
 
 class Carried(msgspec.Struct):
-    """What a script did to files."""
+    """The changed files of a script, and those that are lost."""
 
     changed: list[str] = []
     """Files that were there before, and that it opened to change, or deleted."""
@@ -52,7 +52,7 @@ def carry_out(namespace: Namespace, shared: Path, checkpoints: set[str]) -> Carr
 def _carry(
     upper: Path, folder: Path, carried: Carried, checkpoints: set[str]
 ) -> list[tuple[Path, Path]]:
-    """Carry out a layer of a folder that was there before; returns links, and where they go."""
+    """Move new files out of the layer of an old folder; returns links, and where they go."""
     links = []
     for found in sorted(upper.iterdir()):
         there = folder / found.name
@@ -73,7 +73,7 @@ def _carry(
 
 
 def _carry_new(found: Path, there: Path, carried: Carried) -> None:
-    """Carry out a file, or a folder in which files are, unless that holds a checkpoint."""
+    """Move out a file, or a folder with files, unless that holds a checkpoint."""
     modes = {path: path.lstat().st_mode for path in (found, *found.rglob("*"))}
     files = [path for path, mode in modes.items() if stat.S_ISREG(mode)]
     if not files or any(number_of(path) is not None for path in files):

@@ -162,7 +162,7 @@ def test_a_name_that_no_file_can_have_is_one_sentence(tmp_path, name, words):
         with pytest.raises(UsageError, match=r"^Cannot write ") as said:
             act(tmp_path / name)
         assert words in str(said.value) or "folder" in str(said.value)
-    assert os.listdir(tmp_path) == []
+    assert {*os.listdir(tmp_path)} <= {"cache"}
 
 
 def test_text_that_is_no_unicode_is_written_as_an_escape(tmp_path):
@@ -184,7 +184,7 @@ def test_eight_that_add_to_one_file_at_once_lose_nothing(tmp_path):
         thread.join()
     assert failures == [None] * 8
     assert {r.plan.model for r in load(path)} == {f"m{number}" for number in range(8)}
-    assert os.listdir(tmp_path) == ["all.json"]
+    assert sorted(os.listdir(tmp_path)) == ["all.json", "cache"]
 
 
 def test_a_result_that_finds_no_place_is_kept_elsewhere(tmp_path, monkeypatch):
