@@ -119,9 +119,9 @@ def explain_ranges(rows: list[dict]) -> str:
     missed = sum(not inside(row) for row in known)
     return (
         "*Range holds* counts readings inside the range that was said, of those for which memcalc "
-        f"says a range and\nnot one figure: {held(known)} ({counts}). A range of the process is that "
-        "of the CUDA context of such a card, and\na range of what is reserved that of workspaces "
-        "which cuDNN chooses there. It has no room for other errors: of the\n"
+        f"says a range and\nnot one figure: {held(known)} ({counts}).\nA range of the process is "
+        "that of the CUDA context of such a card, and a range of what is reserved that of\n"
+        "workspaces which cuDNN chooses there. It has no room for other errors: of the "
         f"{missed} misses, {above} lie above their range, as libraries that a program loads beside "
         "PyTorch, older releases of CUDA and\nunknown workspaces take memory too. So the screen "
         "writes ranges outward, in tenths of a GiB or tens of MiB.\n"
