@@ -83,8 +83,8 @@ def test_the_steps_of_the_image_give_a_memcalc_that_estimates_for_a_gpu(tmp_path
     folder = root
 
     def here(text):
-        for place in PLACES:
-            text = re.sub(rf"(?<![\w/]){place}\b", f"{root}{place}", text)
+        places = "|".join(PLACES)
+        text = re.sub(rf"(?<![\w/])({places})\b", lambda match: f"{root}{match[1]}", text)
         return text.replace("--system", f"--python {python}")
 
     for name, rest in instructions():
