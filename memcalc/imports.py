@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from memcalc.errors import UsageError
+from memcalc.version import pip_line
 
 _WORD = r"[A-Za-z_]\w*"
 _FORM = re.compile(rf"(?P<place>{_WORD}(?:\.{_WORD})*|[^:]*\.py):(?P<name>{_WORD}(?:\.{_WORD})*)")
@@ -52,7 +53,7 @@ def _of_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise UsageError(f"Cannot import {name}: {_message(error)}.") from None
+        raise UsageError(f"Cannot import {name}: {_message(error)}{_install(error)}.") from None
 
 
 def _of_file(text: str) -> ModuleType:
@@ -74,7 +75,8 @@ def _of_file(text: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         sys.modules.pop(name, None)
-        raise UsageError(f"{text} fails when it is imported: {_message(error)}.") from None
+        told = f"{_message(error)}{_install(error)}"
+        raise UsageError(f"{text} fails when it is imported: {told}.") from None
     return module
 
 
@@ -82,6 +84,15 @@ def _add(folder: str) -> None:
     """Add a folder to the path for good: imported code may import more when it runs."""
     if folder not in sys.path:
         sys.path.insert(0, folder)
+
+
+def _install(error: Exception) -> str:
+    """Return how to install a package that is missing; empty: none is, or it may be a file."""
+    while isinstance(error.__cause__, ImportError):
+        error = error.__cause__
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    return f": type {pip_line([error.name.partition('.')[0]])}, or run it where that is"
 
 
 def _message(error: Exception) -> str:

@@ -4,6 +4,7 @@ import functools
 import os
 import re
 import sys
+from collections.abc import Iterable
 
 __version__ = "0.1.0"
 
@@ -53,3 +54,31 @@ def _list_packages(folder: str) -> dict[str, str]:
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+_DISTRIBUTIONS = {
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "fitz": "pymupdf",
+    "PIL": "pillow",
+    "pl_bolts": "lightning-bolts",
+    "pytorch_lightning": "pytorch-lightning",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""Distributions by the names that they are imported by, where the two differ."""
+_BUILT_FOR_TORCH = ("torchvision", "torchaudio", "torchtext")
+"""Each release of these needs one release of PyTorch, which pip would change for them."""
+
+
+def pip_line(modules: Iterable[str], python: str = "") -> str:
+    """Return what to type to install modules, for this Python or another."""
+    named = [_DISTRIBUTIONS.get(one, one) for one in modules]
+    if not set(named).isdisjoint(_BUILT_FOR_TORCH) and python in ("", sys.executable):
+        release = installed("torch")
+        named += [f"torch=={release.partition('+')[0]}"] if release else []
+    start = f"{python} -m pip" if python else "pip"
+    return f"{start} install {' '.join(named)}"

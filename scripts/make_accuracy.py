@@ -100,10 +100,31 @@ def published(rows: list[dict], sources: dict[str, dict]) -> str:
             "their plans before any of them was estimated. Misses have taught since, so\nthat no "
             "set is a blind trial of the engine.\n",
             table(f"set | {head} | =not judged", sets),
+            explain_ranges(rows),
             f"The {len(worst)} sources with the largest misses, by their worst reading, in MiB:\n",
             table(f"{shown} | what its file says of misses", worst),
             "`python scripts/make_accuracy.py --all` prints every reading.\n",
         ]
+    )
+
+
+def explain_ranges(rows: list[dict]) -> str:
+    """Say what "range holds" counts, and where ranges fail."""
+    known = [r for r in rows if r["ran"] and r["predicted"] is not None and inside(r) is not None]
+    by_rung: dict[str, list[dict]] = {}
+    for row in known:
+        by_rung.setdefault(row["rung"].replace("_", " "), []).append(row)
+    counts = ", ".join(f"{rung} {held(of_it)}" for rung, of_it in sorted(by_rung.items()))
+    above = sum(row["published"] > row["high"] for row in known if not inside(row))
+    missed = sum(not inside(row) for row in known)
+    return (
+        "*Range holds* counts readings inside the range that was said, of those for which memcalc "
+        f"says a range and\nnot one figure: {held(known)} ({counts}).\nA range of the process is "
+        "that of the CUDA context of such a card, and a range of what is reserved that of\n"
+        "workspaces which cuDNN chooses there. It has no room for other errors: of the "
+        f"{missed} misses, {above} lie above their range, as libraries that a program loads beside "
+        "PyTorch, older releases of CUDA and\nunknown workspaces take memory too. So the screen "
+        "writes ranges outward, in tenths of a GiB or tens of MiB.\n"
     )
 
 

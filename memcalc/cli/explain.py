@@ -78,10 +78,12 @@ def command(
 
 def _explain_oom_text(settings: dict[str, Any], format: str | None, output: Path | None) -> bool:
     """Explain a log in which PyTorch says that memory ran out, where one is named."""
-    from memcalc.files.oom_text import is_oom_text, read
+    from memcalc.files.oom_text import LOGS, is_oom_text, read
 
     path = Path(str(settings.get("model") or ""))
-    if not is_oom_text(path):
+    if path.suffix in LOGS and not path.is_file():
+        raise UsageError(f"There is no file {path}: save PyTorch's out-of-memory error in it.")
+    if path.suffix not in LOGS and not is_oom_text(path):
         return False
     check_alone(settings)
     out.deliver_answer(read(path), out.chosen("out-of-memory", format, output), output)

@@ -217,7 +217,7 @@ class Answers:
                         return [found]
                 how = {"counted": self._counted, "figures": self._figures}
                 confs = [one.alloc_conf for one in others]
-                return _import_engine().predict(plan, confs, timeout=self._timeout, **how)
+                return _import_engine().predict_under(plan, confs, timeout=self._timeout, **how)
         except MemcalcError as error:
             return [error] * len(plans)
         except OSError as error:

@@ -108,10 +108,14 @@ class Engine:
                 server.close()
             self._servers.clear()
 
-    def predict(
+    def predict(self, plan: Plan, **how: Any) -> Prediction:
+        """Run one plan; arguments and errors are those of ``predict_under``."""
+        return self.predict_under(plan, (), **how)[0]
+
+    def predict_under(
         self,
         plan: Plan,
-        confs: Sequence[str] = (),
+        confs: Sequence[str],
         *,
         counted: bool = False,
         figures: bool = False,

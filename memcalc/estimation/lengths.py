@@ -25,7 +25,7 @@ from memcalc.records.prediction import ALLOCATOR_RUNGS, Prediction, Varied, Way
 
 BATCHES = 100
 _SEED = 0
-FORM = "normal:MEAN,STD, uniform:A,B or a file with one length a line"
+FORM = "normal:MEAN,STD, uniform:A,B nor a file with one length a line"
 _NUMBER = r"([0-9]{1,8}(?:\.[0-9]{1,9})?)"
 DRAWN = re.compile(rf"(normal|uniform):{_NUMBER},{_NUMBER}")
 _LENGTH = re.compile("0*[1-9][0-9]{0,6}")

@@ -27,11 +27,13 @@ _CACHED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in ')
 _OF_PACKAGES = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "<string>")
 _LARGEST = 64 << 20
+LOGS = (".txt", ".log", ".out", ".err")
+"""Endings of the files that programs' output is kept in."""
 
 
 def is_oom_text(path: Path) -> bool:
     """Return True for a text file that has such a message; no model's config has one."""
-    if path.suffix.lower() not in ("", ".txt", ".log", ".out", ".err") or not path.is_file():
+    if path.suffix.lower() not in ("", *LOGS) or not path.is_file():
         return False
     with open(path, "rb") as file:
         return b"Tried to allocate" in file.read(_LARGEST)

@@ -41,8 +41,11 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
     ]
 
 
-def contents(moment: PeakContents, top: int) -> Table:
-    """Return all that is alive at a moment; it sums to the requested bytes."""
+def contents(moment: PeakContents, top: int, more: str = " (--top {} shows them)") -> Table:
+    """Return all that is alive at a moment; it sums to the requested bytes.
+
+    ``more`` says how to see all, of which it gets the number.
+    """
     whole, rest = moment.requested, moment.groups[top:]
     unit = unit_for(whole)
     small = [sum(group.bytes for group in rest)] if rest else []
@@ -54,8 +57,8 @@ def contents(moment: PeakContents, top: int) -> Table:
     ]
     if rest:
         count = sum(group.count for group in rest)
-        more = f"{len(rest)} more kinds (--top {len(moment.groups)} shows them)"
-        body.append((*figures[-1], str(count), "", more))
+        left = f"{len(rest)} more kinds{more.format(len(moment.groups))}"
+        body.append((*figures[-1], str(count), "", left))
     everything = str(sum(group.count for group in moment.groups))
     body.append((Size(whole, unit), "100.0%", everything, "requested", ""))
     return Table(
@@ -199,8 +202,13 @@ def _change(saved: int | None, unit: Unit) -> str:
     return "0" if written == "0.0" else f"{'-' if saved > 0 else '+'}{written}"
 
 
-def difference_blocks(found: Difference, top: int) -> Iterator[Block]:
-    """Yield the change in a line, then by rung, component, phase and kind of storage."""
+def difference_blocks(
+    found: Difference, top: int, more: str = " (--top {} shows them)"
+) -> Iterator[Block]:
+    """Yield the change in a line, then by rung, component, phase and kind of storage.
+
+    ``more``: as for ``contents``.
+    """
     yield Line(_difference_headline(found), Kind.HEADING)
     yield Line(f"  before: {rows.heading(found.before)}")
     yield Line(f"  now:    {rows.heading(found.now)}")
@@ -221,7 +229,7 @@ def difference_blocks(found: Difference, top: int) -> Iterator[Block]:
     if found.kinds:
         yield _changes_table("kind of storage", found.kinds[:top], unit)
         if len(found.kinds) > top:
-            yield Line(f"{len(found.kinds) - top} more kinds (--top {len(found.kinds)} shows them)")
+            yield Line(f"{len(found.kinds) - top} more kinds{more.format(len(found.kinds))}")
 
 
 def _difference_headline(found: Difference) -> str:

@@ -159,7 +159,7 @@ def _templates() -> Environment:
 def _blocks(document: Document) -> Iterator[PagePart]:
     found = [chapter.prediction for chapter in document.chapters]
     if document.difference is not None:
-        yield from explained.difference_blocks(document.difference, _TOP)
+        yield from explained.difference_blocks(document.difference, _TOP, more="")
     if len(found) > 1:
         yield Line("Side by side", Kind.HEADING)
         yield _picture(plots.optimizers(found), "requested bytes at each peak")
@@ -167,7 +167,7 @@ def _blocks(document: Document) -> Iterator[PagePart]:
     for chapter in document.chapters:
         if len(found) > 1:
             yield Line(rows.heading(chapter.prediction), Kind.HEADING)
-        yield from _chapter(chapter)
+        yield from _chapter(chapter, advised=document.explanation is not None)
     if document.explanation is not None:
         yield Line("What would need less", Kind.HEADING)
         yield from explained.remedies(document.explanation)
@@ -196,9 +196,10 @@ def _title(document: Document) -> str:
     return f"memory of training {', '.join(models)}"
 
 
-def _chapter(chapter: Chapter) -> Iterator[PagePart]:
+def _chapter(chapter: Chapter, *, advised: bool) -> Iterator[PagePart]:
+    """Yield a plan's part of the page; ``advised``: what its next command tells is on the page."""
     prediction = chapter.prediction
-    yield hero(prediction)
+    yield replace(hero(prediction), command="") if advised else hero(prediction)
     if chapter.line is not None:
         yield drawing.whole(chapter.line, prediction.fit)
         yield drawing.close_up(chapter.line, prediction.fit)
@@ -210,7 +211,7 @@ def _chapter(chapter: Chapter) -> Iterator[PagePart]:
     yield from predictions.sent(prediction)
     if chapter.peak is not None:
         yield Line("Alive at the peak", Kind.HEADING)
-        yield explained.contents(chapter.peak, _TOP)
+        yield explained.contents(chapter.peak, _TOP, more="")
     yield from answer.notes(prediction)
     known = ", ".join(f"{name} {version}" for name, version in prediction.versions.items())
     yield Line(f"method: {prediction.method}; versions: {known or 'none'}", Kind.NOTE)

@@ -189,7 +189,7 @@ def process_ends(prediction: Prediction) -> tuple[int, int] | None:
 def _process_words(prediction: Prediction, low: int, high: int) -> str:
     sources = [span.source for span in (prediction.context, prediction.allocator) if span]
     why = prediction.unknown.get("process_used", f"context: {'; '.join(sources)}")
-    return f"{low / MIB:,.0f} to {high / MIB:,.0f} MiB ({why})"
+    return f"{_between(low, high)} ({why})"
 
 
 def would_need(prediction: Prediction) -> str:
@@ -205,8 +205,10 @@ def span_range(span: Span | None) -> str:
 
 
 def _between(low: int, high: int) -> str:
-    unit, name, digits = (GIB, "GiB", 2) if high >= GIB else (MIB, "MiB", 0)
-    return f"{low / unit:,.{digits}f} to {high / unit:,.{digits}f} {name}"
+    """Write a range in tenths of a GiB or tens of MiB, outward: more digits are not known."""
+    if high >= GIB:
+        return f"{low * 10 // GIB / 10:,.1f} to {-(-high * 10 // GIB) / 10:,.1f} GiB"
+    return f"{low // MIB // 10 * 10} to {-(-high // (10 * MIB)) * 10} MiB"
 
 
 def parts(span: Span) -> Iterator[str]:

@@ -38,6 +38,7 @@ from memcalc.script.child_deaths import ChildDeathError, end_children
 from memcalc.script.command import as_main, run
 from memcalc.script.ranks import Ranks
 from memcalc.script.records import ANSWER, REQUEST, Answer, Ending, Request
+from memcalc.version import pip_line
 
 _ONE_OF_MANY = "this is rank {} of {}; messages of others are assumed to have arrived"
 _NO_ANSWER = "The run cannot be told, for the program changed what Python is: {}: {}."
@@ -244,7 +245,8 @@ def _report(error: BaseException) -> Ending:
     helps = advice(error)
     if not helps and isinstance(error, ModuleNotFoundError):
         way = stand_ins.how_to_install([error.name or ""])
-        helps = f"{way}." if way else _OTHER_PYTHON.format(sys.executable)
+        module = (error.name or "").partition(".")[0]
+        helps = f"{way}." if way else _OTHER_PYTHON.format(pip_line([module], sys.executable))
     if helps:
         show(f"memcalc: {helps}\n")
     return Ending(code=1, out_of_memory=_memory_error(error))
@@ -256,8 +258,8 @@ def _memory_error(error: BaseException) -> str:
 
 
 _OTHER_PYTHON = (
-    "{} runs the script: install what it lacks there, or name the Python that has it, as in "
-    "memcalc simulate --python $(which python) -- python train.py."
+    "type {}, or name the Python that has it, as in memcalc simulate --python $(which python) -- "
+    "python train.py."
 )
 _raised: dict[str, str] = {}
 """The error of a function that ran in place of a program, for the process that sent it."""

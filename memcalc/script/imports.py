@@ -12,6 +12,7 @@ from pathlib import Path
 from memcalc.engine.packages.stand_ins import how_to_install
 from memcalc.errors import EstimateError
 from memcalc.script.command import Program
+from memcalc.version import pip_line
 
 _CHANGES_PATH = re.compile(r"\bsys\.path\b|\bmeta_path\b|\baddsitedir\b|\bpip\b")
 """Words of scripts that may find, or install, what is not there when they begin."""
@@ -46,7 +47,7 @@ def check_imports(
     if other not in (None, python) and _find_missing(str(other), ["torch", *lacking]) == []:
         told = f"type memcalc simulate --python $(which {Path(str(other)).name}) -- {typed}"
     elif not (told := how_to_install(lacking)):
-        told = "install it there, or name the Python that has it with --python"
+        told = f"type {pip_line(lacking, python)}, or name the Python that has it with --python"
     raise EstimateError(
         f"{path.name} imports {', '.join(lacking)}, and {python}, which would run it, lacks that: "
         f"{told}."

@@ -80,7 +80,7 @@ def test_python_prints_an_answer_as_the_terminal_shows_it():
         path = ANSWERS / f"{name}.json"
         if path.exists():
             record = saved.read(artifact.read(path), path)
-            assert record._repr_html_().startswith("<div><")
+            assert record._repr_html_().startswith("<div class=memcalc><style>")
             assert "-v shows" not in record._repr_html_()
 
 

@@ -26,7 +26,8 @@ def test_a_package_that_is_not_there_is_named_with_its_python(check, monkeypatch
         check("import os, torch, not_there.part\nfrom also_not import x\n")
     told = str(found.value)
     assert told.startswith(f"train.py imports also_not, not_there, and {sys.executable}, which")
-    assert told.endswith("install it there, or name the Python that has it with --python.")
+    assert "-m pip install " in told
+    assert told.endswith(", or name the Python that has it with --python.")
 
 
 def test_the_python_that_has_it_is_what_to_type(check, monkeypatch, tmp_path):
@@ -38,7 +39,7 @@ def test_the_python_that_has_it_is_what_to_type(check, monkeypatch, tmp_path):
     with pytest.raises(EstimateError, match=r"--python \$\(which python\) -- torchrun train.py"):
         check("import not_there\n")
     other.write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(EstimateError, match="install it there"):
+    with pytest.raises(EstimateError, match="pip install"):
         check("import not_there\n")
 
 

@@ -393,7 +393,7 @@ VALUES = """
 def test_what_a_script_put_on_the_gpu_is_read_back(run):
     found = run(VALUES)
     assert found.ending.code == 0
-    assert any("read true values" in one for one in found.traced.prediction.assumptions)
+    assert any("return real values" in one for one in found.traced.prediction.assumptions)
 
 
 GRAPHED = """

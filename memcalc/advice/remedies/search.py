@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from memcalc.advice.remedies import rows
-from memcalc.advice.remedies.records import Goal, Remedy, Search, Trial
+from memcalc.advice.remedies.records import Figures, Goal, Remedy, Search, Trial
 from memcalc.advice.remedies.rows import accumulate, accumulate_two, list_pieces
 from memcalc.advice.remedies.trials import Trials, apply
 from memcalc.advice.search import Sample, largest
@@ -76,7 +76,7 @@ class _Finder:
         """Requested bytes of plans that were tried, by the plan without allocator settings."""
         self._trier = trials
         self._inventory = inventory
-        self._known: dict[tuple[Remedy, ...], Trial] = {}
+        self._known: dict[tuple[Remedy, ...], Trial] = {(): Trial(figures=trials.before)}
         self._broken: set[str] = set()
         self._part = accumulate_two
         """Makes the remedy that represents a batch cut in pieces."""
@@ -146,7 +146,7 @@ class _Finder:
         def ask(batch: int) -> Sample:
             cut = self._cut(stage, pieces[batch])
             holds = self._holds(cut)
-            figures = self._known[cut].figures if cut in self._known else None
+            figures = self._figures(cut)
             spare = self.goal.limit - figures.needed if figures is not None else None
             return Sample(holds=holds, spare=spare)
 
@@ -154,6 +154,12 @@ class _Finder:
         best = largest(ask, tuple(pieces), 1, confirm=False).best
         assert best is not None
         return pieces[best]
+
+    def _figures(self, stage: tuple[Remedy, ...]) -> Figures | None:
+        """Return figures of a stage, or of the same without expandable segments; None: unknown."""
+        plain = tuple(one for one in stage if one.key != "expandable")
+        found = self._known.get(stage) or self._known.get(plain)
+        return found.figures if found is not None else None
 
     def _leanest(self, stage: Sequence[Remedy], pieces: int) -> Sequence[Remedy]:
         """Take out all that is not needed, the most costly first.

@@ -61,6 +61,13 @@ def test_a_page_needs_nothing_beside_itself(html):
     assert len(html) < 300 << 10
 
 
+def test_a_page_names_no_option_of_another_verb_and_no_command_for_what_stands_on_it(html, traced):
+    assert "more kinds" in html
+    assert "--top" not in html
+    assert "next:" not in html
+    assert "next:" in page.render(Document(chapters=(chapter(traced),)))
+
+
 def test_the_tables_of_a_page_sum_to_the_peak(html, explained):
     peak = explained.peak.requested
     rows = re.findall(r"<tr class=total>(.*?)</tr>", html)
