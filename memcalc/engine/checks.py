@@ -1,7 +1,8 @@
-"""Finds out whether a condition guards a `raise`, from the bytecode of the code that tests it.
+"""Finds out whether a condition guards a `raise` or ends a loop, from the bytecode that tests it.
 
 A sound program passes its own checks on a GPU. So a check of a number that is not computed here is
-assumed to pass: `assert (boxes >= 0).all()`, or `if not valid.all(): raise ValueError(...)`.
+assumed to pass: `assert (boxes >= 0).all()`, or `if not valid.all(): raise ValueError(...)`. Its
+loops converge: `while error > tolerance` ends at some time.
 """
 
 import dis
@@ -30,6 +31,21 @@ def failing(frame: FrameType | None) -> bool | None:
 
 @functools.lru_cache(maxsize=4096)
 def _failing(code: CodeType, at: int) -> bool | None:
+    found = _find_jump(code, at)
+    if found is None:
+        return None
+    instructions, places, number = found
+    jump = instructions[number]
+    jumps_if = jump.opname.endswith("TRUE")
+    if _raises(instructions, places, number + 1):
+        return not jumps_if
+    if jump.argval in places and _raises(instructions, places, places[jump.argval]):
+        return jumps_if
+    return None
+
+
+def _find_jump(code: CodeType, at: int) -> tuple[list[dis.Instruction], dict[int, int], int] | None:
+    """Return the instructions, their numbers by place, and the number of the one that branches."""
     instructions = list(dis.get_instructions(code))
     places = {one.offset: number for number, one in enumerate(instructions)}
     number = places.get(at)
@@ -41,14 +57,29 @@ def _failing(code: CodeType, at: int) -> bool | None:
             number += 1
     if number >= len(instructions):
         return None
-    jump = instructions[number]
-    if not jump.opname.startswith("POP_JUMP") or not jump.opname.endswith(("TRUE", "FALSE")):
+    jump = instructions[number].opname
+    branches = jump.startswith("POP_JUMP") and jump.endswith(("TRUE", "FALSE"))
+    return (instructions, places, number) if branches else None
+
+
+@functools.lru_cache(maxsize=4096)
+def repeating(code: CodeType, at: int) -> bool | None:
+    """Return the value of the condition being tested that has a ``while`` loop go on.
+
+    Returns:
+        None if the condition is not that of a loop, or of a ``for`` loop's last ``if``.
+    """
+    found = _find_jump(code, at)
+    if found is None:
         return None
-    jumps_if = jump.opname.endswith("TRUE")
-    if _raises(instructions, places, number + 1):
-        return not jumps_if
-    if jump.argval in places and _raises(instructions, places, places[jump.argval]):
-        return jumps_if
+    instructions, places, number = found
+    jump, jumps_if = instructions[number], instructions[number].opname.endswith("TRUE")
+    following = instructions[number + 1] if number + 1 < len(instructions) else jump
+    there = instructions[places[jump.argval]]
+    for one, goes_on in ((jump, jumps_if), (following, not jumps_if), (there, jumps_if)):
+        back = "JUMP" in one.opname and isinstance(one.argval, int) and one.argval < one.offset
+        if back and instructions[places[one.argval]].opname != "FOR_ITER":
+            return goes_on
     return None
 
 

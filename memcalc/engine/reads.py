@@ -33,6 +33,10 @@ LIMITED = "numbers of large tensors were computed for 20 s, then no more: unknow
 NOTHING = "every number read from the GPU is 0 here: this system refuses to map its addresses"
 
 
+_PASSES = 16
+"""Passes after which a loop ends that goes on by unknown numbers: one takes what all do."""
+
+
 class Reads:
     """Notes the lines that read unknown numbers, and those that decide by one."""
 
@@ -83,8 +87,20 @@ class Reads:
             return not fails
         if line := self._deciding():
             self._decisions[line] = None
-            return found is (line != self.opposite)
-        return found
+            found = found is (line != self.opposite)
+        return self._converge(found, frame)
+
+    def _converge(self, found: bool, frame: FrameType | None) -> bool:
+        """Return a decision, or its opposite where a loop has gone on by it for long enough."""
+        place = (frame.f_code, frame.f_lasti) if frame is not None else None
+        if place is None or checks.repeating(*place) is not found:
+            return found
+        passes: dict[Any, int] = vars(self._thread).setdefault("passes", {})
+        passes[place] = passes.get(place, 0) + 1
+        if passes[place] < _PASSES:
+            return found
+        del passes[place]
+        return not found
 
     def choose(self) -> bool:
         """Note that a mask of unknown numbers decides how large a result is.

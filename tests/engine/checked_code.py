@@ -58,3 +58,21 @@ def raise_above(x):
 def keep(x):
     found = x > 3
     return [found, 2]
+
+
+def repeated_while(x):
+    while x:
+        print(end="")
+
+
+def repeated_until(x):
+    while True:
+        print(end="")
+        if x:
+            break
+
+
+def tested_in_a_loop(x):
+    for _ in range(3):
+        if x:
+            print(end="")

@@ -66,3 +66,25 @@ def test_a_comparison_that_raises_is_found():
     with pytest.raises(ValueError):
         code_of.raise_above(compared)
     assert compared.fails is True
+
+
+@pytest.mark.parametrize(
+    ("code", "truths", "goes_on"),
+    [
+        (code_of.repeated_while, [True, True, False], True),
+        (code_of.repeated_until, [False, True], False),
+        (code_of.tested_in_a_loop, [True, False, True], None),
+        (code_of.looped, [True], None),
+        (code_of.raised_later, [True], None),
+    ],
+)
+def test_the_value_that_has_a_loop_go_on_is_found(code, truths, goes_on):
+    class Tested:
+        def __bool__(self):
+            frame = sys._getframe(1)
+            found.append(checks.repeating(frame.f_code, frame.f_lasti))
+            return truths[len(found) - 1]
+
+    found = []
+    code(Tested())
+    assert found[-1] is goes_on
