@@ -51,8 +51,8 @@ from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 path, words = sys.argv[1], int(sys.argv[2])
 built = IndexedDatasetBuilder(path + ".bin", dtype=numpy.int32)
 draw = numpy.random.default_rng(1)
-for _ in range(4000):
-    for _ in range(20):
+for _ in range(24000):
+    for _ in range(4):
         built.add_item(torch.from_numpy(draw.integers(200, words, 40).astype(numpy.int32)))
     built.end_document()
 built.finalize(path + ".idx")

@@ -38,7 +38,7 @@ def check_imports(
         EstimateError: one is not there.
     """
     path = folder / program.path
-    wanted = _find_imports(path) - sys.stdlib_module_names - {*provided}
+    wanted = find_imports(path) - sys.stdlib_module_names - {*provided}
     own = {name for name in wanted for one in (name, f"{name}.py") if (path.parent / one).exists()}
     lacking = _find_missing(python, wanted - own) if wanted - own else []
     if not lacking:
@@ -54,7 +54,7 @@ def check_imports(
     )
 
 
-def _find_imports(path: Path) -> set[str]:
+def find_imports(path: Path) -> set[str]:
     """Return the packages that a script always imports, or none if that cannot be told."""
     try:
         text = path.read_text(encoding="utf-8") if path.suffix == ".py" else ""

@@ -23,10 +23,13 @@ from memcalc.engine.follow import mail
 from memcalc.engine.follow.mail import Ties
 from memcalc.files.trace_file import unpack
 from memcalc.records.trace import changes
+from memcalc.script.imports import find_imports
 from memcalc.script.records import FOUND, Answer, Found, RankAnswers, Request
 
 _LOOK = 0.02
 """Seconds between two looks at what runs."""
+_LIBRARIES = {"accelerate": "accelerate", "transformers": "transformers.modeling_utils"}
+"""Modules that take long to import, start nothing, and are the same for all ranks; by package."""
 _SHOWN = 4000
 """Bytes at the end of a failed rank's output that are shown where another rank's output was."""
 
@@ -66,8 +69,7 @@ class Ranks:
             # It has run to its end in search of others.
             return RankAnswers(world=1, answers={0: self._answer(0)})
         if rank == "all":
-            # Nearly every script imports it by its first optimizer.
-            importlib.import_module("torch._dynamo")
+            self._import_libraries()
         first = rank if isinstance(rank, int) else world - 1 if rank == "last" else 0
         self._ask([first, world - 1] if rank == "all" else [first])
         while self._waiting or self._running:
@@ -78,6 +80,17 @@ class Ranks:
             self._help()
             time.sleep(_LOOK)
         return self._answers(world)
+
+    def _import_libraries(self) -> None:
+        """Import once what each rank imports: nearly every script an optimizer's compiler."""
+        path = Path(self._request.program.path)
+        modules = {name: _LIBRARIES[name] for name in find_imports(path) & _LIBRARIES.keys()}
+        own = {
+            name for name in modules for one in (name, f"{name}.py") if (path.parent / one).exists()
+        }
+        for module in ("torch._dynamo", *(modules[name] for name in sorted(modules.keys() - own))):
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
 
     def _scout(self) -> int:
         """Run until the program starts its processes, or to its end; returns how many there are."""

@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from memcalc.estimation.predict import UNCOUNTED
 from memcalc.estimation.validate import check
 from memcalc.records.fields import name_settings
 from memcalc.records.plan import Plan
+from memcalc.workload import layouts
 
 _FINDS = ("batch", "seq", "grid", "gpus", "settings", "devices")
 _GRID_SEQS: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
@@ -93,9 +94,16 @@ def answer(
     return replace(
         found,
         traces=found.traces + runs.count,
-        assumptions=(*assumed, *checked.notes_at(longest)),
+        assumptions=(*_pieces(plan, found), *assumed, *checked.notes_at(longest)),
         uncounted=(*uncounted, *plan.unread, *UNCOUNTED),
     )
+
+
+def _pieces(plan: Plan, found: FitAnswer) -> Iterator[str]:
+    """Yield a sentence on how stages divide the batches that were tried."""
+    count = layouts.microbatches(plan)
+    if count > 1 and any(limit.axis == "batch" for limit in found.limits):
+        yield f"every batch is divided into {count} micro-batches (n_microbatches)"
 
 
 class _SoFar:

@@ -15,6 +15,7 @@ from memcalc.estimation.fits import Device, margin
 from memcalc.estimation.question import ASSUMED
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict
+from memcalc.workload import layouts
 
 SEQ_STEP = 8
 """Sequences are tried in multiples of this: attention kernels pad others."""
@@ -37,7 +38,11 @@ class LimitSearch:
     ) -> None:
         self._plan, self._here, self._device, self._runs = plan, here, device, runs
         self._seen = seen
-        step = 1 if axis == "batch" else SEQ_STEP
+        step = layouts.microbatches(plan) if axis == "batch" else SEQ_STEP
+        if axis == "batch" and step > 1:
+            # More of them cost time and no memory: each is to grow.
+            given = {**dict(plan.parallel_args), "n_microbatches": step}
+            self._plan = replace(plan, parallel_args=tuple(given.items()))
         self._limit = Limit(axis=axis, step=step, best=None, above=None, perhaps=None, exact=False)
         size = self._limit.value(here)
         self._known: dict[int, Probe] = {size: here} if size and size % step == 0 else {}

@@ -263,6 +263,13 @@ def replicas(plan: Plan) -> int:
     return over.world // math.prod(over.axes.get(name, 1) for name in ("pp", "cp", "tp"))
 
 
+def microbatches(plan: Plan) -> int:
+    """Return the number of micro-batches that stages divide a batch into; 1 without stages."""
+    if spread(plan).stages == 1:
+        return 1
+    return int(dict(plan.parallel_args).get("n_microbatches") or plan.batch)
+
+
 def chosen_rank(rank: int | str | None, world: int) -> int:
     """Return the number of the rank that a plan names; the first for None and ``all``.
 

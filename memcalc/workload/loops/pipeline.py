@@ -69,13 +69,14 @@ def _make_schedule(job: Job, tokens: Any) -> Any:
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
+    from memcalc.workload import layouts
     from memcalc.workload.blocks import parse_dtype
 
     pipeline, options = cast(Any, job.model), job.options
     part = pipeline.parts[-1]
     # DistributedDataParallel is around it.
     model = getattr(part, "module", part)
-    microbatches = options.get("n_microbatches", job.plan.batch)
+    microbatches = layouts.microbatches(job.plan)
     # Stages ask those before them for this, which are not run here.
     dtype = parse_dtype(options.get("output_dtype", options.get("param_dtype")))
     passed = torch.empty(

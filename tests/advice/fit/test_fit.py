@@ -230,3 +230,17 @@ def test_a_sequence_is_suggested_in_whole_tiles():
     assert (
         with_advice(limit(seq=1000, axis="seq"), plan, 512, architectures()[8, 0]).suggested == 960
     )
+
+
+@pytest.mark.nightly
+def test_batches_of_stages_are_found_in_few_runs_whose_micro_batches_grow(tmp_path):
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", **sizes, **heads}))
+    plan = {"batch": 4, "seq": 128, "parallel": "pp=2", "task": "causal-lm"}
+    found = memcalc.fit(str(path), find=["batch"], gpu="t4", **plan)
+    (limit,) = found.limits
+    assert limit.best.batch % 4 == 0
+    assert found.traces < 16
+    assert "every batch is divided into 4 micro-batches (n_microbatches)" in found.assumptions
