@@ -319,7 +319,7 @@ def _path() -> list[str]:
 
 
 def folder() -> str | None:
-    """Return the current folder; ``None``: it is gone."""
+    """Return the current folder, or None if it is gone."""
     with contextlib.suppress(FileNotFoundError):
         return os.getcwd()
     return None

@@ -41,7 +41,7 @@ def ending(
     """
     last = noise.strip().rsplit("\n", 1)[-1].strip()[:_LONGEST]
     if code is not None and code < 0:
-        how = f"was {_killed(-code, kills)}"
+        how = f"was {_describe_kill(-code, kills)}"
     else:
         known = code if code is not None else "unknown"
         how = f"ended without an answer (exit code {known})"
@@ -73,7 +73,7 @@ def serialize_error(error: BaseException, name: str, where: str) -> dict[str, An
 
 
 def noise_of(descriptor: int) -> str:
-    """The end of what was written to a file; of a terminal or a pipe nothing can be read again."""
+    """Return the last 64 KiB written to a file, or empty for a terminal or pipe."""
     try:
         size = os.fstat(descriptor).st_size
         return os.pread(descriptor, 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
@@ -81,7 +81,7 @@ def noise_of(descriptor: int) -> str:
         return ""
 
 
-def _killed(number: int, kills: int | None) -> str:
+def _describe_kill(number: int, kills: int | None) -> str:
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     if name != "SIGKILL":
         return f"ended by {name}"

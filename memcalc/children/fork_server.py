@@ -1,9 +1,9 @@
 """The process that forks children: it imports heavy packages once and survives a child's crash.
 
 Importing PyTorch and transformers takes seconds; forking what has imported them takes
-milliseconds. It runs no code of a user's and never touches CUDA, so that each child makes a
-context of its own. Whoever asks holds one end of a control socket: closed, its children end. A
-child holds one as well, through which it asks for forks of its own.
+milliseconds. It runs no code of a user's and never touches CUDA, so that each child makes its own
+context. The asking process holds one end of a control socket: when it closes, its children end. A
+child also holds one, and asks through it for its own forks.
 """
 
 import contextlib
@@ -219,15 +219,15 @@ class _Server:
         for pid in list(self._living):
             found, status = os.waitpid(pid, os.WNOHANG) if pid in self._living else (0, 0)
             if found:
-                self._exited(pid, status)
+                self._handle_exit(pid, status)
 
     def _end(self, pids: list[int]) -> None:
         for pid in pids:
             _kill_group(pid)
         for pid in pids:
-            self._exited(pid, os.waitpid(pid, 0)[1])
+            self._handle_exit(pid, os.waitpid(pid, 0)[1])
 
-    def _exited(self, pid: int, status: int) -> None:
+    def _handle_exit(self, pid: int, status: int) -> None:
         # Processes that the child's own code may have started.
         _kill_group(pid)
         one = self._living.pop(pid)

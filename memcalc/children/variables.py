@@ -1,4 +1,4 @@
-"""Environment variables of child processes: what they get of a shell's, and what they must not get.
+"""Environment variables of child processes: which of a shell's they get, and which they must not.
 
 An answer depends on its question alone. So a child that answers gets the variables that say where
 things are and how they are fetched, and none that tell a library how to train.

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.records.trace import Aside, PhaseReading, Trace, sections
+from memcalc.records.trace import AllocatorCall, PhaseReading, Trace, sections
 from memcalc.units import format_bytes
 
 _SLEEPS = (
@@ -41,7 +41,7 @@ def take_away(trace: Trace, absences: Sequence[Absence]) -> Trace:
         leaving[one.begin] += one.storages
         returning[len(trace.events) + 1 if one.end is None else one.end] += one.storages
     storages, events, moved = list(trace.storages), list[int](), list[int]()
-    numbers, absent, emptied = dict[int, int](), set[int](), list[Aside]()
+    numbers, absent, emptied = dict[int, int](), set[int](), list[AllocatorCall]()
     for moment in range(len(trace.events) + 1):
         moved.append(len(events))
         for number in [one for one in returning[moment] if one in absent]:
@@ -52,7 +52,7 @@ def take_away(trace: Trace, absences: Sequence[Absence]) -> Trace:
         if leaving[moment]:
             events += [~numbers.get(number, number) for number in leaving[moment]]
             absent.update(leaving[moment])
-            emptied.append(Aside(index=len(events), what="empty_cache"))
+            emptied.append(AllocatorCall(index=len(events), what="empty_cache"))
         for event in trace.events[moment : moment + 1]:
             if ~event not in absent:
                 events.append(event if event >= 0 else ~numbers.get(~event, ~event))

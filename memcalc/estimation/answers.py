@@ -283,7 +283,7 @@ class Answers:
         if plan.engine is not None:
             from memcalc.estimation.serving import exact
 
-            kind += exact.method_of(plan)
+            kind += exact.find_vllm(plan)
         return cache.key(canonical(plan), config, kind)
 
 

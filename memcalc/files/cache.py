@@ -164,7 +164,7 @@ def _evict(limit: int) -> None:
 
 @functools.cache
 def _own_code() -> str:
-    """Digest sizes and times of memcalc's own files: a changed checkout has other answers."""
+    """Return a hash of sizes and times of memcalc's own files: changed code has other answers."""
     digest = hashlib.sha256()
     for root in (Path(__file__).parent.parent, configs()):
         for folder_name, folders, files in os.walk(root):

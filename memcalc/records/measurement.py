@@ -156,20 +156,20 @@ class Measurement(Answer, msgspec.Struct, frozen=True, kw_only=True):
         return self.gpu.total if self.gpu is not None else None
 
 
-def last_finished(readings: Iterable[PhaseReading]) -> int | None:
-    """The last step that was finished, gradients cleared; ``None``: not one was."""
+def find_last_step(readings: Iterable[PhaseReading]) -> int | None:
+    """Return the last step that cleared its gradients, or None."""
     return max((one.step for one in readings if one.phase is Phase.ZERO_GRAD), default=None)
 
 
 def steady_peaks(readings: Iterable[PhaseReading]) -> dict[Phase, dict[str, int]]:
-    """The highest level of each known rung in each phase of the steady step.
+    """Return the peak of each known rung in each phase of the steady step.
 
-    That is the last step that was finished, for by then everything is there that a step leaves
-    behind; what comes before the first counts as phases of it, loading only where weights change
-    on the way. Of a run that generates all of it counts.
+    The steady step is the last finished one: all that steps leave allocated exists by then. Phases
+    before the first step count as its phases, loading only where weights change on the way. All of
+    a run that generates counts.
     """
     known = tuple(readings)
-    last = last_finished(known)
+    last = find_last_step(known)
     prepared = any(reading.phase in (Phase.PREPARE, Phase.PREFILL) for reading in known)
     peaks: dict[Phase, dict[str, int]] = {}
     for reading in known:

@@ -72,7 +72,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def held(self) -> int:
-        """Bytes of weights and of one gradient for each that is trained."""
+        """Bytes of all weights and of the gradients of trained ones."""
         weights = sum(tensor.bytes for tensor in self.tensors if not tensor.buffer)
         return weights + sum(tensor.bytes for tensor in self.trainable)
 

@@ -78,7 +78,7 @@ GENERATION = (Phase.PREFILL, Phase.DECODE)
 
 
 class Storage(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of device memory and why it was there."""
+    """A piece of device memory and what it was for."""
 
     bytes: int
     component: Component
@@ -122,8 +122,8 @@ class PhaseReading(msgspec.Struct, frozen=True, kw_only=True):
     reserved: int | None = None
 
 
-class Aside(msgspec.Struct, frozen=True, kw_only=True):
-    """Something beside births and deaths that the allocator is told of, before event ``index``."""
+class AllocatorCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of the allocator other than births and deaths, before event ``index``."""
 
     index: int
     what: str
@@ -134,7 +134,7 @@ class Aside(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process sends in an optimizer step by one collective, in groups of one size."""
+    """Traffic of a process in an optimizer step by one collective, in groups of one size."""
 
     collective: str
     """``all-reduce``, ``all-gather``, ``reduce-scatter``..."""
@@ -181,7 +181,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool = False
     """A script ran as it is: what counts is the highest of all steps and of what lies around them,
     not only the last step."""
-    asides: tuple[Aside, ...] = ()
+    asides: tuple[AllocatorCall, ...] = ()
     groups: tuple[int, ...] = ()
     """Of a script: processes in each group that sent something."""
     readings: tuple[PhaseReading, ...] = ()
@@ -209,10 +209,10 @@ def walk(trace: Trace) -> Iterator[tuple[Mark, int, Storage]]:
 
 
 def counts(trace: Trace, phase: Phase, step: int) -> bool:
-    """Is this part of a run among those whose peak is asked for?
+    """Return True if a phase of a step counts for the peak.
 
-    Of a script all are. Else the last step stands for all others, and resuming for itself, and so
-    do loading and preparing where weights change on the way.
+    All phases of a script count. Else the last step counts, and resuming, and loading and
+    preparing where weights change on the way.
     """
     if trace.whole:
         return True
@@ -222,9 +222,9 @@ def counts(trace: Trace, phase: Phase, step: int) -> bool:
 
 
 def highest(trace: Trace) -> dict[Phase, int]:
-    """The event after which each phase of the steady step holds the most requested bytes.
+    """Return the event after which each phase of the steady step holds most requested bytes.
 
-    What is held when a phase begins counts as its own.
+    Bytes held when a phase begins count for it.
     """
     levels = [0, *accumulate(changes(trace.events, [storage.bytes for storage in trace.storages]))]
     found: dict[Phase, int] = {}
@@ -239,7 +239,7 @@ def highest(trace: Trace) -> dict[Phase, int]:
 
 
 def alive(trace: Trace, event: int) -> list[int]:
-    """Numbers of the storages alive right after an event, in order of birth."""
+    """Return the storages alive right after an event, in order of birth."""
     living: dict[int, None] = {}
     for happened in trace.events[: event + 1]:
         if happened >= 0:
@@ -258,8 +258,8 @@ def components(trace: Trace, event: int) -> dict[Component, int]:
     return held
 
 
-def most_of(trace: Trace, component: Component) -> int:
-    """Bytes of one component when there are most of them."""
+def find_peak(trace: Trace, component: Component) -> int:
+    """Return the bytes of a component at its own peak."""
     level = most = 0
     for _, event, storage in walk(trace):
         if storage.component is component:
@@ -269,9 +269,9 @@ def most_of(trace: Trace, component: Component) -> int:
 
 
 def last_step(events: Sequence[int], marks: Sequence[Mark]) -> tuple[int, int]:
-    """Where the last step begins and where it ends; after that comes evaluation, or the end.
+    """Return the first and the end event of the last step, without evaluation or the exit.
 
-    The last zero_grad is as long as the one before it; what dies after it, dies with the program.
+    The last zero_grad is as long as the one before it; later deaths belong to the exit.
     """
     final = max(mark.step for mark in marks)
     begin = next(m.index for m in marks if m.step == final and m.phase is Phase.FORWARD)
@@ -286,9 +286,9 @@ def last_step(events: Sequence[int], marks: Sequence[Mark]) -> tuple[int, int]:
 
 
 def program_end(trace: Trace) -> int:
-    """How many events there are before the program ends and frees what is left.
+    """Return the number of events before the program exits and frees all that is left.
 
-    An evaluation ends with the last event of a storage of its own; a script ends by itself.
+    An evaluation ends with the last event of its storages; a script ends with its events.
     """
     if trace.whole:
         return len(trace.events)

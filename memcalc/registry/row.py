@@ -131,7 +131,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         """Return all state after the first step, in order of allocation, each storage once.
 
         Args:
-            parameters: of the model; those that are frozen, and buffers, have no state.
+            parameters: all of the model; frozen ones and buffers have no state.
             loop: ``trainer`` keeps embeddings of bitsandbytes' 8-bit optimizers in 32 bit, as
                 transformers' Trainer does (trainer.py, 5.23).
             paged: managed memory exists; without it, as on the CPU, states are plain.

@@ -20,7 +20,7 @@ _OWN_CODE_RUNS = ("torch", "transformers", "memcalc")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One optimizer as the file has it; see the file's head."""
+    """An optimizer as the file spells it; see the file's head."""
 
     path: str = msgspec.field(name="class")
     name: str = ""

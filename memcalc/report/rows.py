@@ -116,7 +116,7 @@ def describe(plan: Plan, seq: int | None, without: Collection[str] = ()) -> str:
         does = does if plan.generate is None else f"{plan.generate} tokens generated"
         cache = f"{plan.cache} cache" if plan.cache != "dynamic" else ""
         beams = f"{plan.beams} beams" if plan.beams > 1 else ""
-        rest = _others(plan, without)
+        rest = _list_settings(plan, without)
         return ", ".join(filter(None, (does, precision, size, base, adapters, cache, beams, *rest)))
     parts = [
         *(optim, precision, size),
@@ -131,7 +131,7 @@ def describe(plan: Plan, seq: int | None, without: Collection[str] = ()) -> str:
         "updates in backward" if plan.optim_in_backward else "",
         "resumed" if plan.resume else "",
         f"then {plan.eval} batches of evaluation" if plan.eval else "",
-        *_others(plan, without),
+        *_list_settings(plan, without),
     ]
     return ", ".join(filter(None, parts))
 
@@ -144,7 +144,7 @@ _DESCRIBED = {
 """Fields that a plan's line describes in words, or that stand elsewhere."""
 
 
-def _others(plan: Plan, without: Collection[str]) -> Iterator[str]:
+def _list_settings(plan: Plan, without: Collection[str]) -> Iterator[str]:
     """Yield the other settings that were asked for, as they are typed."""
     for name, value in changed_settings(plan).items():
         if name not in (*_DESCRIBED, *without) and FIELDS[name].option is not None:

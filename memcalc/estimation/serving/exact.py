@@ -19,8 +19,8 @@ from memcalc.records.progress import Progress, tell
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32"}
 
 
-def method_of(plan: Plan) -> str:
-    """Return which vLLM would start for a plan: a release, or a Python; empty: none."""
+def find_vllm(plan: Plan) -> str:
+    """Return the vLLM of a plan: its release, or the Python that has it, or empty."""
     if plan.engine != "vllm":
         return ""
     return plan.vllm or python_with_vllm() or ""
@@ -32,7 +32,7 @@ def answer(plan: Plan, source: ModelSource) -> Prediction | MemcalcError | None:
     Returns:
         ``None``: there is no vLLM here, or it did not start for a reason that is not the plan's.
     """
-    if not method_of(plan):
+    if not find_vllm(plan):
         return None
     try:
         python = python_with_vllm(None, plan.vllm)
@@ -76,7 +76,7 @@ def _length(plan: Plan, source: ModelSource) -> int:
 
 
 def _model(source: ModelSource, scratch: Path) -> Iterator[str]:
-    """Yield the words that name the model; a bundled config is written to a folder of its own.
+    """Yield the words that name the model; a bundled config is written to its own folder.
 
     Tokenizers take no GPU memory, and are not fetched.
     """
