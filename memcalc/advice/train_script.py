@@ -17,7 +17,7 @@ from memcalc.errors import UsageError
 from memcalc.files import templates
 from memcalc.records.plan import Plan
 from memcalc.registry.build_arguments import LEARNING_RATE, list_arguments
-from memcalc.version import installed
+from memcalc.version import find_version
 from memcalc.workload import layouts, loops, tasks
 from memcalc.workload.tasks import Head
 
@@ -120,7 +120,7 @@ def _context(plan: Plan, source: ModelSource, head: Head) -> dict[str, Any]:
         "layout": layout,
         "starts_group": layout != "single" and plan.loop == "plain",
         "steps": STEPS,
-        "versions": [f"{one} {installed(one)}" for one in ("torch", "transformers")],
+        "versions": [f"{one} {find_version(one)}" for one in ("torch", "transformers")],
         "class_name": name,
         "weights": weights,
         "autocast": autocast,

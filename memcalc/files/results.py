@@ -128,7 +128,7 @@ def append(path: Path, run: Run | None, *, patience: float = PATIENCE) -> None:
         if run is not None:
             save(path, [run])
         return
-    with lock.held(path, patience=patience):
+    with lock.hold(path, patience=patience):
         runs = load(path) if os.path.exists(path) else []
         save(path, [*runs, run] if run is not None else runs)
 
@@ -209,7 +209,7 @@ def keeping(
             program writes it.
     """
     in_file = path is not None and not artifact.is_stream(path)
-    with lock.held(path) if path is not None and in_file else contextlib.nullcontext():
+    with lock.hold(path) if path is not None and in_file else contextlib.nullcontext():
         runs = load(path) if path is not None and in_file and os.path.exists(path) else []
         if runs and not more:
             raise UsageError(

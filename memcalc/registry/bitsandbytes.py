@@ -26,7 +26,7 @@ from memcalc.registry.row import (
     Row,
     number,
 )
-from memcalc.version import installed
+from memcalc.version import find_version
 
 BLOCK = 256
 PAGED_FROM = 100_000
@@ -183,7 +183,7 @@ def _refusal(family: Family, paged: bool, bits: int | None) -> Refusal:
 
     def refuse(args: Args) -> str | None:
         clips = number(args, "percentile_clipping", _NO_CLIPPING) < _NO_CLIPPING
-        version = (installed("bitsandbytes") or "").split(".")
+        version = (find_version("bitsandbytes") or "").split(".")
         rules = {
             _BROKEN: name == "AdEMAMix" and bits == 32,
             "percentile_clipping was removed in bitsandbytes 0.50: leave it out": clips

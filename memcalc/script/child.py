@@ -68,7 +68,7 @@ def run_program(request: Request, answered: Path) -> NoReturn:
 
 
 class _Run:
-    """One run of a program in this process."""
+    """A run of a program in this process."""
 
     def __init__(self, request: Request, answered: Path) -> None:
         self._request, self._answered = request, answered
@@ -233,7 +233,7 @@ def _report(error: BaseException) -> Ending:
         show(f"memcalc: {error}\n")
         return Ending(code=1)
     if isinstance(error, SystemExit):
-        return Ending(code=_code_of(error))
+        return Ending(code=_get_exit_code(error))
     lacks = stand_ins.lacking(error)
     if lacks:
         # It is run again, and ends like this no more.
@@ -287,7 +287,7 @@ def _make_answer(session: Session, request: Request, ending: Ending) -> Answer:
     )
 
 
-def _code_of(error: SystemExit) -> int:
+def _get_exit_code(error: SystemExit) -> int:
     if error.code is None:
         return 0
     if isinstance(error.code, int):

@@ -66,7 +66,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(typed: str, folder: Path | None = None, python: str | None = None) -> Program:
-    """Find the Python program in a command as it is typed.
+    """Return the Python program of a typed command.
 
     Args:
         typed: the command.

@@ -30,7 +30,7 @@ def carry_out(namespace: Namespace, shared: Path, checkpoints: set[str]) -> Carr
     """Put new files where the script put them, and leave checkpoints and what lies beside them.
 
     Args:
-        namespace: that of the script.
+        namespace: the script's.
         shared: the folder that it was entered with.
         checkpoints: folders in which nothing new is kept.
 

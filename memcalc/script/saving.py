@@ -49,7 +49,7 @@ class UnwrittenFiles:
             number, self._next = self._next, self._next + 1
             self._kept[number] = content
             if isinstance(file, str | bytes | os.PathLike):
-                self._forget_deleted()
+                self._forget_files()
                 self._mark(file, number, size)
             else:
                 file.write(marks.mark(number))
@@ -101,7 +101,7 @@ class UnwrittenFiles:
                 if marks.number_of(path) is not None:
                     marks.note_mark(path)
 
-    def _forget_deleted(self) -> None:
+    def _forget_files(self) -> None:
         for number, places in list(self._places.items()):
             if all(_is_gone(number, *place) for place in places):
                 self._close_places(number)
@@ -119,7 +119,7 @@ class UnwrittenFiles:
 
 
 def _identity(path: Any) -> tuple[int, int]:
-    """Return the device and inode of a file; zeros: there is none."""
+    """Return the device and inode of a file, or zeros if it is missing."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -184,9 +184,9 @@ class _Checkpoints:
         self._patches = patches
 
     def save(self, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        self._put(f, SavedObject(obj))
+        self._save(f, SavedObject(obj))
 
-    def _put(self, file: Any, content: SavedObject | SavedTensors) -> None:
+    def _save(self, file: Any, content: SavedObject | SavedTensors) -> None:
         self._files.put(file, content, content.bytes)
         self._patches.say(NOT_WRITTEN, source_lines.find_line())
 
@@ -203,7 +203,7 @@ class _Checkpoints:
 
         def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None) -> None:
             kept = {name: one.detach().to("cpu", copy=True) for name, one in tensors.items()}
-            self._put(filename, SavedTensors(kept, metadata))
+            self._save(filename, SavedTensors(kept, metadata))
 
         self._patches.set_everywhere(module, "save_file", save_file)
 

@@ -31,15 +31,15 @@ from memcalc.script.serving import server_of, simulate_server
 def simulate(
     plan: Plan, folder: Path | None = None, *, quiet: bool = False, timeout: float = math.inf
 ) -> Simulated:
-    """Run the program of a plan; what it prints goes to standard error.
+    """Run the program of a plan; its output goes to standard error.
 
     A server is ended as soon as its engine is up, and the engine's figures are the answer. If a
     program's memory runs out on the plan's GPU, it runs once more without a limit, which tells its
     whole need.
 
     Args:
-        plan: its command, the GPU, and the Python that runs it; ``None``: this one.
-        folder: where to run it; ``None``: here.
+        plan: its command, the GPU, and the Python that runs it; None is this one.
+        folder: where to run it; None is the current one.
         quiet: what it prints is not shown.
         timeout: seconds after which it is ended.
 

@@ -124,11 +124,11 @@ def _alone() -> Iterator[None]:
         )
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(lock.held(place / "install"))
+            stack.enter_context(lock.hold(place / "install"))
         except UsageError:
             tell(Progress("another memcalc is making an engine environment: waiting for it"))
             try:
-                stack.enter_context(lock.held(place / "install", patience=_PATIENCE))
+                stack.enter_context(lock.hold(place / "install", patience=_PATIENCE))
             except UsageError:
                 raise EstimateError(
                     f"Another memcalc has held {place} for an hour: end it, or set MEMCALC_CACHE "

@@ -78,7 +78,7 @@ def _note_sleep(patches: Patches, counters: Counters) -> None:
         if address in sys.modules[module].CuMemAllocator.get_instance().pointer_to_data:
             counters.send_away(device, address, size)
 
-    def map_again(original: Any, handle: Any) -> None:
+    def remap(original: Any, handle: Any) -> None:
         original(handle)
         counters.bring_back(handle[0], handle[2])
 
@@ -89,7 +89,7 @@ def _note_sleep(patches: Patches, counters: Counters) -> None:
 
     module = "vllm.device_allocator.cumem"
     patches.wrap_later(module, "unmap_and_release", unmap)
-    patches.wrap_later(module, "create_and_map", map_again)
+    patches.wrap_later(module, "create_and_map", remap)
     patches.wrap_later(module, "CuMemAllocator._python_free_callback", free)
 
 
