@@ -89,9 +89,9 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageEr
 
 
 def find_similar(name: str, known: Iterable[str], *, whole: bool = False) -> list[str]:
-    """Find names that have all words and numbers of this one; nearest first.
+    """Return known names that have all words and numbers of this one; nearest first.
 
-    ``adam8`` has those of ``adam8bit``, ``mistral 7b`` those of ``Mistral-7B-v0.1``.
+    ``adam8`` finds ``adam8bit``, ``mistral 7b`` finds ``Mistral-7B-v0.1``.
     """
     typed = _words(name)
     by_name = {one: _words(one if "/" in name else one.rpartition("/")[2]) for one in known}

@@ -139,8 +139,8 @@ def read_by(
     Args:
         op: the operator.
         base: its name without overload.
-        args: what it is called with.
-        kwargs: what it is called with by name.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
         view: returns a CPU tensor with the numbers of one on the GPU.
         knows: whether the numbers of a tensor are known.
 

@@ -3,12 +3,12 @@
 Kernels do nothing over the stub driver, but its device memory is real memory of the host. What was
 copied there is read back. Behind an operator of PyTorch's that moves, compares or computes known
 numbers, the same operator runs on CPU tensors over the same bytes. Random numbers are drawn on the
-host. Numbers that nobody computes read as `memcalc.engine.unknown` says, and what follows from them
-is marked as made up.
+host. Unknown numbers read as `memcalc.engine.unknown` says, and numbers computed from them are
+marked as made up.
 
 Operators are followed below autograd, by a dispatch key that PyTorch keeps for fake tensors; no
-dispatch mode is needed. In backward only those are that ask the GPU how large their result is,
-but for Python code that runs there: a function's own backward, and a forward that is run again.
+dispatch mode is needed. In backward only operators that ask the GPU for the size of their result are
+followed, and Python code that runs there: a function's own backward, and a recomputed forward.
 """
 
 import contextlib

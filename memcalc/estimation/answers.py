@@ -298,7 +298,7 @@ def _one_run(plan: Plan) -> Plan:
 
 
 def _import_engine() -> Engine:
-    """Return the engine; imported here, for an answer that is known asks nobody."""
+    """Return the engine; imported here, because a cached answer does not need it."""
     from memcalc.estimation.engine import engine
 
     return engine

@@ -109,7 +109,7 @@ class Engine:
             self._servers.clear()
 
     def predict(self, plan: Plan, **how: Any) -> Prediction:
-        """Run one plan; arguments and errors are those of ``predict_under``."""
+        """Run one plan; arguments and errors are as in ``predict_under``."""
         return self.predict_under(plan, (), **how)[0]
 
     def predict_under(

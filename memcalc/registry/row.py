@@ -135,7 +135,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
             loop: ``trainer`` keeps embeddings of bitsandbytes' 8-bit optimizers in 32 bit, as
                 transformers' Trainer does (trainer.py, 5.23).
             paged: managed memory exists; without it, as on the CPU, states are plain.
-            own_maps: every parameter has an optimizer, and so the shared state, of its own.
+            own_maps: every parameter has its own optimizer, and so its own shared state.
             reloaded: loaded from a checkpoint. bitsandbytes then copies its code maps for every
                 tensor and brings paged state back as plain device memory
                 (0.50.2, optim/optimizer.py ``load_state_dict``).

@@ -31,7 +31,7 @@ def simulate(
         gpu: which GPU; None is any, without a limit of memory. Where memory runs out, the code
             finds ``torch.OutOfMemoryError``.
         steps: leave the block when an optimizer is about to go beyond these; 0: never.
-        torch: PyTorch version that will run; ``None``: the installed one.
+        torch: PyTorch version that will run; None is the installed one.
         alloc_conf: ``PYTORCH_ALLOC_CONF`` of the run.
 
     Raises:

@@ -107,7 +107,7 @@ def explain(
         model: as for ``memcalc.estimate``.
         under: bytes, or a size such as ``"15 GiB"``: find the cheapest plan within this limit.
             Where a GPU is named and the plan does not fit it, its memory is the limit.
-        depth: cut modules' paths to so many names.
+        depth: cut modules' paths to this number of names.
         remedies: estimate changed plans.
         use_cache: keep and reuse traces on disk.
         **settings: fields of ``Plan``.

@@ -1,6 +1,6 @@
 """Folders in memcalc's cache that are made once: engine environments, and releases of cuDNN.
 
-One process makes a folder at a time, and writes its marker last: without it, it is unfinished.
+Each is filled under a lock, and gets its marker last: a folder without marker is unfinished.
 """
 
 import contextlib

@@ -156,7 +156,7 @@ def from_environment() -> Mail | None:
 
 
 def ties_of(folder: Path, rank: int) -> Ties:
-    """Return how a rank is tied to others, as far as it has told."""
+    """Return the groups and peers that a rank has noted so far."""
     with contextlib.suppress(FileNotFoundError):
         return msgspec.json.decode((folder / f"{rank}.ties").read_bytes(), type=Ties)
     return Ties()
@@ -170,12 +170,12 @@ def waiting(folder: Path) -> Iterator[tuple[int, Wait]]:
 
 
 def let_finish(folder: Path, rank: int) -> None:
-    """Have a helper run on to its end."""
+    """Let a helper run to its end."""
     (folder / f"{rank}.asked").touch()
 
 
 def say_ended(folder: Path, rank: int) -> None:
-    """Tell the others that a rank sends no more."""
+    """Tell the others that a rank has ended."""
     (folder / f"{rank}.ended").touch()
 
 
