@@ -7,7 +7,7 @@ host. Unknown numbers read as `memcalc.engine.unknown` says, and numbers compute
 marked as made up.
 
 Operators are followed below autograd, by a dispatch key that PyTorch keeps for fake tensors; no
-dispatch mode is needed. In backward only operators that ask the GPU for the size of their result are
+dispatch mode is needed. In backward only operators that ask the GPU for their result's size are
 followed, and Python code that runs there: a function's own backward, and a recomputed forward.
 """
 

@@ -201,7 +201,7 @@ def _notes(
     return notes
 
 
-def state_of(choice: Choice, parameters: Sequence[Parameter], plan: Plan) -> OptimizerState:
+def compute_state(choice: Choice, parameters: Sequence[Parameter], plan: Plan) -> OptimizerState:
     """Return the state that a plan's optimizer holds; see ``Choice.state``.
 
     Raises:

@@ -246,8 +246,8 @@ def test_what_has_no_kernel_on_a_gpu_is_refused_there_and_runs_on_a_cpu(name, pr
         replace(p, dtype="bfloat16" if precision == "bf16" else "float32") for p in distilbert()
     ]
     with pytest.raises(UsageError, match=words):
-        registry.state_of(choice, parameters, plan)
-    assert registry.state_of(choice, parameters, plan_of(precision, target="cpu")).tensors
+        registry.compute_state(choice, parameters, plan)
+    assert registry.compute_state(choice, parameters, plan_of(precision, target="cpu")).tensors
 
 
 def extra_runs():
