@@ -37,7 +37,7 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of all GPUs it held memory of."""
 
 
-class CommandNow(msgspec.Struct, frozen=True, kw_only=True):
+class CommandNow(msgspec.Struct, frozen=True):
     """A command that runs, at one sample."""
 
     seconds: float
@@ -73,15 +73,7 @@ def run(
     """
     with _cards() as (nvml, watched, reason):
         began, floor = time.monotonic(), _largest(resource.RUSAGE_SELF)
-        try:
-            # Should this process die, the command is asked to end.
-            dies = functools.partial(die_with, os.getpid(), signal.SIGTERM)
-            streams: dict[str, Any] = {}
-            if show is not None:
-                streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            process = subprocess.Popen(command, preexec_fn=dies, env=environment, **streams)
-        except OSError as error:
-            raise UsageError(f"Cannot run {command[0]!r}: {error.strerror}.") from None
+        process = _start(command, environment, piped=show is not None)
         resident, ours = 0, set[int]()
         with _passing_signals(process), _showing(process, show):
             while process.poll() is None:
@@ -91,15 +83,8 @@ def run(
                 resident = max(resident, together, _peak(process.pid))
                 reason = _sample(watched, ours) or reason
                 if seen is not None:
-                    seen(
-                        CommandNow(
-                            seconds=time.monotonic() - began,
-                            pids=frozenset(ours),
-                            resident=resident,
-                            cards=tuple(watched),
-                            reason=reason,
-                        )
-                    )
+                    cards, pids_so_far = tuple(watched), frozenset(ours)
+                    seen(CommandNow(time.monotonic() - began, pids_so_far, resident, cards, reason))
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(interval)
         seconds = time.monotonic() - began
@@ -118,6 +103,25 @@ def run(
     return CommandResult(
         code=code if code >= 0 else 128 - code, measurement=measurement, gpus=tuple(held)
     )
+
+
+def _start(
+    command: Sequence[str], environment: Mapping[str, str] | None, *, piped: bool
+) -> subprocess.Popen[bytes]:
+    """Start a command, whose output is ``piped`` or goes to this process's streams.
+
+    Raises:
+        UsageError: it cannot be started.
+    """
+    # Should this process die, the command is asked to end.
+    dies = functools.partial(die_with, os.getpid(), signal.SIGTERM)
+    streams: dict[str, Any] = {}
+    if piped:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    try:
+        return subprocess.Popen(command, preexec_fn=dies, env=environment, **streams)
+    except OSError as error:
+        raise UsageError(f"Cannot run {command[0]!r}: {error.strerror}.") from None
 
 
 def _family(root: int) -> tuple[set[int], int]:
