@@ -93,10 +93,7 @@ def run(
         kept = _largest(resource.RUSAGE_CHILDREN)
         resident = max(resident, kept if kept > floor else 0)
         driver = nvml.driver if nvml is not None else ""
-        for one in watched:
-            others = one.others.values()
-            one.warnings = [f"the GPU is shared with {u.name} (process {u.pid})" for u in others]
-        gpus = [one.reading(driver, interval) for one in watched]
+        gpus = [_read(one, driver, interval) for one in watched]
         code = process.returncode
     held = sorted((gpu for gpu in gpus if gpu.peak_process), key=lambda g: -(g.peak_process or 0))
     measurement = _measurement(command, held[0] if held else None, reason, resident, seconds)
@@ -122,6 +119,13 @@ def _start(
         return subprocess.Popen(command, preexec_fn=dies, env=environment, **streams)
     except OSError as error:
         raise UsageError(f"Cannot run {command[0]!r}: {error.strerror}.") from None
+
+
+def _read(watched: Watched, driver: str, interval: float) -> GpuReading:
+    """Return all that was seen of a card, with a warning for each process of others."""
+    others = watched.others.values()
+    watched.warnings = [f"the GPU is shared with {u.name} (process {u.pid})" for u in others]
+    return watched.reading(driver, interval)
 
 
 def _family(root: int) -> tuple[set[int], int]:
