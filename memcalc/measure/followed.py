@@ -1,4 +1,4 @@
-"""What PyTorch's allocator holds in the Python processes of a command, sample by sample."""
+"""Samples of PyTorch's allocator in the Python processes of a command."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ _HOOK = Path(__file__).parent / "follow_script"
 
 
 class Followed(msgspec.Struct, frozen=True, kw_only=True):
-    """One Python process that uses PyTorch on CUDA."""
+    """A Python process that uses PyTorch on CUDA."""
 
     pid: int
     steps: int
