@@ -23,19 +23,19 @@ class Watcher(Protocol):
     """An observer of the runs."""
 
     def begin(self, plan: Plan, number: int, count: int) -> None:
-        """Notice that a run starts."""
+        """Record that a run starts."""
         ...
 
     def see_phase(self, reading: PhaseReading) -> None:
-        """Notice that a phase of the run has ended."""
+        """Record that a phase of the run has ended."""
         ...
 
     def end(self, run: Run) -> None:
-        """Notice that a run has ended."""
+        """Record that a run has ended."""
         ...
 
     def busy(self, what: str) -> None:
-        """Notice that something else takes time now."""
+        """Record what takes time besides the runs."""
         ...
 
     def note(self, text: str) -> None:

@@ -70,7 +70,7 @@ def libraries() -> tuple[Library, ...]:
 def library_span(gpu: Gpu, torch: tuple[int, int]) -> Span | None:
     """Return the size of cuDNN's convolutions, loaded whole; None if no version has any for a GPU.
 
-    A version that has none for this capability runs that of the one before it in its generation.
+    A version that has none for this capability runs the capability before it in its generation.
     """
     sizes: dict[str, int] = {}
     for library in libraries():

@@ -120,7 +120,7 @@ def table() -> tuple[Gpu, ...]:
 
 
 class Meant(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPUs that a name stands for."""
+    """The GPU of a name, and how many of them the named machine has."""
 
     gpu: Gpu
     count: int | None = None

@@ -86,7 +86,7 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
         return ModelSource(name=name, origin="callable", factory=name)
     file = None if is_local(name) else _bundled_file(name)
     if file is not None:
-        return ModelSource(name=_name(file), origin="bundled", config=_read_shipped(file))
+        return ModelSource(name=_name(file), origin="bundled", config=_load_shipped(file))
     if _OF_DIFFUSERS.search(name):
         raise UsageError(
             f"{name} is a pipeline of diffusers: type memcalc simulate -- python train.py with a "
@@ -135,7 +135,7 @@ def without_hub(name: str) -> dict[str, Any] | None:
         return None
     file = _bundled_file(name)
     if file is not None:
-        return dict(_read_shipped(file))
+        return dict(_load_shipped(file))
     same = _same_sizes(name) if "/" in name else None
     return same.config if same is not None else None
 
@@ -152,8 +152,8 @@ def _name(file: Path) -> str:
 def _same_sizes(name: str) -> ModelSource | None:
     """Find a bundled model of the same sizes, or None.
 
-    A later revision of a tuned one has a base of its own: Mistral-7B-Instruct-v0.3 is not taken
-    for a Mistral-7B-v0.1.
+    A later revision of a tuned model has another base: Mistral-7B-Instruct-v0.3 is not taken for
+    a Mistral-7B-v0.1.
     """
     if is_local(name):
         return None
@@ -179,7 +179,7 @@ def _same_sizes(name: str) -> ModelSource | None:
     return ModelSource(
         name=base,
         origin="bundled",
-        config={**_read_shipped(found), **settings},
+        config={**_load_shipped(found), **settings},
         tuned=name if "/" in name else "",
         note=note,
     )
@@ -207,7 +207,7 @@ def _bundled_file(name: str) -> Path | None:
 
 
 @functools.cache
-def _read_shipped(path: Path) -> Any:
+def _load_shipped(path: Path) -> Any:
     return _read(path)
 
 

@@ -112,7 +112,7 @@ def torchao_refusal(scheme: str, *, trains: bool, several: bool) -> str | None:
 def refusal(
     config: Mapping[str, Any], name: str, quant: str | None, capability: tuple[int, int] | None
 ) -> str | None:
-    """Return a sentence if memcalc cannot estimate a checkpoint as it is stored, or None."""
+    """Return a sentence if memcalc cannot estimate a checkpoint in its stored form, or None."""
     settings = _settings(config)
     if settings is None:
         return None

@@ -20,7 +20,7 @@ _NOT_OF_A_RECIPE = ("gpu", "devices", "rank", "torch", "transformers", "assumed"
 def rewrite(file: str, plan: Plan) -> str:
     """Return the text of a recipe with the keys changed that a plan has otherwise.
 
-    Settings without a key in the recipe's format stand in comments above it.
+    Settings without a key in the recipe's format become comments above it.
 
     Raises:
         UsageError: the recipe cannot be read.

@@ -1,4 +1,4 @@
-"""Settings of a plan, with those of recipes, of launchers' files and of presets."""
+"""Settings of a plan, joined from recipes, launchers' files and presets."""
 
 import re
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _SEVERAL = re.compile(
 
 
 def spelled_out(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by the plan's own names, with those of files and of a preset.
+    """Return settings by the plan's own names, with what files and a preset add.
 
     A launcher's file and the settings given with it must agree; given settings win over a recipe,
     and over a preset all but a recipe.

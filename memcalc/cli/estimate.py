@@ -113,7 +113,7 @@ def _check_lengths(lengths: str, plans: list[Plan], name: str, method: str) -> N
 
 
 def _replay_lengths(answer: Prediction, lengths: str) -> Prediction:
-    """Replay batches of these lengths, and return the answer with what they need."""
+    """Replay batches of these lengths, and return the answer with their peaks."""
     from memcalc.estimation.lengths import varied
     from memcalc.records.trace import EQUAL_LENGTHS
 

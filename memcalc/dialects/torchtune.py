@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc import registry
 from memcalc.dialects.format import read_format
 from memcalc.dialects.recipe import Keys, Recipe, optimizer
 from memcalc.dialects.weights import lora
@@ -26,6 +27,10 @@ _LOSSES = {
     "CrossEntropyLoss": 1,
 }
 _OPTIMIZERS = {"fused": True, "foreach": True}
+_ALONE = {"phi3": "mini", "phi4": "14b"}
+"""Sizes of families that have one."""
+_WITHOUT_BASE = ("0_5b", "3b")
+"""Sizes of Qwen2.5 whose builders are not divided into base and instruct."""
 _MODEL_KEYS = """
     _component_ lora_attn_modules apply_lora_to_mlp apply_lora_to_output lora_rank lora_alpha
     lora_dropout quantize_base
@@ -197,23 +202,50 @@ def _compiles(keys: Keys) -> bool:
 
 def write(plan: Plan) -> dict[str, Any]:
     """Write a plan, by paths of keys; what torchtune has no word for is left out."""
-    trained = adapter(plan.adapters) if plan.adapters is not None else None
+    dtype = {**_DTYPES, "tf32": "fp32"}.get(plan.precision)
+    part = dict.fromkeys(("loss._component_", "loss.num_output_chunks"))
+    part["loss._component_"] = "torch.nn.CrossEntropyLoss"
+    if plan.loss_chunks > 1:
+        part["loss._component_"] = "torchtune.modules.loss.LinearCrossEntropyLoss"
+        part["loss.num_output_chunks"] = plan.loss_chunks
     return {
+        **_write_model(plan),
+        **({"tokenizer.max_seq_len": plan.seq} if plan.seq else {}),
         "batch_size": plan.batch,
         "gradient_accumulation_steps": plan.grad_accum,
-        "dtype": "fp32" if plan.precision in ("fp32", "tf32") else "bf16",
+        **({"dtype": dtype} if dtype is not None else {}),
         "enable_activation_checkpointing": plan.checkpointing,
         "optimizer_in_bwd": plan.optim_in_backward,
         "clip_grad_norm": plan.max_grad_norm,
         "compile": plan.compile is not None,
-        **({"tokenizer.max_seq_len": plan.seq} if plan.seq else {}),
-        "optimizer._component_": _optimizer_class(plan),
+        "optimizer._component_": registry.of(plan).row.implementation,
         **{f"optimizer.{key}": one for key, one in plan.optim_args if key in _OPTIMIZERS},
-        **({"model.lora_rank": trained.r} if trained else {}),
+        **part,
     }
 
 
-def _optimizer_class(plan: Plan) -> str:
-    from memcalc import registry
-
-    return registry.of(plan).row.implementation
+def _write_model(plan: Plan) -> dict[str, Any]:
+    form = read_format("torchtune")
+    found: dict[str, Any] = {}
+    for family, name in form.names["families"].items():
+        size = re.fullmatch(re.escape(name).replace(r"\{\}", r"([\d.]+b|mini)"), plan.model, re.I)
+        if size is not None:
+            own = (size[1] if size.groups() else _ALONE[family]).lower().replace(".", "_")
+            base = "_base" if family == "qwen2_5" and own not in _WITHOUT_BASE else ""
+            kind = "lora_" if plan.adapters is not None else ""
+            found["model._component_"] = f"torchtune.models.{family}.{kind}{family}_{own}{base}"
+    if plan.adapters is None:
+        return found
+    told = adapter(plan.adapters)
+    ours = {theirs: one for one, theirs in form.names["attention"].items()}
+    named = [*ours, *_MLP] if isinstance(told.target, str) else told.target
+    return {
+        **found,
+        "model.lora_attn_modules": [ours[one] for one in named if one in ours],
+        "model.apply_lora_to_mlp": all(one in named for one in _MLP),
+        "model.apply_lora_to_output": "lm_head" in named,
+        "model.lora_rank": told.r,
+        "model.lora_alpha": told.alpha,
+        "model.lora_dropout": told.dropout,
+        **({"model.quantize_base": True} if plan.scheme == "nf4-dq" else {}),
+    }

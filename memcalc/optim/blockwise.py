@@ -4,7 +4,7 @@ By table it takes two look-ups instead of a binary search, and is still exact. O
 are ceil(n / 256) blocks; the last block may be short.
 
 Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (ICLR 2022), sections 1.3
-and 2.1, figure 2.  The 256 numbers that codes mean equal those of bitsandbytes 0.50.2
+and 2.1, figure 2.  The 256 numbers that codes mean equal bitsandbytes 0.50.2's
 (``functional.create_dynamic_map``) bit for bit.  Scales and codes equal its exact (argmin) kernel;
 its compiled CPU kernel takes a short cut near zero and differs there.
 """

@@ -155,14 +155,14 @@ def _advance(value: Tensor, g: Tensor, m: Tensor, v: Tensor, root: Tensor, s: Sc
     value.addcdiv_(m, denominator, value=s.step_size)
 
 
-def _blocked(values: Tensor, scales: Tensor) -> Tensor:
+def _view_blocks(values: Tensor, scales: Tensor) -> Tensor:
     return values.view(scales.numel(), -1)
 
 
 def _dequantize(codes: Tensor, scales: Tensor, qmap: Tensor, out: Tensor, index: Tensor) -> Tensor:
     out, index = out[: codes.numel()], index[: codes.numel()]
     torch.index_select(qmap, 0, index.copy_(codes), out=out)
-    _blocked(out, scales).mul_(scales[:, None])
+    _view_blocks(out, scales).mul_(scales[:, None])
     return out
 
 
@@ -172,8 +172,10 @@ def _quantize_(
     """Write the codes and scales of values, which are overwritten."""
     n = values.numel()
     index, root = work.index[:n], work.root[:n]
-    torch.amax(torch.abs(_blocked(values, scales), out=_blocked(root, scales)), 1, out=scales)
-    _blocked(values, scales).mul_(reciprocal_scales(scales)[:, None])
+    torch.amax(
+        torch.abs(_view_blocks(values, scales), out=_view_blocks(root, scales)), 1, out=scales
+    )
+    _view_blocks(values, scales).mul_(reciprocal_scales(scales)[:, None])
     torch.bitwise_right_shift(values.view(torch.int32), 16, out=index).bitwise_and_(0xFFFF)
     code = work.grad[:n].view(torch.int32)  # the gradient is no longer needed
     torch.index_select(tables.low, 0, index, out=code)

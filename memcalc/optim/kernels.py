@@ -56,7 +56,7 @@ def _part(row, COLUMN: tl.constexpr, KIND: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _rounded(value, KIND: tl.constexpr):
+def _round(value, KIND: tl.constexpr):
     """Convert to the nearest, ties to even."""
     if KIND == tl.bfloat16:
         # By hand, as Triton's interpreter truncates.
@@ -137,7 +137,7 @@ def adam_8bit(
     value, m, v = _advance(
         value, g, m, v, sign, l2, beta1, rest1, beta2, rest2, shrink, correction, eps, size
     )
-    tl.store(p, _rounded(value, PARAM), mask=inside)
+    tl.store(p, _round(value, PARAM), mask=inside)
     code, absmax = _quantize(m, qmap1, True)
     tl.store(codes1, code.to(tl.uint8), mask=inside)
     tl.store(scales1, absmax, mask=scaled)
@@ -168,7 +168,7 @@ def adam_32bit(
     value, m, v = _advance(
         value, g, m, v, sign, l2, beta1, rest1, beta2, rest2, shrink, correction, eps, size
     )
-    tl.store(p, _rounded(value, PARAM), mask=inside)
+    tl.store(p, _round(value, PARAM), mask=inside)
     tl.store(state1, m, mask=inside)
     tl.store(state2, v, mask=inside)
 
@@ -213,7 +213,7 @@ def adamw_bf16(
     value, m, v = _advance(
         value, g, m, v, sign, l2, beta1, rest1, beta2, rest2, shrink, correction, eps, size
     )
-    stored = _rounded(value, tl.bfloat16)
+    stored = _round(value, tl.bfloat16)
     bits = _random_bits(offset.to(tl.uint32), tl.load(row + 6).to(tl.uint32))
     tl.store(p, stored, mask=inside)
     tl.store(exp_avg, _round_stochastic(m, bits & 0xFFFF), mask=inside)

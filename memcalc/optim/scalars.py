@@ -7,7 +7,7 @@ from typing import NamedTuple
 class Scalars(NamedTuple):
     """The numbers of one step, for a whole batch.
 
-    As an operator's argument it is a list of floats, ``step`` and the two switches included.
+    Operators take it as a list of floats, ``step`` and the two switches included.
 
     Attributes:
         lr: Step size, schedule included.
