@@ -54,9 +54,9 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     if "batch_size" not in data or any(key in data for key in _SERVES) or "optimizer" not in data:
         raise UsageError(f"{file} is a recipe of torchtune that trains no model: name another.")
     keys = Keys(data, file, NAME, read_format("torchtune"))
-    name, kind, phi = _model(keys)
-    quant = "nf4-dq" if kind == "qlora" or _part(keys, "model").get("quantize_base") else None
-    optim, arguments = _optimizer(keys)
+    name, kind, phi = _read_model(keys)
+    quant = "nf4-dq" if kind == "qlora" or _read_part(keys, "model").get("quantize_base") else None
+    optim, arguments = _read_optimizer(keys)
     devices = given.get("devices") or 1
     parts = keys.count("tensor_parallel_dim") or 1
     keys.get("tensor_parallel_plan")
@@ -66,19 +66,19 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
         "loop": "plain",
         "batch": keys.count("batch_size"),
         "grad_accum": keys.count("gradient_accumulation_steps"),
-        "seq": _length(keys),
-        "precision": _precision(keys),
+        "seq": _read_length(keys),
+        "precision": _read_precision(keys),
         "checkpointing": keys.flag("enable_activation_checkpointing") or None,
         "optim": optim,
         "optim_args": arguments or None,
         "optim_in_backward": keys.flag("optimizer_in_bwd") or None,
-        "max_grad_norm": _clipping(keys),
-        "loss_chunks": _chunks(keys),
-        "compile": "default" if _compiles(keys) else None,
+        "max_grad_norm": _read_clipping(keys),
+        "loss_chunks": _read_chunks(keys),
+        "compile": "default" if _is_compiled(keys) else None,
         "quant": quant,
         "kbit_prepare": None if quant is None else False,
-        "lora": _lora(keys, phi=phi) if kind else None,
-        "padding": False if _part(keys, "dataset").get("packed") else None,
+        "lora": _read_lora(keys, phi=phi) if kind else None,
+        "padding": False if _read_part(keys, "dataset").get("packed") else None,
     }
     if parts > 1:
         found |= {"parallel": f"tp={parts}", "devices": devices if devices > 1 else parts}
@@ -100,31 +100,31 @@ def _resolve(value: Any, data: Mapping[str, Any], depth: int) -> Any:
         return value
     whole = re.fullmatch(r"\$\{([\w.]+)\}", value)
     if whole is not None:
-        return _resolve(_at(data, whole[1]), data, depth - 1)
-    return re.sub(r"\$\{([\w.]+)\}", lambda found: str(_at(data, found[1]))[:200], value)
+        return _resolve(_look_up(data, whole[1]), data, depth - 1)
+    return re.sub(r"\$\{([\w.]+)\}", lambda found: str(_look_up(data, found[1]))[:200], value)
 
 
-def _at(data: Any, path: str) -> Any:
+def _look_up(data: Any, path: str) -> Any:
     for name in path.split("."):
         data = data.get(name) if isinstance(data, dict) else None
     return data
 
 
-def _part(keys: Keys, key: str) -> dict[str, Any]:
+def _read_part(keys: Keys, key: str) -> dict[str, Any]:
     found = keys.get(key)
     return found if isinstance(found, dict) else {}
 
 
-def _component(keys: Keys, key: str) -> str:
-    found = _part(keys, key).get("_component_")
+def _read_component(keys: Keys, key: str) -> str:
+    found = _read_part(keys, key).get("_component_")
     if not isinstance(found, str):
         raise keys.error(key, "names no _component_", "correct it")
     return found
 
 
-def _model(keys: Keys) -> tuple[str, str, bool]:
+def _read_model(keys: Keys) -> tuple[str, str, bool]:
     """Return the model of transformers, ``lora``, ``qlora`` or nothing, and whether it is a phi."""
-    component = _component(keys, "model")
+    component = _read_component(keys, "model")
     family, _, builder = component.removeprefix("torchtune.models.").partition(".")
     kind = next((one for one in ("qlora", "lora") if builder.startswith(f"{one}_")), "")
     size = builder.removeprefix(f"{kind}_" if kind else "").removeprefix(family).strip("_")
@@ -133,15 +133,15 @@ def _model(keys: Keys) -> tuple[str, str, bool]:
     if family not in families or not (re.fullmatch(r"[0-9.]+b", size) or size == "mini"):
         why = "is no model that memcalc knows in transformers"
         raise keys.error("model._component_", why, value=component)
-    for key, value in _part(keys, "model").items():
+    for key, value in _read_part(keys, "model").items():
         if key not in _MODEL_KEYS and value:
             raise keys.error(f"model.{key}", "has no place in an estimate", value=value)
     shown = size if family in _SMALL else size.upper()
     return families[family].format(shown), kind, family.startswith("phi")
 
 
-def _lora(keys: Keys, *, phi: bool) -> str:
-    told = _part(keys, "model")
+def _read_lora(keys: Keys, *, phi: bool) -> str:
+    told = _read_part(keys, "model")
     asked = told.get("lora_attn_modules") or []
     known, fused = keys.form.names["attention"], keys.form.names["fused"]
     if not isinstance(asked, list) or not set(asked) <= known.keys():
@@ -157,35 +157,35 @@ def _lora(keys: Keys, *, phi: bool) -> str:
     return lora(keys, rank, names, told.get("lora_dropout"))
 
 
-def _optimizer(keys: Keys) -> tuple[str | None, dict[str, Any]]:
-    part = {**_part(keys, "optimizer")}
+def _read_optimizer(keys: Keys) -> tuple[str | None, dict[str, Any]]:
+    part = {**_read_part(keys, "optimizer")}
     name = str(part.pop("_component_", ""))
     kept = {key: value for key, value in part.items() if key in _OPTIMIZERS}
     named = keys.over({**keys.data, "optimizer": name})
     return optimizer(named, "plain", "optimizer"), kept
 
 
-def _length(keys: Keys) -> int | None:
-    told = _part(keys, "tokenizer").get("max_seq_len")
+def _read_length(keys: Keys) -> int | None:
+    told = _read_part(keys, "tokenizer").get("max_seq_len")
     return keys.over({"max_seq_len": told}).count("max_seq_len")
 
 
-def _precision(keys: Keys) -> str:
+def _read_precision(keys: Keys) -> str:
     named = keys.text("dtype") or "bf16"
     if named not in _DTYPES:
         raise keys.error("dtype", "is no type that torchtune trains in", "write bf16 or fp32")
     return _DTYPES[named]
 
 
-def _clipping(keys: Keys) -> float | None:
+def _read_clipping(keys: Keys) -> float | None:
     norm = keys.get("clip_grad_norm")
     if norm is None or (isinstance(norm, int | float) and not isinstance(norm, bool)):
         return None if norm is None else float(norm)
     raise keys.error("clip_grad_norm", "is no number", "correct it")
 
 
-def _chunks(keys: Keys) -> int | None:
-    part = _part(keys, "loss")
+def _read_chunks(keys: Keys) -> int | None:
+    part = _read_part(keys, "loss")
     name = str(part.get("_component_", "")).rpartition(".")[2]
     if name not in _LOSSES:
         raise keys.error("loss._component_", "is another loss", value=name or "nothing")
@@ -195,7 +195,7 @@ def _chunks(keys: Keys) -> int | None:
     return asked if isinstance(asked, int) and asked > 0 and _LOSSES[name] > 1 else _LOSSES[name]
 
 
-def _compiles(keys: Keys) -> bool:
+def _is_compiled(keys: Keys) -> bool:
     told = keys.get("compile")
     return bool(told.get("model")) if isinstance(told, dict) else keys.flag("compile")
 
