@@ -43,7 +43,7 @@ def command(
     """
     if _explain_oom_text(settings, format, output):
         return
-    plans, kept = _read_saved(settings)
+    plans, kept = _load_saved(settings)
     plans = plans or [plan_of(settings, "memcalc explain answers for")]
     if len(plans) > 1:
         raise UsageError(f"{settings['model']} holds {len(plans)} answers: explain one of them.")
@@ -90,7 +90,7 @@ def _explain_oom_text(settings: dict[str, Any], format: str | None, output: Path
     return True
 
 
-def _read_saved(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
+def _load_saved(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
     """Return the plans of a result file in place of a model, and its runs of commands.
 
     There are no plans if a model is named.

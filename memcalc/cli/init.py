@@ -47,7 +47,7 @@ def command(
     _free(force)
     if arguments:
         found = None
-        prediction = _simulated([settings.pop("model"), *arguments], settings)
+        prediction = _simulate([settings.pop("model"), *arguments], settings)
     elif source is None and not settings.get("model") and (scripts := _scripts()):
         _write(starter.of_scripts(scripts, settings.get("gpu"), schema=with_schema), with_schema)
         return
@@ -78,8 +78,8 @@ def _scripts() -> list[Path]:
     return detect.scripts(Path.cwd())
 
 
-def _simulated(words: list[str], settings: dict[str, Any]) -> Prediction:
-    """What a command needs, which was typed to be run."""
+def _simulate(words: list[str], settings: dict[str, Any]) -> Prediction:
+    """Simulate a command, and return its memory."""
     from memcalc.budgets.collect import simulate_command
 
     other = [key for key in settings if key not in OF_COMMANDS]

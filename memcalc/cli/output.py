@@ -107,19 +107,19 @@ def wrote(path: Path) -> None:
 
 
 def colored(output: Path | None) -> bool:
-    """Whether what is written here may have colors."""
+    """Return True if the output may have colors."""
     if output is not None or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return sys.stdout.isatty()
 
 
 def width() -> int:
-    """Columns that a table may take: those of the terminal or of ``$COLUMNS``, else 100."""
+    """Return the columns for a table: the terminal's or ``$COLUMNS``, else 100."""
     return min(max(_NARROWEST, shutil.get_terminal_size((100, 24)).columns), _WIDEST)
 
 
 def seen_width(stream: TextIO) -> int | None:
-    """``width`` where a person sees it; ``None``: a file or a pipe, whose lines stay whole."""
+    """Return ``width`` for a terminal, or None for a file or a pipe, whose lines stay whole."""
     return width() if stream.isatty() or "COLUMNS" in os.environ else None
 
 

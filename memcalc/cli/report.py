@@ -56,7 +56,9 @@ def command(
     answers = Answers(use_cache=not no_cache, counted=counted, saved=kept)
     with progress("drawing"):
         if other is not None:
-            before, now = (_one_of(file, answers, depth) for file in (settings["model"], other))
+            before, now = (
+                _read_chapter(file, answers, depth) for file in (settings["model"], other)
+            )
             document = Document(chapters=(before, now), difference=difference(before, now))
         elif name == "pickle":
             path = Path(str(settings.get("model")))
@@ -66,14 +68,14 @@ def command(
             draw(answers.trace(asked[0]), name, output)
             return
         elif data is None:
-            chapters = _traced(plans_of(settings), answers, depth)
+            chapters = _trace_chapters(plans_of(settings), answers, depth)
             document = Document(chapters=chapters, explanation=explanation)
         else:
             document = _document(data, Path(str(settings["model"])), answers, depth)
     _write(document, name, output)
 
 
-def _one_of(file: str, answers: Answers, depth: int | None) -> Chapter:
+def _read_chapter(file: str, answers: Answers, depth: int | None) -> Chapter:
     data = saved(file)
     if data is None or data.get("kind") == "measurements":
         raise UsageError(f"{file} is no answer that memcalc wrote: compare two .json files of it.")
@@ -92,7 +94,9 @@ def draw(traced: Traced, name: str, output: Path) -> None:
     _write(Document(chapters=(chapter(traced),)), name, output)
 
 
-def _traced(plans: Sequence[Plan], answers: Answers, depth: int | None) -> tuple[Chapter, ...]:
+def _trace_chapters(
+    plans: Sequence[Plan], answers: Answers, depth: int | None
+) -> tuple[Chapter, ...]:
     found: list[Chapter] = []
     failed: list[MemcalcError] = []
     for plan in plans:

@@ -157,16 +157,16 @@ class Measurement(Answer, msgspec.Struct, frozen=True, kw_only=True):
 
 
 def last_finished(readings: Iterable[PhaseReading]) -> int | None:
-    """The last step that was finished, gradients cleared; ``None``: not one was."""
+    """Return the last step that ended with its gradients cleared, or None if none did."""
     return max((one.step for one in readings if one.phase is Phase.ZERO_GRAD), default=None)
 
 
 def steady_peaks(readings: Iterable[PhaseReading]) -> dict[Phase, dict[str, int]]:
     """The highest level of each known rung in each phase of the steady step.
 
-    That is the last step that was finished, for by then everything is there that a step leaves
-    behind; what comes before the first counts as phases of it, loading only where weights change
-    on the way. Of a run that generates all of it counts.
+    The steady step is the last one that ended: by then all that a step leaves behind exists. What
+    comes before the first step counts as its phases, and loading only where weights change on the
+    way. Every phase of a run that generates counts.
     """
     known = tuple(readings)
     last = last_finished(known)
