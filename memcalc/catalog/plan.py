@@ -228,6 +228,7 @@ def _inference_disagreement(plan: Plan) -> str | None:
     training = {
         "grad_accum": plan.grad_accum > 1,
         "checkpointing": plan.checkpointing,
+        "offload_activations": plan.offload_activations,
         "loss_chunks": plan.loss_chunks > 1,
         "liger": plan.liger,
         "max_grad_norm": plan.max_grad_norm is not None,
