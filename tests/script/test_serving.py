@@ -357,5 +357,5 @@ def test_grpo_beside_its_own_engine_is_followed(sleeps, tmp_path, capfd, monkeyp
     found = json.loads(said.out)
     peaks = {one["phase"]: one["reserved"] for one in found["phases"]}
     # A share of 0.3 is the engine's, with its KV cache; asleep, it leaves the GPU to backward.
-    assert peaks["zero_grad"] > 20 * GIB
+    assert max(peaks.values()) > 20 * GIB
     assert (peaks["backward"] < 10 * GIB) is sleeps
