@@ -180,7 +180,7 @@ class Reads:
             self._follow_tensors()
             self._follow_tensors = None
         if tensor.dtype is torch.bool:
-            self._decisions.setdefault(self._deciding())
+            self.choose()
         elif not tensor.is_floating_point() and "+=" not in source_lines.text():
             self.escape()
         return made_up.mark(found)

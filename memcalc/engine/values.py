@@ -159,19 +159,10 @@ class Values:
         """Return an operator that also computes its numbers."""
         keys, guard, op, base = self._keys, _C._ExcludeDispatchKeyGuard, one.op, one.base
         chooses = HIGHEST.get(op.name())
-        special: Callable[..., Any] | None = None
-        if base in TRANSFERS:
-            special = self._transfers.copy
-        elif one.draws is not None and chooses is None:
-            special = self._draws.draw
-        elif base in MAKES:
-            special = self._made
-        elif base in COMPARES:
-            special = self._compared
+        special = self._find_special(one) if chooses is None else None
         small = _UPDATED if one.updates else SMALL
         waits = can_defer(one) and base not in MOVES
         held, postponed = self._numbers.read_mark, self._numbers.unknown.postponed_kind
-        puts, spreads = base in PUTS, base in DISTRIBUTIONS
         end = ENDS.get(base) if chooses is None else None
 
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -195,7 +186,7 @@ class Values:
                     if not defer(self._numbers, one, args, kwargs, out):
                         self._work_out(one, args, kwargs, out)
                     return out
-                if count <= small or (puts and count <= _PUT):
+                if count <= small or (base in PUTS and count <= _PUT):
                     return self._computed(one, args, kwargs)
                 # Most calls of a training.
                 if not first.is_cuda or type(first) is not torch.Tensor:
@@ -207,13 +198,23 @@ class Values:
                 out = op(*args, **kwargs)
                 if one.writes:
                     self._numbers.unknown.drop(first)
-                elif spreads:
+                elif base in DISTRIBUTIONS:
                     self._distribute(base, out, args[1])
                 elif end is not None and isinstance(out, torch.Tensor):
                     self._numbers.fill(out, self._numbers.unknown.ends[end])
                 return out
 
         return called
+
+    def _find_special(self, one: Followed) -> Callable[[Followed, Any, Any], Any] | None:
+        """Return what an operator is followed by that copies, draws, makes or compares."""
+        if one.base in TRANSFERS:
+            return self._transfers.copy
+        if one.draws is not None:
+            return self._draws.draw
+        if one.base in MAKES:
+            return self._made
+        return self._compared if one.base in COMPARES else None
 
     def _counted(self, one: Followed) -> Callable[..., Any]:
         """Return an operator that is told how large its result is."""
