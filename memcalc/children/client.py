@@ -97,7 +97,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         """
         deadline = time.monotonic() + timeout
         number, channel = self._fork(module, name, hint)
-        garbled, ended, patience = False, "", _PATIENCE
+        garbled, ended = False, ""
         try:
             _send(channel, {**self._place(), "request": request})
             for message in _messages(channel, deadline, interval, tick):
@@ -110,13 +110,11 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
                     break
             why = GARBLED.format(name) if garbled else ended or self._how_it_ended()
             raise self._failure(why) from ChildProcessError()
-        except KeyboardInterrupt:
-            # A server that imports would not answer for seconds.
-            patience = 0.0
-            raise
         finally:
             if not ended:
-                self._end(number, channel, patience)
+                # A server that imports would not answer for seconds: Ctrl-C does not wait for it.
+                interrupted = sys.exc_info()[0] is KeyboardInterrupt
+                self._end(number, channel, 0.0 if interrupted else _PATIENCE)
             channel.end.close()
 
     def close(self) -> None:
