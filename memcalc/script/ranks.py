@@ -262,7 +262,7 @@ class Ranks:
         return list(zip(*_family(stages, groups), strict=True))
 
     def _show(self, rank: int) -> None:
-        """Show the end of what a rank printed; the first rank wanted showed it itself."""
+        """Show the end of what a rank printed; the first that was asked for showed it itself."""
         with contextlib.suppress(OSError):
             text = self._file(rank, "printed").read_bytes()[-_SHOWN:].decode(errors="replace")
             show(f"rank {rank}: {text}\n")
