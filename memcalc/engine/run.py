@@ -248,7 +248,7 @@ def _train(
 
     # The checkpoint of a resumed run is made by a step that does not count.
     phases.leave()
-    with followed.steps.prepared():
+    with followed.steps.pause_counting():
         job = programs.job(program, optimizer, plan.target)
     job = replace(job, batch=batch, simulated=plan.target != "cpu")
     if lengths:

@@ -42,8 +42,8 @@ class _Counted(msgspec.Struct):
         with contextlib.suppress(TypeError):
             self.watched.append(weakref.ref(one, lambda _: self.died.update({name: interval()})))
 
-    def was_there(self, interval: int, name: str = "") -> bool:
-        """The optimizer, or a tensor of the model, was there in this interval."""
+    def is_alive_in(self, interval: int, name: str = "") -> bool:
+        """Return True if the optimizer or the named tensor is alive in this interval."""
         return self.born <= interval <= self.died.get(name, interval)
 
 
@@ -74,7 +74,7 @@ class Counts:
         new = {
             name: one
             for name, one in named.items()
-            if not (self._is_known(one) or one.is_meta) and (ran or one.is_cuda)
+            if not (self._contains(one) or one.is_meta) and (ran or one.is_cuda)
         }
         # What quantization adds to a parameter goes with it.
         tensors = tuple(
@@ -94,9 +94,9 @@ class Counts:
         return bool(inventory.parameters)
 
     def add_plain(self, tensors: Iterable[torch.Tensor], owner: int) -> None:
-        """Count parameters that no module has, in place of those of this owner before.
+        """Count parameters that no module has; they replace the earlier ones of this owner.
 
-        Views of parameters that a module or another owner has are none of their own.
+        Views of parameters that a module or another owner has are not counted.
         """
         known = {
             at for ref in self._known.values() if (one := ref()) is not None for at in _at(one)
@@ -119,7 +119,7 @@ class Counts:
             ),
         )
 
-    def _is_known(self, one: torch.Tensor) -> bool:
+    def _contains(self, one: torch.Tensor) -> bool:
         ref = self._known.get(id(one))
         return ref is not None and ref() is one
 
@@ -130,7 +130,7 @@ class Counts:
 
     def move(self, module: torch.nn.Module) -> None:
         """Note which tensors of a module left the GPU, or came back to it."""
-        there = {id(one): one.is_cuda for one in module.parameters() if self._is_known(one)}
+        there = {id(one): one.is_cuda for one in module.parameters() if self._contains(one)}
         for counted in self._models if there else ():
             for name, number in counted.numbers.items():
                 if there.get(number):
@@ -154,7 +154,7 @@ class Counts:
         ``trained``: the ``id`` of what optimizers have updated.
         """
         every = [(m, one) for m in (*self._models, *self._plain.values()) for one in m.tensors]
-        there = [(m, one) for m, one in every if m.was_there(interval, one.name)] or every
+        there = [(m, one) for m, one in every if m.is_alive_in(interval, one.name)] or every
         heads = [model.head for model, _ in there if model.ran and model.head]
         updated = {id(m) for m, _ in every if not trained.isdisjoint(m.numbers.values())}
 
@@ -169,7 +169,7 @@ class Counts:
 
     def state(self, interval: int, names: str) -> OptimizerState:
         """Return what optimizers keep, of those that were there in an interval."""
-        there = [one for one in self._states if one.was_there(interval)] or self._states
+        there = [one for one in self._states if one.is_alive_in(interval)] or self._states
         tensors = tuple(tensor for one in there for tensor in one.tensors)
         return OptimizerState(optimizer=names, implementation=names, tensors=tensors)
 

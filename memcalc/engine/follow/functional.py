@@ -35,9 +35,9 @@ class Functional:
     def install(self, patches: Patches) -> None:
         """Start to follow functional calls."""
         self._say = patches.say
-        patches.wrap(torch.func, "functional_call", self._called)
+        patches.wrap(torch.func, "functional_call", self._call)
 
-    def _called(self, original: Any, module: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, original: Any, module: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
             # What it has itself is counted before what is put in its place.
             self._models.meet(module)
@@ -62,12 +62,12 @@ class Functional:
         self._counters.name_at(Component.WEIGHTS, list(found))
 
     def look_for_plain(self, roots: Any, inputs: Any = (), *, differentiable: bool) -> None:
-        """Take what a backward finds gradients of for weights, without modules and optimizers.
+        """Count as weights what a backward finds gradients of, without modules and optimizers.
 
-        These are the leaves that it reaches, or what the outermost transform of ``torch.func`` is
-        given. A backward that is ``differentiable`` itself finds none.
+        They are the leaves that it reaches, or arguments of the outermost ``torch.func`` transform.
+        A backward that is ``differentiable`` finds no weights.
         """
-        wrapped = [one for one in _tensors_given(inputs) if internals.is_functorch_tensor(one)]
+        wrapped = [one for one in _list_tensors(inputs) if internals.is_functorch_tensor(one)]
         if wrapped:
             self._say(_RACES)
             if internals.nested_gradients() > 1:
@@ -76,7 +76,7 @@ class Functional:
         elif differentiable:
             return
         else:
-            leaves = list(_leaves(one.grad_fn for one in _tensors_given(roots)))
+            leaves = list(_leaves(one.grad_fn for one in _list_tensors(roots)))
         self._are_weights(_PLAIN, leaves)
         self._models.adopt(leaves)
 
@@ -92,15 +92,15 @@ class Functional:
         known = {at for one in self._models.parameters() for at in self._counters.addresses(one)}
         known = known.union(*self._given.values())
         named = []
-        for one, gradient in zip(_tensors_given(given), _tensors_given(found), strict=False):
+        for one, gradient in zip(_list_tensors(given), _list_tensors(found), strict=False):
             leaf = internals.outer_leaf(one)
             if leaf is not None and known.intersection(self._counters.addresses(leaf)):
                 named.append(internals.unwrap(gradient))
         self._counters.name(Component.GRADIENTS, named)
 
 
-def _tensors_given(given: Any) -> list[torch.Tensor]:
-    """Return the tensors that are given to autograd, or come from it."""
+def _list_tensors(given: Any) -> list[torch.Tensor]:
+    """Return the tensors among arguments or results of autograd."""
     several = [given] if isinstance(given, torch.Tensor) else given
     listed = several.values() if isinstance(several, Mapping) else several
     return [one for one in listed if isinstance(one, torch.Tensor)]

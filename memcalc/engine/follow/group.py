@@ -1,6 +1,6 @@
 """Process groups of a program that runs as one rank: NCCL's own code, without waiting.
 
-What ranks would tell each other through a store is there already.
+Messages of ranks through a store are answered at once.
 """
 
 import importlib
@@ -42,7 +42,7 @@ class Groups:
             ("init_process_group", self._join),
             ("new_group", self._group),
             ("split_group", self._split),
-            ("monitored_barrier", _arrived),
+            ("monitored_barrier", _skip_barrier),
         ):
             if hasattr(distributed_c10d, name):
                 patches.wrap(distributed_c10d, name, around, also=(dist, device_mesh))
@@ -101,5 +101,5 @@ def _without_gloo(backend: Any) -> str | None:
     return None if backend is None else str(backend).lower().replace("gloo", "fake")
 
 
-def _arrived(original: Any, *args: Any, **kwargs: Any) -> None:
-    """The others are there."""
+def _skip_barrier(original: Any, *args: Any, **kwargs: Any) -> None:
+    """Return at once: no other rank runs."""

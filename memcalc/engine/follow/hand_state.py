@@ -56,7 +56,7 @@ class HandState:
         """Variables that hold state, and which of their tensors change."""
 
     def look(self, weights: Iterable[torch.Tensor], places: frozenset[int]) -> list[torch.Tensor]:
-        """Name the state that is there as a backward pass begins.
+        """Name the state that exists when a backward pass begins.
 
         Args:
             weights: the parameters.
@@ -100,12 +100,12 @@ class HandState:
         return _Tensor(one.shape, tuple(self._book.addresses(one)), version)
 
     def _compare(self, now: _Look, weights: frozenset[int], shapes: Counter[torch.Size]) -> None:
-        """Find variables that hold state, and name what they held before."""
+        """Find variables that hold state, and name their earlier tensors."""
         own = [s for s in now.held.values() if any(weights.intersection(t.places) for t in s)]
         # Each weight may have a variable of its own, and so its state.
         single = bool(own) and all(len(several) == 1 for several in own)
         for root, several in now.held.items() if self._looks else ():
-            if root in self._roots or not self._was_there(root, now):
+            if root in self._roots or not self._has_same_shapes(root, now):
                 continue
             before = self._looks[-1].held[root]
             changed = [
@@ -118,7 +118,7 @@ class HandState:
                 self._roots[root] = changed
                 self._name_before(root, changed)
 
-    def _was_there(self, root: Root, now: _Look) -> bool:
+    def _has_same_shapes(self, root: Root, now: _Look) -> bool:
         first, last = self._looks[0], self._looks[-1]
         return last.shapes(root) == now.shapes(root) and (
             root in first.empty or first.shapes(root) == now.shapes(root)

@@ -1,7 +1,7 @@
 """Messages that processes of a launch leave for each other in a folder, a file for each rank.
 
-A rank that waits for a message says so in a file beside, and whoever runs the ranks starts the one
-it waits for. Such a helper runs on only while somebody waits for it.
+A rank that waits for a message writes so to a file, and the process that runs the ranks starts the
+rank it waits for. Such a helper runs only while another rank waits for it.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Mail:
         self._known: dict[tuple[int, str], list[bytes]] = {}
 
     def post(self, channel: str, content: bytes) -> None:
-        """Leave the next message of a channel; a helper then rests until somebody waits for it."""
+        """Leave the next message of a channel; a helper then rests until a rank waits for it."""
         self._posted[channel] = self._posted.get(channel, 0) + 1
         name = channel.encode()
         with self._file(self._rank, "mail").open("ab") as file:
             file.write(_HEAD.pack(len(name), len(content)) + name + content)
-        while self._helps and not self._is_awaited():
+        while self._helps and not self._has_waiter():
             if self._file(self._rank, "asked").exists():
                 self._helps = False
             time.sleep(_LOOK)
@@ -120,7 +120,7 @@ class Mail:
             at = waits[at].source
         return at == self._rank
 
-    def _is_awaited(self) -> bool:
+    def _has_waiter(self) -> bool:
         return any(
             wait.source == self._rank and self._posted.get(wait.channel, 0) <= wait.number
             for _, wait in waiting(self._folder)
@@ -132,7 +132,7 @@ class Mail:
         return known[number] if number < len(known) else None
 
     def _read_from(self, source: int) -> None:
-        """Take in what a rank has posted since the last look, as far as it is whole."""
+        """Read the complete messages that a rank has posted since the last read."""
         with contextlib.suppress(FileNotFoundError), self._file(source, "mail").open("rb") as file:
             file.seek(self._read.get(source, 0))
             while len(head := file.read(_HEAD.size)) == _HEAD.size:
@@ -148,7 +148,7 @@ class Mail:
 
 
 def from_environment() -> Mail | None:
-    """Return the mail of this process; ``None``: there is nobody to ask."""
+    """Return the mail of this process, or None if it is not one rank of a launch."""
     folder = os.environ.get(FOLDER)
     if folder is None:
         return None
@@ -180,7 +180,7 @@ def say_ended(folder: Path, rank: int) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file that is whole as soon as it is there."""
+    """Write a file at once: a reader never sees a part."""
     beside = path.with_suffix(".new")
     beside.write_bytes(content)
     beside.replace(path)

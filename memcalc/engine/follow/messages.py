@@ -1,8 +1,8 @@
-"""What other ranks would send this one: sizes and pickled bytes, by any collective.
+"""Messages that other ranks would send this one: sizes and pickled bytes, by any collective.
 
-A message that stands for others is what this rank itself sends at that place, or its own copy; else
-it is the other rank's own, which then runs as far as it must. Only whole numbers are asked for, and
-on a GPU only once the host reads them: numbers of activations change no memory.
+A message from another rank is replaced by what this rank sends at that place, or by its own copy;
+else the other rank runs until it sends it. Only integers are asked for, and on a GPU only when the
+host reads them: values of activations change no memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Messages:
         self._exchanged: set[int] | None = None
         """Sizes of what a batch of messages sends, which its receives are answered with."""
         self._promise = stub.function("promise", None)
-        self._deliver: Any = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(self._delivered)
+        self._deliver: Any = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(self._fulfill)
 
     def install(self, patches: Patches) -> None:
         """Start to follow messages."""
@@ -74,7 +74,7 @@ class Messages:
 
     def _broadcast(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         call = Call(original, args, kwargs)
-        channel = channel_of("broadcast", call.group, call.source, None)
+        channel = name_channel("broadcast", call.group, call.source, None)
         if call.source == dist.get_rank():
             self._post(channel, call.group, call["tensor"])
             return original(*args, **kwargs)
@@ -87,7 +87,7 @@ class Messages:
             return original(*args, **kwargs)
         call = Call(original, args, kwargs)
         self.meet(call.group, call.target)
-        channel = channel_of("message", call.group, dist.get_rank(), call.target)
+        channel = name_channel("message", call.group, dist.get_rank(), call.target)
         self._post(channel, call.group, call["tensor"])
         with self._in_one():
             return original(*args, **kwargs)
@@ -99,7 +99,7 @@ class Messages:
         with self._in_one():
             work = original(*args, **kwargs)
         self.meet(call.group, call.source)
-        self._receive(channel_of("message", call.group, call.source, dist.get_rank()), call)
+        self._receive(name_channel("message", call.group, call.source, dist.get_rank()), call)
         return work
 
     @contextlib.contextmanager
@@ -126,10 +126,10 @@ class Messages:
         call = Call(original, args, kwargs)
         work = original(*args, **kwargs)
         if call.source == dist.get_rank():
-            for target, one in zip(ranks_of(call.group), call["scatter_list"] or (), strict=False):
-                self._post(channel_of("scatter", call.group, call.source, target), call.group, one)
+            for rank, one in zip(get_ranks(call.group), call["scatter_list"] or (), strict=False):
+                self._post(name_channel("scatter", call.group, call.source, rank), call.group, one)
         else:
-            channel = channel_of("scatter", call.group, call.source, dist.get_rank())
+            channel = name_channel("scatter", call.group, call.source, dist.get_rank())
             self._receive(channel, call)
         return work
 
@@ -137,7 +137,7 @@ class Messages:
         """Note that this rank passes messages to another, in a group of stages or of all."""
         if other in self.peers:
             return
-        ranks = ranks_of(group)
+        ranks = get_ranks(group)
         self.peers |= {other} if len(ranks) == dist.get_world_size() else set(ranks)
         self.peers.discard(dist.get_rank())
         if self.mail is not None:
@@ -145,7 +145,7 @@ class Messages:
 
     @property
     def ties(self) -> Ties:
-        """Ties of this rank to others, so far."""
+        """Return the groups and peers that this rank has used so far."""
         return Ties(groups=tuple(dict.fromkeys(self.groups)), peers=tuple(sorted(self.peers)))
 
     def _post(self, channel: str, group: Any, tensor: Any) -> None:
@@ -153,7 +153,7 @@ class Messages:
         if not _is_whole(tensor):
             return
         content = _content(tensor)
-        self._own.setdefault(channel_of("", group, None, None), []).append(content)
+        self._own.setdefault(name_channel("", group, None, None), []).append(content)
         if self.mail is not None:
             self.mail.post(channel, content)
 
@@ -165,7 +165,7 @@ class Messages:
         number = self.received.get(channel, 0)
         self.received[channel] = number + 1
         exchanged = self._exchanged is not None and _bytes(tensor) in self._exchanged
-        own = self._own.get(channel_of("", call.group, None, None), [])
+        own = self._own.get(name_channel("", call.group, None, None), [])
         shown = str(call)
 
         def content() -> bytes | None:
@@ -182,8 +182,8 @@ class Messages:
             self._promises.append(content)
             self._promise(tensor.data_ptr(), _bytes(tensor), len(self._promises) - 1)
 
-    def _delivered(self, number: int, at: int) -> None:
-        """Put what was promised onto the GPU: the host reads it."""
+    def _fulfill(self, number: int, at: int) -> None:
+        """Write promised bytes to GPU memory that the host now reads."""
         try:
             content = self._promises[number]()
         except EndlessWaitError as error:
@@ -208,7 +208,7 @@ def _gather(original: Any, tensor: Any, gather_list: Any = None, *args: Any, **k
     return work
 
 
-def ranks_of(group: Any) -> list[int]:
+def get_ranks(group: Any) -> list[int]:
     """Return the ranks of a group, or all ranks if it is None."""
     return list(dist.get_process_group_ranks(group or dist.group.WORLD))
 
@@ -217,7 +217,7 @@ def _global_rank(rank: int | None, group: Any, group_rank: int | None) -> int:
     """Return a rank that is named by its number among all, or in a group; the first if by none."""
     if rank is not None or group_rank is None:
         return rank or 0
-    return ranks_of(group)[group_rank]
+    return get_ranks(group)[group_rank]
 
 
 class Call:
@@ -245,9 +245,9 @@ class Call:
         return self["src"] is not None or self["group_src"] is not None
 
 
-def channel_of(kind: str, group: Any, source: int | None, target: int | None) -> str:
-    """The name by which both ends know messages of a group; groups of the same ranks are one."""
-    return f"{kind} {zlib.crc32(repr(ranks_of(group)).encode())} {source} {target}"
+def name_channel(kind: str, group: Any, source: int | None, target: int | None) -> str:
+    """Return the name of a group's messages at both ends; groups of equal ranks share it."""
+    return f"{kind} {zlib.crc32(repr(get_ranks(group)).encode())} {source} {target}"
 
 
 def _is_whole(tensor: Any) -> bool:

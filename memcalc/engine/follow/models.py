@@ -75,17 +75,17 @@ class Models:
     def install(self, patches: Patches) -> None:
         """Start to see every module, and when it is moved or cast."""
         module = torch.nn.Module
-        patches.wrap(module, "__init__", self._made)
-        patches.wrap(module, "__setstate__", self._restored)
-        patches.wrap(module, "_apply", self._applied)
-        patches.wrap(torch.optim.Optimizer, "__init__", self._optimizer_made)
-        patches.wrap(torch.optim.Optimizer, "load_state_dict", self._loaded)
+        patches.wrap(module, "__init__", self._init_module)
+        patches.wrap(module, "__setstate__", self._restore_module)
+        patches.wrap(module, "_apply", self._apply)
+        patches.wrap(torch.optim.Optimizer, "__init__", self._init_optimizer)
+        patches.wrap(torch.optim.Optimizer, "load_state_dict", self._load_optimizer)
 
-    def _made(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    def _init_module(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         self._add(module, copied=False)
         original(module, *args, **kwargs)
 
-    def _restored(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    def _restore_module(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         self._add(module, copied=_is_deepcopy())
         original(module, *args, **kwargs)
 
@@ -93,8 +93,8 @@ class Models:
         self._modules[module] = copied
         self._births[module] = self._counters.interval()
 
-    def _applied(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        """Name the weights of a module that is moved or cast, before and after."""
+    def _apply(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Name the weights of a module before and after it is moved or cast."""
         if self._moving:
             return original(module, *args, **kwargs)
         self._moving += 1
@@ -110,11 +110,11 @@ class Models:
         finally:
             self._moving -= 1
 
-    def _optimizer_made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _init_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         self._births[optimizer] = self._counters.interval()
         original(optimizer, *args, **kwargs)
 
-    def _loaded(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _load_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         # Its state is other tensors now.
         self._entries.pop(id(optimizer), None)
@@ -126,7 +126,7 @@ class Models:
         return self._paths.get(module)  # type: ignore[no-any-return]
 
     def know(self, model: torch.nn.Module) -> None:
-        """Learn the paths of modules before a wrapper puts its own names before them."""
+        """Record the paths of modules before a wrapper puts its own names before them."""
         for path, module in model.named_modules():
             self._paths[module] = path
 
@@ -134,7 +134,7 @@ class Models:
         """Add the model of a module that is called from outside of all others, if it is new."""
         if module in self._paths or any(map(is_lazy, module.parameters())):
             return False  # Lazy modules get their parameters in their first forward.
-        self.add(self._root_of(module))
+        self.add(self._find_root(module))
         return True
 
     def add(self, root: torch.nn.Module) -> None:
@@ -148,7 +148,7 @@ class Models:
             self._roots.append(weakref.ref(root))
         self.sweep()
 
-    def _root_of(self, module: torch.nn.Module) -> torch.nn.Module:
+    def _find_root(self, module: torch.nn.Module) -> torch.nn.Module:
         """Return the model that contains a module; the first, if several do."""
         parents: dict[int, torch.nn.Module] = {}
         for one in list(self._modules):
@@ -195,7 +195,7 @@ class Models:
             return ""
         return f"copy of {type(copied[0]).__name__}"
 
-    def were_changed(self) -> bool:
+    def detect_changes(self) -> bool:
         """Return True if parameters were changed in place since the last call."""
         before, touched = self._versions, self._touched
         self._versions = sum(p._version for ref in self._parameters if (p := ref()) is not None)
@@ -206,15 +206,15 @@ class Models:
         """Take ``parameter.data`` for a change: PyTorch does not count what is changed by it."""
         data: Any = torch.Tensor.data
 
-        def changed(tensor: torch.Tensor) -> None:
+        def note_change(tensor: torch.Tensor) -> None:
             self._touched = self._touched or (tensor.is_leaf and tensor.requires_grad)
 
         def read(tensor: torch.Tensor) -> Any:
-            changed(tensor)
+            note_change(tensor)
             return data.__get__(tensor)
 
         def write(tensor: torch.Tensor, value: Any) -> None:
-            changed(tensor)
+            note_change(tensor)
             data.__set__(tensor, value)
 
         patches.set(torch.Tensor, "data", property(read, write))
@@ -232,9 +232,9 @@ class Models:
         """Return the parameters that are known and alive."""
         return (p for ref in self._parameters if (p := ref()) is not None)
 
-    def were_replaced(self) -> bool:
-        """Return True if some of the parameters are no more, or were written since."""
-        return self.were_changed() or any(ref() is None for ref in self._parameters)
+    def detect_replacements(self) -> bool:
+        """Return True if parameters were freed, or written since the last call."""
+        return self.detect_changes() or any(ref() is None for ref in self._parameters)
 
     @property
     def none_ran(self) -> bool:
@@ -242,7 +242,7 @@ class Models:
         return not self._roots
 
     def gradients(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
-        """Name the gradients of these parameters; ``None``: of all."""
+        """Name the gradients of these parameters, or of all if None."""
         if parameters is None:
             parameters = self.parameters()
         kept = (p.grad for p in parameters if p.is_leaf or p.retains_grad)
@@ -263,14 +263,14 @@ class Models:
         """Note the name of what updates the parameters."""
         self._names[name] = None
 
-    def stepped(self, optimizer: Any, steps: int) -> None:
-        """Name and count the state of an optimizer that has made so many steps."""
+    def name_optimizer_state(self, optimizer: Any, steps: int) -> None:
+        """Name and count the state of an optimizer after this number of steps."""
         kept = driven_by(optimizer)
         if steps == 1:
             self.name_optimizer(type(kept).__name__)
             self.name_optimizer(type(optimizer).__name__)
         # Parameters that are added, replaced or unfrozen later get their state then.
-        entries = len(state_by_parameter(optimizer)), _parameters_of(optimizer)
+        entries = len(state_by_parameter(optimizer)), _hash_parameters(optimizer)
         before = self._entries.get(id(optimizer))
         if before is None or before[1] != entries[1]:
             self._find_alone(optimizer)
@@ -308,8 +308,8 @@ class Models:
         return self.counts.state(interval, ", ".join(self._names) or "no optimizer")
 
 
-def _parameters_of(optimizer: Any) -> int:
-    """Tell whether an optimizer of PyTorch's holds the same parameters as before."""
+def _hash_parameters(optimizer: Any) -> int:
+    """Return a hash of the parameters that an optimizer of PyTorch's holds, else 0."""
     groups = getattr(optimizer, "param_groups", None) or ()
     if not isinstance(optimizer, torch.optim.Optimizer):
         return 0

@@ -72,7 +72,7 @@ class Names(Observer):
         """End what is followed; what a program changed after its last backward is one more step."""
         if self._operators is not None:
             self._operators.end()
-        if BY_HAND in self._steps.made and self.models.were_replaced():
+        if BY_HAND in self._steps.made and self.models.detect_replacements():
             self._steps.by_hand()
 
     def meet(self, model: torch.nn.Module, optimizer: Any) -> None:
@@ -101,7 +101,7 @@ class Names(Observer):
             self._operators.end()
 
     @property
-    def _is_watched(self) -> bool:
+    def _is_active(self) -> bool:
         return self._step in self._watched and bool(self._counters.notes)
 
     def meets_model(self, module: torch.nn.Module) -> None:
@@ -130,7 +130,7 @@ class Names(Observer):
         path = self.models.path(module)
         if path:
             self.drop(path)
-        if self._is_watched:
+        if self._is_active:
             self._at_work.enters(path, args, again=phase is Phase.BACKWARD)
 
     def leaves_module(self, out: Any, phase: Phase, *, outermost: bool) -> None:
@@ -138,7 +138,7 @@ class Names(Observer):
 
         Checkpointing runs it again there, and a script may do no backward at all.
         """
-        if self._is_watched:
+        if self._is_active:
             last = outermost and self._optimizer is None
             saves = last and any(one.requires_grad for one in tensors_in((out,)))
             self._at_work.leaves(out, keeps=phase is Phase.BACKWARD or saves)
@@ -147,7 +147,7 @@ class Names(Observer):
 
     def _name_cache(self, held: Any) -> None:
         """Name the KV cache among a model's arguments or outputs; a training has none."""
-        if self._is_watched and isinstance(held, Mapping) and not torch.is_grad_enabled():
+        if self._is_active and isinstance(held, Mapping) and not torch.is_grad_enabled():
             tensors = list(find_caches(held))
             self._counters.name(Component.KV_CACHE, tensors)
             self.cached_on_host = sum(one.nbytes for one in tensors if one.is_cpu)
@@ -160,7 +160,7 @@ class Names(Observer):
             if self.models.none_ran and args:
                 differentiable = bool(kwargs.get("create_graph"))
                 self._functional.look_for_plain(args[0], inputs, differentiable=differentiable)
-            if self.models.were_changed():
+            if self.models.detect_changes():
                 self._steps.by_hand()
                 self.models.name_optimizer("updates by hand")
             self._functional.look_for_state()
@@ -175,7 +175,7 @@ class Names(Observer):
             # Of shards that are not reduced yet, a wrapper holds the whole gradients.
             self._counters.guess(Component.GRADIENTS, self._before)
         if self._inside_backward and self._optimizer is not None:
-            self.models.stepped(self._optimizer, backwards)
+            self.models.name_optimizer_state(self._optimizer, backwards)
         if backwards in (1, 4) and not self._steps.made:
             self._steps.find_own()
         if backwards == 1 and not self._steps.has_optimizer:
@@ -195,9 +195,9 @@ class Names(Observer):
     def leaves_step(self, optimizer: Any, steps: int) -> None:
         """Name the state."""
         if self._optimizer is None:
-            self.models.stepped(optimizer, steps)
+            self.models.name_optimizer_state(optimizer, steps)
         elif not self._inside_backward:
-            self.models.stepped(self._optimizer, steps)
+            self.models.name_optimizer_state(self._optimizer, steps)
 
     def begins_step(self, step: int) -> None:
         """Follow modules and operators of a watched step, or end that."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from memcalc.engine.follow.messages import Call, Messages, channel_of, ranks_of
+from memcalc.engine.follow.messages import Call, Messages, get_ranks, name_channel
 from memcalc.engine.patches import Patches
 
 
@@ -38,7 +38,7 @@ class Objects:
 
     def _broadcast(self, original: Any, *args: Any, **kwargs: Any) -> None:
         call = Call(original, args, kwargs)
-        channel = channel_of("objects", call.group, call.source, None)
+        channel = name_channel("objects", call.group, call.source, None)
         if call.source == dist.get_rank():
             self._post(channel, call["object_list"])
         else:
@@ -48,20 +48,20 @@ class Objects:
         call, here = Call(original, args, kwargs), dist.get_rank()
         out = call["scatter_object_output_list"]
         if call.source != here:
-            channel = channel_of("objects", call.group, call.source, here)
+            channel = name_channel("objects", call.group, call.source, here)
             out[0] = self._objects(channel, call, out[:1])[0]
             return
         given = call["scatter_object_input_list"] or ()
-        for target, one in zip(ranks_of(call.group), given, strict=False):
+        for target, one in zip(get_ranks(call.group), given, strict=False):
             if target == here:
                 out[0] = one
             else:
-                self._post(channel_of("objects", call.group, here, target), [one])
+                self._post(name_channel("objects", call.group, here, target), [one])
 
     def _send(self, original: Any, *args: Any, **kwargs: Any) -> None:
         call = Call(original, args, kwargs)
         self._messages.meet(call.group, call.target)
-        channel = channel_of("objects", call.group, dist.get_rank(), call.target)
+        channel = name_channel("objects", call.group, dist.get_rank(), call.target)
         self._post(channel, call["object_list"])
 
     def _recv(self, original: Any, *args: Any, **kwargs: Any) -> int:
@@ -69,7 +69,7 @@ class Objects:
         if not call.names_source:
             call.source = _neighbour(call.group)
         self._messages.meet(call.group, call.source)
-        channel = channel_of("objects", call.group, call.source, dist.get_rank())
+        channel = name_channel("objects", call.group, call.source, dist.get_rank())
         found = call["object_list"]
         own = [None] * len(found) if self._messages.mail is not None else found
         found[:] = self._objects(channel, call, own)
@@ -84,7 +84,7 @@ class Objects:
     def _objects(self, channel: str, call: Call, own: list[Any]) -> list[Any]:
         """Return objects of another rank: this rank's own copies, or the other's where it has none.
 
-        Without another to ask, what this rank has sent last stands for them.
+        Without another rank to ask, return what this rank has sent last.
         """
         number = self._messages.received.get(channel, 0)
         self._messages.received[channel] = number + 1
@@ -121,5 +121,5 @@ def _copies(obj: Any, count: int) -> list[Any]:
 
 def _neighbour(group: Any) -> int:
     """The rank that a message from anybody is taken to come from: the next."""
-    ranks = ranks_of(group)
+    ranks = get_ranks(group)
     return ranks[(ranks.index(dist.get_rank()) + 1) % len(ranks)]

@@ -12,7 +12,7 @@ takes a second for as many. Scratch of kernels then counts as temporary."""
 class Operators:
     """Learns which operators ask for blocks.
 
-    ``detailed`` does so whatever time it takes, and learns the dtype of every block; without
+    ``detailed`` does so in every step, however slow, and learns the dtype of every block; without
     ``named`` none are learned, which saves a third of a run's time.
     """
 
@@ -34,14 +34,14 @@ class Operators:
             notes.profiler.__enter__()
 
     def end(self) -> None:
-        """Follow no more."""
+        """Stop following operators."""
         notes = self._notes
         if notes.profiler is not None and not notes.profiled[1]:
             notes.profiler.__exit__(None, None, None)
             notes.profiled = (notes.profiled[0], notes.now())
 
     def _events_of_last_step(self) -> int:
-        """Return the births and deaths of the step that ends here, or 0 if there is none."""
+        """Return the births and deaths of the step that ends here, or 0 before the first step."""
         before = [one for one in self._notes.intervals if one.phase is not Phase.LOAD]
         if not before:
             return 0

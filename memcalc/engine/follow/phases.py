@@ -41,45 +41,45 @@ _FREE = (Phase.LOAD, Phase.FORWARD, Phase.EVAL)
 
 
 class Observer:
-    """Learns what a followed program calls; this one looks at nothing."""
+    """Receiver of a followed program's calls; this base class ignores them."""
 
     def meets_model(self, module: torch.nn.Module) -> None:
-        """A module is called from outside of all others."""
+        """Handle a call of a module from outside of all others."""
 
     def is_trained(self, module: torch.nn.Module) -> bool:
         """Return True if an optimizer updates this module."""
         return True
 
     def enters_model(self, args: Any) -> None:
-        """The phase of such a call has begun."""
+        """Handle the start of the phase of such a call."""
 
     def enters_module(self, module: torch.nn.Module, args: Any, phase: Phase) -> None:
-        """A module begins."""
+        """Handle the start of a module's forward."""
 
     def leaves_module(self, out: Any, phase: Phase, *, outermost: bool) -> None:
-        """A module ends."""
+        """Handle the end of a module's forward."""
 
     def enters_backward(self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Learn that backward begins; return the line that calls it, or an empty string."""
+        """Handle the start of backward; return the line that calls it, or an empty string."""
         return ""
 
     def leaves_backward(self, backwards: int) -> None:
-        """Learn that backward has ended; ``backwards``: how often so far."""
+        """Handle the end of backward; ``backwards`` counts them so far."""
 
     def has_gradients(self, inputs: Any, found: Any) -> None:
-        """Learn that ``torch.autograd.grad`` has returned gradients of these inputs."""
+        """Handle gradients of these inputs that ``torch.autograd.grad`` has returned."""
 
     def enters_step(self, optimizer: Any, *, inside_backward: bool) -> None:
-        """An optimizer begins its update."""
+        """Handle the start of an optimizer's update."""
 
     def leaves_step(self, optimizer: Any, steps: int) -> None:
-        """Learn that an optimizer has updated; ``steps``: how often so far."""
+        """Handle the end of an optimizer's update; ``steps`` counts its updates so far."""
 
     def begins_step(self, step: int) -> None:
-        """All optimizers have stepped, and another step begins."""
+        """Handle the start of a step, after all optimizers have stepped."""
 
     def pauses(self, step: int) -> None:
-        """Learn that a gap begins, and the step of the forward that may follow."""
+        """Handle the start of a gap; ``step`` is that of the forward that may follow."""
 
 
 class Phases:
@@ -137,7 +137,7 @@ class Phases:
 
     def _enter(self, phase: Phase, line: str = "") -> None:
         """Begin a phase; after all optimizers have stepped, forward and backward are a new step."""
-        if phase in (Phase.FORWARD, Phase.BACKWARD) and self._all_stepped():
+        if phase in (Phase.FORWARD, Phase.BACKWARD) and self._all_optimizers_ran():
             self._stepped.clear()
             self.step += 1
             self._observer.begins_step(self.step)
@@ -145,14 +145,14 @@ class Phases:
             self._end_gap(phase)
         self._mark(phase, line)
 
-    def _all_stepped(self) -> bool:
+    def _all_optimizers_ran(self) -> bool:
         stepping = set(self._steps.made) - ({BY_HAND} if self._steps.has_optimizer else set())
         return bool(self._stepped) and self._stepped >= stepping
 
     def _begin_gap(self, after: Phase) -> None:
         """Begin what belongs to a phase that is not known yet; until then it is forward."""
         self._after = after
-        ahead = after in (Phase.STEP, Phase.ZERO_GRAD) and self._all_stepped()
+        ahead = after in (Phase.STEP, Phase.ZERO_GRAD) and self._all_optimizers_ran()
         self._observer.pauses(self.step + ahead)
         if after is not Phase.EVAL:
             self.phase = Phase.FORWARD
@@ -174,7 +174,7 @@ class Phases:
         self._mark(phase)
 
     def leave(self) -> None:
-        """End the phase that runs; until another begins there is none."""
+        """End the current phase; no phase is current until the next begins."""
         self._interval = None
         self._counters.leave()
 
@@ -186,7 +186,7 @@ class Phases:
         """End the program; ``failed``: the coming step asked for memory that is not there."""
         if self._after is None or self._after is Phase.EVAL:
             return
-        if failed and self._all_stepped():
+        if failed and self._all_optimizers_ran():
             self._enter(Phase.FORWARD)
         self._after = None
         self._counters.rename(Phase.FORWARD, self.step)
@@ -228,7 +228,7 @@ class Phases:
         if isinstance(inputs, Iterator):
             inputs = tuple(inputs)  # Such as model.parameters().
         found = self._run_backward(original, inputs, (outputs, inputs, *args), kwargs)
-        if self._is_followed():
+        if self._in_training_thread():
             self._observer.has_gradients(inputs, found)
         return found
 
@@ -236,7 +236,7 @@ class Phases:
         self, original: Any, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Compute gradients; ``inputs``: of these, where the call names them first."""
-        if self.phase is Phase.BACKWARD or not self._is_followed():
+        if self.phase is Phase.BACKWARD or not self._in_training_thread():
             return original(*args, **kwargs)
         self._enter(Phase.BACKWARD, self._observer.enters_backward(inputs, args, kwargs))
         try:
@@ -276,7 +276,7 @@ class Phases:
 
     # ---- modules
 
-    def _is_followed(self, module: torch.nn.Module | None = None) -> bool:
+    def _in_training_thread(self, module: torch.nn.Module | None = None) -> bool:
         """Return True in the thread whose phases are followed: the first that trains."""
         own = threading.get_ident()
         if own != self._main and self.phase is Phase.LOAD and not self._depth:
@@ -290,7 +290,7 @@ class Phases:
     def _entering(self, module: torch.nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return  # Dynamo would compile this hook, which breaks a full graph.
-        if self.phase is not Phase.BACKWARD and not self._is_followed(module):
+        if self.phase is not Phase.BACKWARD and not self._in_training_thread(module):
             return
         if module is self._generates and (number := next(self._passes)):
             self._observer.begins_step(number)

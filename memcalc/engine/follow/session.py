@@ -1,6 +1,6 @@
 """Sets up all that follows a program in this process, and makes a trace for each GPU of its notes.
 
-What the program itself holds are blocks that outlive backward, named by its variables.
+Blocks that outlive backward are held by the program, and are named by its variables.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Session:
                 continue
             notes.labels += [(moment - notes.zero, Label.ARRIVED, at) for moment, at in arrived]
             timeline = Timeline(notes, entries, wrapped=wrapped)
-            _name_held(timeline, notes.intervals, wrapped=wrapped)
+            _label_held_blocks(timeline, notes.intervals, wrapped=wrapped)
             traces[notes.device] = timeline.trace(
                 inventory=self.models.inventory(name, self.counters.peak_interval(notes)),
                 steps=self.phases.step + 1,
@@ -166,10 +166,10 @@ class Session:
         return traces, refusal
 
 
-def _name_held(timeline: Timeline, intervals: list[Interval], *, wrapped: bool) -> None:
-    """Label as held what outlives the backward of its own step and another.
+def _label_held_blocks(timeline: Timeline, intervals: list[Interval], *, wrapped: bool) -> None:
+    """Label blocks as held that outlive two backward passes.
 
-    ``wrapped``: only what a variable holds, for a wrapper over several GPUs may hold the rest.
+    ``wrapped``: only those that a variable holds: a wrapper over several GPUs may hold the rest.
     """
     ends = [one.end for one in intervals[:-1] if one.phase is Phase.BACKWARD]
     begins = [one.begin for one in intervals]

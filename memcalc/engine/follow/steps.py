@@ -63,9 +63,9 @@ class Steps:
             ),
         ):
             patches.also(hook.remove)
-        patches.wrap(torch.optim.Optimizer, "__init__", self._optimizer_made)
+        patches.wrap(torch.optim.Optimizer, "__init__", self._init_optimizer)
         if self._wanted:
-            patches.wrap(threading, "excepthook", _thread_ended)
+            patches.wrap(threading, "excepthook", _handle_thread_exception)
         if self._wanted and threading.current_thread() is threading.main_thread():
             before = signal.signal(_ENOUGH, _end_main)
             patches.also(functools.partial(signal.signal, _ENOUGH, before))
@@ -74,13 +74,13 @@ class Steps:
     def _counts(self, optimizer: Any) -> bool:
         return not self._driven and (self._only is None or optimizer is self._only)
 
-    def _optimizer_made(self, original: Any, *args: Any, **kwargs: Any) -> None:
+    def _init_optimizer(self, original: Any, *args: Any, **kwargs: Any) -> None:
         self.has_optimizer = True
         original(*args, **kwargs)
 
     @contextlib.contextmanager
-    def prepared(self) -> Iterator[None]:
-        """Count no steps meanwhile: a library tries its optimizers out before it trains."""
+    def pause_counting(self) -> Iterator[None]:
+        """Count no steps in this context: a library tries its optimizers before it trains."""
         self._driven += 1
         try:
             yield
@@ -92,10 +92,10 @@ class Steps:
         """Count a step of a wrapper that drives optimizers, and none of theirs.
 
         Raises:
-            EnoughStepsError: it has made as many as were asked for.
+            EnoughStepsError: it has made the number of steps asked for.
         """
         self._begin(owner)
-        with self.prepared():
+        with self.pause_counting():
             yield
         self._end(owner)
 
@@ -118,7 +118,7 @@ class Steps:
         """Count an update that the program made itself, between two backwards.
 
         Raises:
-            EnoughStepsError: it has done so as often as was asked for.
+            EnoughStepsError: it has made the number of updates asked for.
         """
         self._end_if_enough(BY_HAND)
         self.made[BY_HAND] = self.made.get(BY_HAND, 0) + 1
@@ -155,16 +155,16 @@ class Steps:
         before: dict[int, dict[int, int]] = {}
         captured: dict[int, list[int]] = {}
 
-        def begun(original: Any, one: Any, *args: Any, **kwargs: Any) -> None:
+        def begin_capture(original: Any, one: Any, *args: Any, **kwargs: Any) -> None:
             original(one, *args, **kwargs)
             before[id(one)] = dict(self.made)
 
-        def ended(original: Any, one: Any) -> None:
+        def end_capture(original: Any, one: Any) -> None:
             original(one)
             were = before.pop(id(one), {})
             captured[id(one)] = [key for key, made in self.made.items() if made != were.get(key)]
 
-        def replayed(original: Any, one: Any) -> None:
+        def replay(original: Any, one: Any) -> None:
             owners = [self._alive[key]() for key in captured.get(id(one), ()) if key in self._alive]
             for owner in owners:
                 self._begin(owner)
@@ -172,13 +172,13 @@ class Steps:
             for owner in owners:
                 self._end(owner)
 
-        patches.wrap(graph, "capture_begin", begun)
-        patches.wrap(graph, "capture_end", ended)
-        patches.wrap(graph, "replay", replayed)
+        patches.wrap(graph, "capture_begin", begin_capture)
+        patches.wrap(graph, "capture_end", end_capture)
+        patches.wrap(graph, "replay", replay)
 
 
-def _thread_ended(original: Any, args: Any) -> None:
-    """A thread that has trained for long enough ends the program."""
+def _handle_thread_exception(original: Any, args: Any) -> None:
+    """End the program when a thread has trained for enough steps."""
     if args.exc_type is not EnoughStepsError:
         original(args)
     elif signal.getsignal(_ENOUGH) is _end_main:

@@ -27,7 +27,7 @@ _OF_MODULES = ("_parameters", "_buffers", "_modules")
 
 
 class Scope(NamedTuple):
-    """Variables, and the file of the code that they are of."""
+    """Variables, and the file of the code that holds them."""
 
     variables: Mapping[str, Any]
     file: str
@@ -123,7 +123,7 @@ def _inside(
             empty.add((one.name, one.file))
         for inner in held:
             yield from _inside(one._replace(tensor=inner, inside=True), depth - 1, empty)
-    elif depth and source_lines.is_users(file := _file_of(kind)):
+    elif depth and source_lines.is_users(file := _find_file(kind)):
         for name, inner in list(_attributes(value).items()):
             plain = name in _OF_MODULES and isinstance(value, torch.nn.Module)
             of_it = Holding(f"{one.name}.{name}", inner, file, inside=False)
@@ -140,7 +140,7 @@ def _content(container: Any) -> list[Any]:
 
 
 def _attributes(value: object) -> dict[str, Any]:
-    """Return what an object has of its own, without a call of the program's code."""
+    """Return the instance attributes of an object without calling the program's code."""
     try:
         found: dict[str, Any] = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -148,8 +148,8 @@ def _attributes(value: object) -> dict[str, Any]:
     return found
 
 
-def _file_of(kind: type) -> str:
-    """Return where a class is defined, as far as one of its functions says."""
+def _find_file(kind: type) -> str:
+    """Return the file of a class by one of its functions, or "<unknown>"."""
     files = (one.__code__.co_filename for one in vars(kind).values() if type(one) is FunctionType)
     return next(files, "<unknown>")
 

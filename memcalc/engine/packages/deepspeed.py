@@ -24,7 +24,7 @@ def follow_steps(patches: Patches, steps: Any, phases: Any) -> None:
     """
 
     def made(original: Any, *args: Any, **kwargs: Any) -> None:
-        with steps.prepared():
+        with steps.pause_counting():
             original(*args, **kwargs)
 
     def step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:

@@ -137,7 +137,7 @@ def _run(program: Program, options: Options, recording: Recording) -> Job | None
             programs.infer(program, phases)
             return None
         phases.leave()
-        with recording.steps.prepared():
+        with recording.steps.pause_counting():
             job = programs.job(program, optimizer, device)
         with layerdrop.off(program.model):
             programs.train(job, phases, options.steps)
