@@ -85,15 +85,14 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
             request: for the job module.
             hint: for the job module's ``warm``.
             heard: called with every event; a child that waits goes on when this returns.
-            tick: called after every message, and at least every ``interval``.
-            interval: seconds.
+            tick: called after every message, and at least every ``interval`` seconds.
+            interval: see ``tick``.
             timeout: seconds after which the child is killed.
 
         Raises:
             TimeoutError: the answer took too long.
             UsageError: the job refuses the request.
-            MemcalcError: ``failure``: no process can be started, the job failed, or the child died,
-                where its cause is a ``ChildProcessError``.
+            MemcalcError: ``failure``: no process starts, or the job failed or died (with a cause).
         """
         deadline = time.monotonic() + timeout
         number, channel = self._fork(module, name, hint)

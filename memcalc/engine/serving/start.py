@@ -81,14 +81,14 @@ def start(
         timeout: seconds after which it is ended.
 
     Raises:
-        EstimateError: it ended, and neither started an engine nor said why not; or its time was up.
+        EstimateError: it started no engine and did not say why, or its time was up.
     """
     until = time.monotonic() + timeout
     try:
         process = subprocess.Popen(
             [python, "-c", bring.code() + _BEGINS, str(os.getpid()), *command],
             cwd=where,
-            env=dict(environ),
+            env=environ,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -103,8 +103,7 @@ def start(
             time.sleep(_POLL)
     finally:
         _end(process)
-    found = read(folder)
-    if not _is_settled(found):
+    if not _is_settled(found := read(folder)):
         raise EstimateError(
             f"{command[0].partition('.')[0]} ended with exit code {process.returncode} before it "
             f"started an engine. It said: {_last_line(out)}"
