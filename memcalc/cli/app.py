@@ -41,7 +41,7 @@ _HOMES = {"compare": ("measure", "compare"), "list": ("lists", "command")}
 
 
 def read_without_pydantic(params: list[Any]) -> list[Any]:
-    """Return the parameters, which typer 0.29 and newer then read without pydantic.
+    """Let typer 0.29 and newer read parameters without pydantic, and return them.
 
     Importing pydantic takes longer than all the rest of a command line; texts, files and values
     with their parser need nothing of it.

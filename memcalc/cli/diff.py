@@ -7,10 +7,10 @@ from typing import Any
 from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.explain import Chapter, chapter, chapter_of_saved
 from memcalc.cli.declare import verb
-from memcalc.cli.options import plans_of, with_plan
+from memcalc.cli.options import make_plans, with_plan
 from memcalc.cli.output import chosen, deliver_answer
 from memcalc.cli.progress import progress
-from memcalc.cli.saved import only_prediction, saved
+from memcalc.cli.saved import only_prediction, read_result
 from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.files import untrusted_values
@@ -36,7 +36,7 @@ def command(
     from memcalc.estimation.validate import check
 
     name = chosen("difference", format, output)
-    files = [(text, saved(text)) for text in (before, now)]
+    files = [(text, read_result(text)) for text in (before, now)]
     asked = [_plan(t) if d is None else only_prediction(d, Path(t)) for t, d in files]
     for one in asked:
         if isinstance(one, Plan) and not one.command:
@@ -59,13 +59,13 @@ def _chapter(asked: Prediction | Plan, answers: Answers) -> Chapter:
 
 def _plan(text: str) -> Plan:
     if text.endswith(".toml") and " -" not in text:
-        found = plans_of(untrusted_values.toml(Path(text)))
+        found = make_plans(untrusted_values.toml(Path(text)))
     else:
         try:
             words = shlex.split(text)
         except ValueError as error:
             raise UsageError(f"{text!r} cannot be read: {error}.") from None
-        found = plans_of(_read_options(words))
+        found = make_plans(_read_options(words))
     if len(found) != 1:
         raise UsageError(f"{text!r} names several optimizers: compare one with one.")
     return found[0]

@@ -7,7 +7,7 @@ import typer
 from msgspec.structs import replace
 
 from memcalc.cli.command import say
-from memcalc.cli.options import plans_of, with_plan
+from memcalc.cli.options import make_plans, with_plan
 from memcalc.cli.output import chosen, deliver_predictions, put
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_output, write_recipe
@@ -63,7 +63,7 @@ def command(
     script = output if output is not None and output.suffix == ".py" else None
     answer_output = None if recipe or script else output
     name = chosen("predictions", format, answer_output)
-    plans = plans_of(settings)
+    plans = make_plans(settings)
     if (recipe or script) is not None and len(plans) > 1:
         raise UsageError("A recipe or script is of one plan: give each option one value.")
     text = train_script(plans[0]) if script is not None else ""
@@ -113,7 +113,7 @@ def _check_lengths(lengths: str, plans: list[Plan], name: str, method: str) -> N
 
 
 def _replay_lengths(answer: Prediction, lengths: str) -> Prediction:
-    """Replay batches of these lengths, and return the answer with what they need."""
+    """Replay batches of these lengths, and return the answer with their memory."""
     from memcalc.estimation.lengths import run_varying_lengths
     from memcalc.records.trace import EQUAL_LENGTHS
 

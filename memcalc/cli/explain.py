@@ -7,10 +7,10 @@ import typer
 
 from memcalc.advice.explain.explain import explain_plan
 from memcalc.cli import output as out
-from memcalc.cli.options import plan_of, with_plan
+from memcalc.cli.options import make_plan, with_plan
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_output, write_recipe
-from memcalc.cli.saved import check_alone, path_of, plans_in, saved, traced_in
+from memcalc.cli.saved import check_alone, locate, plans_in, read_result, traced_in
 from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.kept import Traced
@@ -43,8 +43,8 @@ def command(
     """
     if _explain_oom_text(settings, format, output):
         return
-    plans, kept = _load_saved(settings)
-    plans = plans or [plan_of(settings, "memcalc explain answers for")]
+    plans, kept = _read_plans(settings)
+    plans = plans or [make_plan(settings, "memcalc explain answers for")]
     if len(plans) > 1:
         raise UsageError(f"{settings['model']} holds {len(plans)} answers: explain one of them.")
     recipe = recipe_output(settings, output)
@@ -90,17 +90,17 @@ def _explain_oom_text(settings: dict[str, Any], format: str | None, output: Path
     return True
 
 
-def _load_saved(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
+def _read_plans(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
     """Return the plans of a result file in place of a model, and its runs of commands.
 
     There are no plans if a model is named.
     """
-    data = saved(settings.get("model"))
+    data = read_result(settings.get("model"))
     if data is not None:
         check_alone(settings)
     if data is None or data.get("kind") in ("measurements", "explanation"):
         return [], []
-    path = path_of(settings["model"])
+    path = locate(settings["model"])
     return plans_in(data, path, "explain"), traced_in(data, path)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc.cli.options import plan_of, with_plan
+from memcalc.cli.options import make_plan, with_plan
 from memcalc.cli.output import chosen, deliver_answer
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_output, write_recipe
@@ -37,7 +37,7 @@ def command(
     from memcalc.catalog.gpus import table
     from memcalc.report import fitted
 
-    plan = plan_of(settings, "memcalc fit answers for")
+    plan = make_plan(settings, "memcalc fit answers for")
     recipe = recipe_output(settings, output)
     name = chosen("fit", format, None if recipe else output)
     more = {"grid": grid, "gpus": gpus, "settings": settings_too, "devices": count}

@@ -12,7 +12,7 @@ from memcalc.budgets.read import OF_COMMANDS, check_name
 from memcalc.budgets.source import has_section
 from memcalc.catalog import plan as plans
 from memcalc.catalog.settings import merge_recipe
-from memcalc.cli.options import plan_of, with_plan
+from memcalc.cli.options import make_plan, with_plan
 from memcalc.cli.progress import progress
 from memcalc.dialects import Recipe, accelerate
 from memcalc.errors import EstimateError, MemcalcError, UsageError
@@ -79,7 +79,7 @@ def _scripts() -> list[Path]:
 
 
 def _simulate(words: list[str], settings: dict[str, Any]) -> Prediction:
-    """Simulate a command, and return its memory."""
+    """Return the prediction of a command that was typed in place of a model."""
     from memcalc.budgets.collect import simulate_command
 
     other = [key for key in settings if key not in OF_COMMANDS]
@@ -125,7 +125,7 @@ def _configuration(source: Path | None, settings: dict[str, Any]) -> Recipe | No
 
 
 def _estimate(settings: dict[str, Any], method: str) -> Prediction:
-    plan = plan_of(settings, "memcalc init writes a run of")
+    plan = make_plan(settings, "memcalc init writes a run of")
     with progress(f"estimating {plan.model}"):
         answer = next(iter(answers([plan], method=method)))
     if isinstance(answer, MemcalcError):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from memcalc.cli.declare import verb
-from memcalc.cli.output import seen_width
+from memcalc.cli.output import terminal_width
 from memcalc.errors import UsageError
 from memcalc.wrap import fold
 
@@ -81,7 +81,7 @@ def gpus(word: str = "", context: bool = False) -> None:
 
 def _row(text: str) -> None:
     """Print one entry, within a terminal's width; elsewhere on one line that can be searched."""
-    columns = seen_width(sys.stdout)
+    columns = terminal_width(sys.stdout)
     typer.echo(text if columns is None else "\n".join(fold(text, columns, 6)))
 
 

@@ -12,7 +12,7 @@ from memcalc.accuracy.campaign import Watcher, estimate_all, measure_all
 from memcalc.catalog.plan import disagreement
 from memcalc.cli.command import say
 from memcalc.cli.declare import verb
-from memcalc.cli.options import plans_of, with_plan
+from memcalc.cli.options import make_plans, with_plan
 from memcalc.cli.output import deliver
 from memcalc.cli.progress import Steps, progress
 from memcalc.errors import UsageError
@@ -110,7 +110,7 @@ def _estimate(writer: ResultsWriter, watcher: Watcher, plans: list[Plan] | None)
 
 def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> list[Plan]:
     if suite is None:
-        plans = plans_of(settings)
+        plans = make_plans(settings)
         if plans[0].engine is not None:
             raise UsageError("Engines are not run: memcalc estimate says what one would reserve.")
     else:

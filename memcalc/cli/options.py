@@ -9,7 +9,7 @@ from memcalc.catalog import plan as plans
 from memcalc.catalog.settings import expand_settings
 from memcalc.cli.command import Command, say
 from memcalc.cli.declare import SEVERAL, verb
-from memcalc.cli.recipes import recipe_of
+from memcalc.cli.recipes import find_recipe
 from memcalc.errors import UsageError
 from memcalc.estimation.question import shell_notes
 from memcalc.files import untrusted_values
@@ -47,7 +47,7 @@ def _defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     except (UsageError, OSError):
         return {}
     table = source.load(file).table(("defaults",))
-    alone = recipe_of(settings) is not None or "preset" in settings
+    alone = find_recipe(settings) is not None or "preset" in settings
     wanted = ("gpu",) if alone else [name for name in FIELDS if FIELDS[name].option is not None]
     found = {name: table[name] for name in wanted if name in table and name not in settings}
     if found:
@@ -63,8 +63,8 @@ def _read(name: str, told: Any) -> Any:
     return FIELDS[name].read(tuple(told) if isinstance(told, list) else told)
 
 
-def plans_of(settings: dict[str, Any]) -> list[Plan]:
-    """Return a plan for each value asked for, and for each combination of them."""
+def make_plans(settings: dict[str, Any]) -> list[Plan]:
+    """Return a plan for each combination of the settings' values."""
     several = {name: settings[name] for name in SEVERAL if isinstance(settings.get(name), list)}
     if settings.get("optim") in ("all", ["all"]):
         from memcalc import registry
@@ -83,13 +83,13 @@ def plans_of(settings: dict[str, Any]) -> list[Plan]:
     return made
 
 
-def plan_of(settings: dict[str, Any], what: str) -> Plan:
-    """The one plan of the settings; ``what`` begins the sentence that refuses several.
+def make_plan(settings: dict[str, Any], what: str) -> Plan:
+    """Return the one plan of the settings; ``what`` begins the error for several.
 
     Raises:
         UsageError: there are several, or one cannot be understood.
     """
-    plans = plans_of(settings)
+    plans = make_plans(settings)
     if len(plans) > 1:
         named = " and ".join(f"--{name}" for name in SEVERAL if name in varied_settings(plans))
         raise UsageError(f"{what} one plan at a time: give {named} one value.")

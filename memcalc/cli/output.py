@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Format(NamedTuple):
-    """One format."""
+    """An output format."""
 
     extension: str
     """Empty: no file is recognized by it."""
@@ -106,7 +106,7 @@ def wrote(path: Path) -> None:
         say(f"Wrote {path}.")
 
 
-def colored(output: Path | None) -> bool:
+def may_color(output: Path | None) -> bool:
     """Return True if the output may have colors."""
     if output is not None or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
@@ -114,12 +114,12 @@ def colored(output: Path | None) -> bool:
 
 
 def width() -> int:
-    """Return the columns for a table: the terminal's or ``$COLUMNS``, else 100."""
+    """Return the columns of a table: the terminal's, ``$COLUMNS``, or 100."""
     return min(max(_NARROWEST, shutil.get_terminal_size((100, 24)).columns), _WIDEST)
 
 
-def seen_width(stream: TextIO) -> int | None:
-    """Return ``width`` for a terminal, or None for a file or a pipe, whose lines stay whole."""
+def terminal_width(stream: TextIO) -> int | None:
+    """Return ``width`` for a terminal, or None for a file or pipe: lines stay whole."""
     return width() if stream.isatty() or "COLUMNS" in os.environ else None
 
 
@@ -141,7 +141,7 @@ def deliver(
     else:
         # Whoever reads this may know no signs but ASCII's.
         plain = output is None and not (sys.stdout.encoding or "ascii").lower().startswith("utf")
-        put(terminal(blocks, width=width(), color=colored(output), plain=plain), output)
+        put(terminal(blocks, width=width(), color=may_color(output), plain=plain), output)
 
 
 def deliver_predictions(

@@ -36,7 +36,7 @@ class Steps:
 
     @property
     def known(self) -> str:
-        """The count of known answers, for the end of a line; empty if it is not counted."""
+        """The count of known answers, for the end of a line; empty without a total."""
         return f", {self.done} of {self.total}" if self.total else ""
 
     def now(self, what: str) -> None:

@@ -10,8 +10,8 @@ from memcalc.files import artifact
 from memcalc.records.plan import Plan
 
 
-def recipe_of(settings: Mapping[str, Any]) -> str | None:
-    """Return the recipe that settings name; None: they name none."""
+def find_recipe(settings: Mapping[str, Any]) -> str | None:
+    """Return the recipe that settings name, or None."""
     named = settings.get("recipe")
     model = settings.get("model")
     if named is None and isinstance(model, str) and dialects.find(model) is not None:
@@ -25,7 +25,7 @@ def recipe_output(settings: Mapping[str, Any], output: Path | None) -> str | Non
     Raises:
         UsageError: no file can be there.
     """
-    file = recipe_of(settings)
+    file = find_recipe(settings)
     if file is None or output is None or output.suffix == ".json":
         return None
     if output.suffix not in dialects.ENDINGS:

@@ -7,10 +7,10 @@ from typing import Any
 from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.explain import Chapter, chapter, chapter_of_saved, explain_plan
 from memcalc.cli.command import say
-from memcalc.cli.options import plans_of, with_plan
+from memcalc.cli.options import make_plans, with_plan
 from memcalc.cli.output import chosen, put, wrote
 from memcalc.cli.progress import progress
-from memcalc.cli.saved import check_alone, only_prediction, path_of, plans_in, saved, traced_in
+from memcalc.cli.saved import check_alone, locate, only_prediction, plans_in, read_result, traced_in
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.kept import Traced
@@ -41,42 +41,40 @@ def command(
     if output is None:
         raise UsageError("Where to? Type --output report.html.")
     name = chosen("page", None, output)
-    data = saved(settings.get("model"))
+    data = read_result(settings.get("model"))
     if data is not None or other is not None:
         check_alone(settings)
     if other is not None and name == "pickle":
         raise UsageError("A snapshot is of one answer: name one file.")
     explanation = None
-    if data is None and remedies and name == "html" and len(plans := plans_of(settings)) == 1:
+    if data is None and remedies and name == "html" and len(plans := make_plans(settings)) == 1:
         with progress(f"explaining {plans[0].name}"):
             explanation = explain_plan(plans[0], depth=depth, use_cache=not no_cache)
     counted = explanation is not None
-    named = [(saved(file), path_of(file)) for file in (settings.get("model"), other) if file]
+    named = [(read_result(file), locate(file)) for file in (settings.get("model"), other) if file]
     kept = [one for data_of, file in named for one in traced_in(data_of, file)]
     answers = Answers(use_cache=not no_cache, counted=counted, saved=kept)
     with progress("drawing"):
         if other is not None:
-            before, now = (
-                _read_chapter(file, answers, depth) for file in (settings["model"], other)
-            )
+            before, now = (_read_saved(file, answers, depth) for file in (settings["model"], other))
             document = Document(chapters=(before, now), difference=difference(before, now))
         elif name == "pickle":
             path = Path(str(settings.get("model")))
-            asked = plans_of(settings) if data is None else plans_in(data, path, "report")
+            asked = make_plans(settings) if data is None else plans_in(data, path, "report")
             if len(asked) != 1:
                 raise UsageError("One plan makes one snapshot: give each option one value.")
             draw(answers.trace(asked[0]), name, output)
             return
         elif data is None:
-            chapters = _trace_chapters(plans_of(settings), answers, depth)
+            chapters = _trace_plans(make_plans(settings), answers, depth)
             document = Document(chapters=chapters, explanation=explanation)
         else:
             document = _document(data, Path(str(settings["model"])), answers, depth)
     _write(document, name, output)
 
 
-def _read_chapter(file: str, answers: Answers, depth: int | None) -> Chapter:
-    data = saved(file)
+def _read_saved(file: str, answers: Answers, depth: int | None) -> Chapter:
+    data = read_result(file)
     if data is None or data.get("kind") == "measurements":
         raise UsageError(f"{file} is no answer that memcalc wrote: compare two .json files of it.")
     return chapter_of_saved(only_prediction(data, Path(file)), answers, depth=depth)
@@ -94,9 +92,7 @@ def draw(traced: Traced, name: str, output: Path) -> None:
     _write(Document(chapters=(chapter(traced),)), name, output)
 
 
-def _trace_chapters(
-    plans: Sequence[Plan], answers: Answers, depth: int | None
-) -> tuple[Chapter, ...]:
+def _trace_plans(plans: Sequence[Plan], answers: Answers, depth: int | None) -> tuple[Chapter, ...]:
     found: list[Chapter] = []
     failed: list[MemcalcError] = []
     for plan in plans:

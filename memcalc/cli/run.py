@@ -8,7 +8,7 @@ import typer
 
 from memcalc.cli.command import say
 from memcalc.cli.declare import AS_TYPED, verb
-from memcalc.cli.output import seen_width
+from memcalc.cli.output import terminal_width
 from memcalc.errors import UsageError
 from memcalc.files import results
 
@@ -38,6 +38,6 @@ def command(words: list[str], output: Path | None = None) -> None:
             say(f"warning: {failure}")
     # Standard output belongs to the command.
     with contextlib.suppress(OSError):
-        sys.stderr.write(render(outcome, seen_width(sys.stderr)))
+        sys.stderr.write(render(outcome, terminal_width(sys.stderr)))
         sys.stderr.flush()
     raise typer.Exit(outcome.code)

@@ -37,9 +37,9 @@ def _last() -> Path:
     return cache.folder() / "last.json"
 
 
-def saved(model: object) -> dict[str, Any] | None:
+def read_result(model: object) -> dict[str, Any] | None:
     """Read the result in a file in place of a model, or return None for a model."""
-    path = path_of(model)
+    path = locate(model)
     if path.suffix == ".pickle" and os.path.isfile(path):
         raise UsageError(f"{model} is a memory snapshot: type memcalc show {model}.")
     if path == _last() and not path.exists():
@@ -53,7 +53,7 @@ def saved(model: object) -> dict[str, Any] | None:
         return None
 
 
-def path_of(model: object) -> Path:
+def locate(model: object) -> Path:
     """Return the file that is named in place of a model; ``last`` is the last simulated run."""
     path = Path(str(model))
     return _last() if str(model) == LAST and not os.path.exists(path) else path

@@ -83,7 +83,7 @@ def command(
 
 
 def _deliver(found: Traced, name: str, output: Path | None, *, verbose: bool) -> None:
-    """Print or write a run and what to type next; the script's exit is reported later."""
+    """Print or write a run and what to type next, before the script's own exit."""
     _deliver_run(found, name, output, verbose=verbose)
     _tell_next(found, name, output)
     sys.stdout.flush()
@@ -132,7 +132,7 @@ def _prepare(python: str | None, torch: str | None, vllm: str | None) -> str | N
 def _refuse(ending: Ending) -> NoReturn:
     """Say why a script put nothing on the GPU, and what to do."""
     _say_what_became(ending, figures=False)
-    elsewhere = _suggest_command(ending)
+    elsewhere = _suggest_next_command(ending)
     if ending.code:
         if elsewhere:
             say(f"memcalc: {elsewhere}")
@@ -160,7 +160,7 @@ def _say_where_gpu_belongs(command: list[str]) -> None:
         )
 
 
-def _suggest_command(ending: Ending) -> str:
+def _suggest_next_command(ending: Ending) -> str:
     """Say what to type for a script that starts others; empty if it starts none."""
     had = f", one with up to {format_bytes(ending.others)} of GPU memory" if ending.others else ""
     if ending.started:

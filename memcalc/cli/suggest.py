@@ -11,10 +11,10 @@ import typer
 
 from memcalc.catalog import gpus
 from memcalc.cli.command import say
-from memcalc.cli.options import plan_of, with_plan
+from memcalc.cli.options import make_plan, with_plan
 from memcalc.cli.output import chosen, deliver_answer, put
 from memcalc.cli.progress import progress
-from memcalc.cli.recipes import recipe_of, recipe_output, write_recipe
+from memcalc.cli.recipes import find_recipe, recipe_output, write_recipe
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 
@@ -48,7 +48,7 @@ def command(
     """
     from memcalc.report import suggested
 
-    plan = plan_of(settings, "memcalc suggest answers for")
+    plan = make_plan(settings, "memcalc suggest answers for")
     recipe = recipe_output(settings, output)
     script = output if output is not None and output.suffix == ".py" and program is None else None
     if plan.gpu is None and (program is not None or recipe is not None):
@@ -63,7 +63,7 @@ def command(
     found, stopped = _find(plan, among, use_cache=not no_cache)
     best = found.fitting[0].figures if found.fitting else None
     if program is not None and best is not None:
-        _write_snippet(best.plan, program, recipe_of(settings), output)
+        _write_snippet(best.plan, program, find_recipe(settings), output)
         return
     work = suggested.Work(tokens=tokens, prices=known)
     deliver_answer(found, name, answer_output, verbose=verbose, work=work)
@@ -78,7 +78,7 @@ def command(
 
 
 def _read_prices(price: str | None, tokens: float | None, plan: Plan) -> Prices | None:
-    """Read what an hour costs; None: nobody asked for costs."""
+    """Read the price of a GPU hour, or None if no price is given."""
     from memcalc.advice.suggest import speed_and_price
 
     if price is None:
@@ -102,7 +102,7 @@ def _write_snippet(plan: Plan, program: str, recipe: str | None, output: Path | 
 
 
 def write_scripts(found: Suggestions, output: Path) -> None:
-    """Write a training script for each way that fits, and say why there is none of a way."""
+    """Write a training script for each way that fits, or say why a way has no script."""
     from memcalc.advice.train_script import write
 
     for one in found.fitting:

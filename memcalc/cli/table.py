@@ -11,7 +11,7 @@ from memcalc.files.artifact import decode
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One option or argument."""
+    """An option or argument."""
 
     names: str = ""
     argument: str = ""

@@ -24,8 +24,8 @@ _REDRAWN = 4
 def command(words: list[str]) -> None:
     """Run any command and show its GPU memory live, by process and by step.
 
-    Of Python processes that use PyTorch the allocated bytes are drawn over time. The command's exit
-    code is passed on; its result is that of memcalc run.
+    It draws the allocated bytes of Python processes that use PyTorch over time. The command's exit
+    code is passed on; its result is the one of memcalc run.
     """
     from memcalc.measure.followed import follow, read
     from memcalc.measure.watched_command import CommandNow, run

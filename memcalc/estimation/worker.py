@@ -177,7 +177,7 @@ class SimulatedRun:
             raise RetryRequestError(room=2 * max(self.room, GIB)) from None
         notes = [
             *question.notes,
-            *stand_ins.said(),
+            *stand_ins.list_notes(),
             *traced.assumptions,
             *_note_card_size(question, self.room),
         ]

@@ -8,7 +8,7 @@ import torch
 
 from memcalc.catalog import models, quantized
 from memcalc.catalog.plan import make
-from memcalc.cli.options import plans_of
+from memcalc.cli.options import make_plans
 from memcalc.errors import UsageError
 from memcalc.estimation.validate import check
 from memcalc.workload.quantized import describe_dtypes, make_config
@@ -231,7 +231,7 @@ def test_a_checkpoint_of_bitsandbytes_is_answered_as_it_is_without_a_word(model,
     assert make({"model": quantized_one}).quant == scheme
     # A preset gives way to the checkpoint; what is typed does not.
     assert make({"model": quantized_one, "preset": "qlora"}).quant == scheme
-    (typed,) = plans_of({"model": quantized_one, "preset": "qlora", "optim": "adamw"})
+    (typed,) = make_plans({"model": quantized_one, "preset": "qlora", "optim": "adamw"})
     assert typed.quant == scheme
     with pytest.raises(UsageError, match=f"in {scheme} already: leave --quant fp4"):
         check(make({"model": quantized_one, "quant": "fp4"}))

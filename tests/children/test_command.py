@@ -163,8 +163,8 @@ INSTALLS = """
 import sys
 from pathlib import Path
 sys.path.append({root!r})
-from memcalc.engine.environment.uv import opened
-with opened(Path({folder!r})) as uv:
+from memcalc.engine.environment.uv import open_uv
+with open_uv(Path({folder!r})) as uv:
     uv.install({{}}, where=(), what="nothing")
 """
 

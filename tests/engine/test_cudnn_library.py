@@ -133,7 +133,7 @@ def test_versions_are_told_as_cudnn_says_them(tmp_path):
 def test_a_release_is_fetched_once(tmp_path, monkeypatch):
     requirement = "nvidia-cudnn-cu12==9.8.0.87"
     wheel(tmp_path / "wheels", requirement)
-    left = folders.path_of("left-by-a-killed-process")
+    left = folders.locate("left-by-a-killed-process")
     left.mkdir(parents=True)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))

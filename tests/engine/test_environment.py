@@ -151,7 +151,7 @@ def test_a_killed_memcalc_leaves_nothing_that_is_taken_for_whole(world):
     child.send_signal(signal.SIGKILL)
     child.wait()
     wait_for(lambda: world.left() == [])
-    folders.path_of("torch-2.6").mkdir()
+    folders.locate("torch-2.6").mkdir()
     (world.bin / "uv").unlink()
     assert world.find("2.6").torch == "2.6.0"
     assert world.left() == []

@@ -17,7 +17,7 @@ from memcalc.budgets.read import read
 from memcalc.budgets.starter import toml
 from memcalc.catalog.plan import make
 from memcalc.cli.command import ALL, Command
-from memcalc.cli.options import plans_of, with_plan
+from memcalc.cli.options import make_plans, with_plan
 from memcalc.dialects import FILES
 from memcalc.errors import UsageError
 from memcalc.files import shipped
@@ -38,7 +38,7 @@ def command() -> Command:
     @with_plan()
     def ask(settings: dict) -> None:
         """Ask."""
-        ASKED[:] = plans_of(settings)
+        ASKED[:] = make_plans(settings)
 
     return ask
 

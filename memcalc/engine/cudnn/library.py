@@ -218,7 +218,7 @@ _UNWANTED = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONHOME")
 
 def find_in_cache(requirement: str) -> Path | None:
     """Return the folder of a release that was fetched before, or None."""
-    path = folders.path_of(_folder_name(requirement))
+    path = folders.locate(_folder_name(requirement))
     return path / _FOLDER if folders.read_marker(path) is not None else None
 
 
@@ -246,7 +246,7 @@ def fetch(requirement: str) -> Path:
 
     def fill(folder: Path) -> None:
         tell(Progress(f"fetching {requirement} ({size}), once"))
-        with uv.opened(folder) as here:
+        with uv.open_uv(folder) as here:
             here.install({package: version}, where=["--target", str(folder)], what=requirement)
         if not (folder / _FOLDER).is_dir():
             raise EstimateError(f"{requirement} has no {_FOLDER}.")

@@ -15,7 +15,7 @@ def describe() -> list[Fact]:
     facts = [_source([path.name for path, marker in kept.items() if marker is not None])]
     for path, marker in kept.items():
         if marker is None:
-            size = folders.size_text(folders.size_of(path))
+            size = folders.size_text(folders.sum_sizes(path))
             value = f"{path} is unfinished or damaged: {size}"
             advice = f"it is created again when needed; to delete it: rm -r {path}"
         else:

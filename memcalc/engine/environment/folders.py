@@ -1,6 +1,6 @@
 """Folders in memcalc's cache that are made once: engine environments, and releases of cuDNN.
 
-One process makes them at a time, and a folder gets its marker last: one without is unfinished.
+One process makes a folder at a time, and writes its marker last: without it, it is unfinished.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _PATIENCE = 3600.0
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
-    """What a complete folder holds."""
+    """Contents of a complete folder."""
 
     files: dict[str, int]
     """Sizes of its large files and of what describes its packages."""
@@ -38,8 +38,8 @@ def parent() -> Path:
     return cache.folder().absolute() / "environments"
 
 
-def path_of(name: str) -> Path:
-    """Return where a folder is or would be, for this Python and machine."""
+def locate(name: str) -> Path:
+    """Return the path of a folder, made or not, for this Python and machine."""
     from packaging.tags import sys_tags
 
     machine = sysconfig.get_platform().rpartition("-")[2]
@@ -47,7 +47,7 @@ def path_of(name: str) -> Path:
 
 
 def read_marker(path: Path) -> Marker | None:
-    """Return what a folder holds; ``None``: it is not there, unfinished or damaged."""
+    """Return the marker of a folder, or None if it is missing, unfinished or damaged."""
     try:
         marker = msgspec.json.decode((path / _MARKER).read_bytes(), type=Marker)
         whole = all(os.stat(path / file).st_size == size for file, size in marker.files.items())
@@ -66,14 +66,14 @@ def existing() -> dict[Path, Marker | None]:
 
 
 def make(name: str, what: str, needed: float, fill: Callable[[Path], None]) -> Path:
-    """Return the folder of this name, which ``fill`` fills where there is none.
+    """Return the folder of this name; ``fill`` fills it if it is missing.
 
-    ``what``: what it is called in a sentence; ``needed``: bytes of disk while it is filled.
+    ``what`` names it in a sentence; ``needed`` is the bytes of disk while it is filled.
 
     Raises:
         EstimateError: nothing may be fetched, the cache cannot be written, or what ``fill`` raises.
     """
-    path = path_of(name)
+    path = locate(name)
     if read_marker(path) is not None:
         return path
     if is_offline():
@@ -154,12 +154,12 @@ def _seal(path: Path) -> None:
         for file, size in _sizes(path)
         if size >= _LARGE or os.path.basename(file) in ("METADATA", "version.py")
     }
-    marker = Marker(files=files, bytes=size_of(path))
+    marker = Marker(files=files, bytes=sum_sizes(path))
     (path / _MARKER).write_bytes(msgspec.json.encode(marker))
 
 
-def size_of(path: Path) -> int:
-    """Return the bytes of all files in a folder; what cannot be read counts nothing."""
+def sum_sizes(path: Path) -> int:
+    """Return the bytes of all files in a folder; unreadable ones count nothing."""
     return sum(size for _, size in _sizes(path))
 
 

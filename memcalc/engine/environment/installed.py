@@ -34,7 +34,7 @@ class Torch(msgspec.Struct, frozen=True):
 
     @property
     def built(self) -> tuple[str, str]:
-        """Its version, and the CUDA it was built for."""
+        """Return its version, and the CUDA it was built for."""
         return self.version, self.cuda
 
 
@@ -49,7 +49,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
     distribution: Distribution
 
     def requirements(self, extra: str = "") -> Iterator[Requirement]:
-        """Those that hold on this machine; with an extra's, if it is named."""
+        """Yield the requirements for this machine, and those for ``extra``."""
         found = (_holding(text, extra) for text in self.requires)
         yield from (one for one in found if one is not None)
 
@@ -84,7 +84,7 @@ def _holding(text: str, extra: str) -> Requirement | None:
 
 
 def torch_in(path: Sequence[str]) -> Torch | None:
-    """The PyTorch that is imported with these folders as ``sys.path``; ``None``: there is none."""
+    """Return the PyTorch that these folders as ``sys.path`` import, or None without one."""
     spec = importlib.machinery.PathFinder.find_spec("torch", list(path))
     if spec is None and path is sys.path:
         spec = _editable()
@@ -92,7 +92,7 @@ def torch_in(path: Sequence[str]) -> Torch | None:
 
 
 def torch_at(origin: str) -> Torch | None:
-    """The PyTorch whose ``__init__.py`` this is; ``None``: it does not say its version."""
+    """Return the PyTorch of this ``__init__.py``, or None if it names no version."""
     root = Path(origin).parent
     try:
         text = (root / "version.py").read_text(encoding="utf-8")
@@ -108,7 +108,7 @@ def torch_at(origin: str) -> Torch | None:
 
 
 def _editable() -> importlib.machinery.ModuleSpec | None:
-    """PyTorch as a finder of an editable installation names it."""
+    """Return the spec of an editable PyTorch, or None without one."""
     for finder in sys.meta_path:
         if finder is importlib.machinery.PathFinder or not hasattr(finder, "find_spec"):
             continue
@@ -118,7 +118,7 @@ def _editable() -> importlib.machinery.ModuleSpec | None:
 
 
 def packages(path: Iterable[str]) -> dict[str, Package]:
-    """Distributions by the names that PyPI compares; of two the one that is imported."""
+    """Return distributions by normalized name; of two the one that is imported."""
     from importlib.metadata import distributions
 
     found: dict[str, Package] = {}
@@ -140,8 +140,8 @@ def normal(name: str) -> str:
     return canonicalize_name(name)
 
 
-def satisfied(requirement: Requirement, version: str | None) -> bool:
-    """Whether a version is what a package asks for; ``None``: it is not installed."""
+def accepts_version(requirement: Requirement, version: str | None) -> bool:
+    """Return True if a version meets a requirement; None: it is not installed."""
     from packaging.version import InvalidVersion, Version
 
     if version is None:

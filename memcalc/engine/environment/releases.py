@@ -53,7 +53,7 @@ class Release(msgspec.Struct, frozen=True):
 
 
 def of_version(version: str) -> Release | None:
-    """Return the release of an installed version; ``None``: a nightly or own build."""
+    """Return the release of an installed version, or None for a nightly or own build."""
     match = _FORM.fullmatch(version.split("+")[0])
     if match is None or match[3] is None:
         return None

@@ -19,7 +19,7 @@ from memcalc.engine.environment.releases import (
     parse,
     parse_torch,
 )
-from memcalc.engine.environment.uv import NVIDIA, UnsolvableError, Uv, opened
+from memcalc.engine.environment.uv import NVIDIA, UnsolvableError, Uv, open_uv
 from memcalc.errors import EstimateError
 from memcalc.records.progress import Progress, tell
 
@@ -56,7 +56,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """Modules of installed packages that do not go with this PyTorch or transformers."""
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Environment variables of the engine's process: ``PYTHONPATH`` with ``path`` first."""
+        """Return environment variables with ``path`` first on ``PYTHONPATH``."""
         if not self.path:
             return dict(environ)
         before = environ.get("PYTHONPATH")
@@ -65,10 +65,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find(torch: str | None = None, transformers: str | None = None) -> Environment:
-    """Return the environment of the engine's process; one that is missing is made and kept.
+    """Return the environment of the engine's process; a missing one is made and kept.
 
-    Releases are those that a question names; ``None``: the installed one. Whoever listens is told
-    what is fetched.
+    Args name the releases that a question asks for; None is the installed one. Downloads are
+    reported as progress.
 
     Raises:
         SettingError: a release is not understood, or is too old.
@@ -87,17 +87,17 @@ def find(torch: str | None = None, transformers: str | None = None) -> Environme
     if of_transformers and (own := below.get("transformers")):
         of_transformers = None if of_transformers.matches(own.version) else of_transformers
     if here and runs:
-        return _over(here, None, of_transformers, below)
+        return _make_environment(here, None, of_transformers, below)
     if of_torch is None or (here and not of_torch.build and of_torch.matches(here.version)):
-        of_torch = _release_of(here)
-    return _over(here, of_torch, of_transformers, below)
+        of_torch = _require_release(here)
+    return _make_environment(here, of_torch, of_transformers, below)
 
 
-def _release_of(here: Torch | None) -> Release:
+def _require_release(here: Torch | None) -> Release:
     """Return the release of an installed build without CUDA.
 
     Raises:
-        EstimateError: there is none.
+        EstimateError: PyTorch is not installed, or is no release.
     """
     if here is None:
         raise EstimateError("PyTorch is not installed: type pip install torch, or name a release.")
@@ -109,13 +109,13 @@ def _release_of(here: Torch | None) -> Release:
     return found
 
 
-def _over(
+def _make_environment(
     here: Torch | None,
     torch: Release | None,
     transformers: Release | None,
     below: Mapping[str, Package],
 ) -> Environment:
-    """Return an environment over the running Python; ``None``: its own release stays."""
+    """Return an environment over the running Python; its own release stays where None."""
     wanted = {"torch": torch, "transformers": transformers}
     named = {name: release for name, release in wanted.items() if release is not None}
     sites = []
@@ -148,11 +148,11 @@ def _over(
 def _fill(
     folder: Path, title: str, named: Mapping[str, Release], below: Mapping[str, Package]
 ) -> None:
-    """Make a venv of releases that are named, and of what they need."""
+    """Make a venv of the named releases and their requirements."""
     torch = named.get("torch")
     tell(Progress(f"{title} with CUDA: {SIZE}, once" if torch else f"fetching {title}, once"))
     index = _OWN_INDEX + torch.build if torch and torch.build else None
-    with opened(folder) as uv:
+    with open_uv(folder) as uv:
         site = uv.make_venv()
         try:
             pins = _resolve(uv, named, below, index)
@@ -219,7 +219,7 @@ def _refusing(below: Mapping[str, Package], brought: Mapping[str, str]) -> set[s
         if ("torch" in brought and package.version.endswith("+cpu"))
         or any(
             (version := brought.get(installed.normal(need.name))) is not None
-            and not installed.satisfied(need, version)
+            and not installed.accepts_version(need, version)
             for need in package.requirements("torch")
         )
     }
@@ -254,10 +254,10 @@ def _is_built_for_one(package: Package) -> bool:
 
 
 def hide(environment: Environment) -> None:
-    """Keep hidden packages from being found; called in the engine's process, before the program.
+    """Hide packages from imports; called in the engine's process, before the program.
 
-    ``importlib.util.find_spec`` then says that there are none, which is what transformers, peft
-    and accelerate ask before they use one.
+    ``importlib.util.find_spec`` then fails, which transformers, peft and accelerate call before
+    they use one.
     """
     for module in environment.hidden:
         sys.modules[module] = None  # type: ignore[assignment]

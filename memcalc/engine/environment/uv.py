@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from memcalc.children import command
-from memcalc.engine.environment.folders import size_of, size_text
+from memcalc.engine.environment.folders import size_text, sum_sizes
 from memcalc.errors import EstimateError
 from memcalc.records.progress import Progress, tell
 
@@ -49,7 +49,7 @@ class Uv:
     """uv on this machine; it leaves nothing outside the folder that it works in."""
 
     def __init__(self, folder: Path) -> None:
-        """``folder``: is being filled; it goes with this process, should that be killed.
+        """Prepare uv to fill ``folder``, which is deleted if this process is killed.
 
         Raises:
             EstimateError: uv is not here and cannot be fetched.
@@ -57,7 +57,7 @@ class Uv:
         self._folder, self._scratch = folder, folder / ".installing"
         self._scratch.mkdir()
         self._variables, self._options = _settings(self._scratch)
-        self._uv = _here() or self._fetched()
+        self._uv = _find_uv() or self._fetch_uv()
 
     def resolve(
         self,
@@ -95,12 +95,12 @@ class Uv:
     def install(
         self, pins: Mapping[str, str], *, where: Sequence[str], what: str, index: str | None = None
     ) -> None:
-        """Install releases as they are named, without what they need.
+        """Install the named releases without their requirements.
 
         Args:
             pins: versions by package.
             where: uv's option that names the target.
-            what: is installed, as a sentence calls it.
+            what: their name in a sentence.
             index: one more index that may have them.
 
         Raises:
@@ -128,7 +128,7 @@ class Uv:
     def _run(self, *arguments: str, what: str = "") -> None:
         self._start([*self._uv, "pip", *arguments, "--no-progress", *self._options], what)
 
-    def _fetched(self) -> list[str]:
+    def _fetch_uv(self) -> list[str]:
         """Fetch uv by pip."""
         if importlib.util.find_spec("pip") is None:
             raise EstimateError(
@@ -156,9 +156,9 @@ class Uv:
                 cwd=self._scratch,
             )
             try:
-                while not _has_ended(process):
+                while not _poll(process):
                     if what:
-                        tell(Progress(f"{what}: {size_text(size_of(self._scratch))} fetched"))
+                        tell(Progress(f"{what}: {size_text(sum_sizes(self._scratch))} fetched"))
             finally:
                 if process.poll() is None:
                     command.end(process)
@@ -169,8 +169,8 @@ class Uv:
 
 
 @contextlib.contextmanager
-def opened(folder: Path) -> Iterator[Uv]:
-    """Give uv to fill a folder with; what it downloads goes afterwards.
+def open_uv(folder: Path) -> Iterator[Uv]:
+    """Yield uv to fill a folder with; its downloads are deleted afterwards.
 
     Raises:
         EstimateError: uv is not here and cannot be fetched.
@@ -185,10 +185,10 @@ def opened(folder: Path) -> Iterator[Uv]:
 
 def is_reachable() -> bool:
     """Return True where uv is installed, or pip can fetch it."""
-    return _here() is not None or importlib.util.find_spec("pip") is not None
+    return _find_uv() is not None or importlib.util.find_spec("pip") is not None
 
 
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+def _poll(process: subprocess.Popen[bytes]) -> bool:
     """Wait a moment for a process, and return True when it has ended."""
     try:
         process.wait(_POLL)
@@ -197,8 +197,8 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _here() -> list[str] | None:
-    """Return the command of an installed uv that can leave packages out."""
+def _find_uv() -> list[str] | None:
+    """Return the command of an installed uv that can exclude packages, or None."""
     found = shutil.which("uv")
     if found is not None:
         uv = [found]
@@ -218,7 +218,7 @@ def _settings(scratch: Path) -> tuple[dict[str, str], list[str]]:
         found.pop(name, None)
     if {"UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX"} & found.keys():
         return found, []
-    settings = _of_pip()
+    settings = _read_pip_settings()
     found |= {_PIP_AS_UV[name]: value for name, value in settings.items() if name in _PIP_AS_UV}
     if settings.get("no-index", "0") in ("0", "false"):
         return found, []
@@ -226,8 +226,8 @@ def _settings(scratch: Path) -> tuple[dict[str, str], list[str]]:
     return found, ["--no-index", *(part for link in links for part in ("--find-links", link))]
 
 
-def _of_pip() -> dict[str, str]:
-    """Return pip's settings of installing; several values stand in one text."""
+def _read_pip_settings() -> dict[str, str]:
+    """Return pip's settings of installing; several values are joined by spaces."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from memcalc.engine.environment import folders
 from memcalc.engine.environment.releases import Release
-from memcalc.engine.environment.uv import NVIDIA, opened
+from memcalc.engine.environment.uv import NVIDIA, open_uv
 from memcalc.records.progress import Progress, tell
 
 _SIZE = "about 2.5 GB to fetch, 5.8 GB on disk"
@@ -18,14 +18,14 @@ _LEFT_OUT = (
 
 
 def existing() -> str | None:
-    """Return the Python of the newest environment that was made before; ``None``: none was."""
+    """Return the Python of the newest environment with vLLM, or None without one."""
     made = [path for path, marker in folders.existing().items() if marker is not None]
-    mine = [path for path in made if path.match(str(folders.path_of("vllm-*")))]
+    mine = [path for path in made if path.match(str(folders.locate("vllm-*")))]
     return _python(mine[-1]) if mine else None
 
 
 def find(release: Release) -> str:
-    """Return the Python of an environment with vLLM, which is made where there is none.
+    """Return the Python of an environment with vLLM; a missing one is made.
 
     Raises:
         EstimateError: it cannot be fetched.
@@ -34,7 +34,7 @@ def find(release: Release) -> str:
 
     def fill(folder: Path) -> None:
         tell(Progress(f"{title}: {_SIZE}, once"))
-        with opened(folder) as uv:
+        with open_uv(folder) as uv:
             uv.make_venv()
             wanted = [release.requirement("vllm"), "setuptools"]
             pins = uv.resolve(wanted, preferred={}, excluded=_LEFT_OUT)

@@ -1,7 +1,7 @@
-"""bitsandbytes is imported once for all runs that use it, without Inductor, and so is peft.
+"""Imports bitsandbytes and peft once for all runs that use them, without Inductor.
 
-As it is imported it gives its kernels for CPUs to ``torch.compile``, which imports Inductor; none
-of them runs on a GPU. Read in bitsandbytes 0.50 (backends/default/ops.py).
+bitsandbytes gives its kernels for CPUs to ``torch.compile``, which imports Inductor; none of them
+runs on a GPU. Read in bitsandbytes 0.50 (backends/default/ops.py).
 """
 
 import contextlib

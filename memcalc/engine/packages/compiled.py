@@ -1,6 +1,6 @@
 """Stand-ins for the compiled parts of packages whose Python code is installed without them.
 
-Such a package runs its own Python code; a function here allocates what the compiled one does. Read
+The package runs its own Python code; a function here allocates what the compiled one does. Read
 in apex of 2026 (``csrc``), causal-conv1d 1.6, mamba-ssm 2.3 (``csrc/selective_scan``) and
 grouped_gemm 0.3; what a kernel needs inside a call is left out below 64 KiB.
 """
@@ -50,7 +50,7 @@ def _statistics(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _norm(means: int, *, mixed: bool = False) -> Callable[..., Any]:
-    """Return a norm's forward, which keeps so many tensors of means of rows."""
+    """Return a norm's forward, which keeps ``means`` tensors of means of rows."""
 
     def forward(tensor: Tensor, shape: Sequence[int], *rest: Any) -> Any:
         out = torch.empty_like(tensor, dtype=rest[0].dtype if mixed else tensor.dtype)

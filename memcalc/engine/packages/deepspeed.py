@@ -18,12 +18,12 @@ _AGREES = "assert_ints_same_as_other_ranks"
 
 
 def follow_steps(patches: Patches, steps: Any, phases: Any) -> None:
-    """Take updates of an engine for steps, whichever optimizers it drives, and see its backward.
+    """Count updates of an engine as steps, whichever optimizers it drives, and see its backward.
 
-    ``steps`` and ``phases`` are those of ``engine.follow``, which uses this file.
+    ``steps`` and ``phases`` come from ``engine.follow``, which uses this file.
     """
 
-    def made(original: Any, *args: Any, **kwargs: Any) -> None:
+    def init_engine(original: Any, *args: Any, **kwargs: Any) -> None:
         with steps.pause_counting():
             original(*args, **kwargs)
 
@@ -32,7 +32,7 @@ def follow_steps(patches: Patches, steps: Any, phases: Any) -> None:
             return original(engine, *args, **kwargs)
 
     module = "deepspeed.runtime.engine"
-    patches.wrap_later(module, "DeepSpeedEngine.__init__", made)
+    patches.wrap_later(module, "DeepSpeedEngine.__init__", init_engine)
     patches.wrap_later(module, "DeepSpeedEngine._take_model_step", step)
     patches.wrap_later(module, "DeepSpeedEngine.backward", phases.backward)
     for stage, name in ((f"{ZERO}.stage_1_and_2", SECOND), (f"{ZERO}.stage3", THIRD)):
@@ -42,7 +42,7 @@ def follow_steps(patches: Patches, steps: Any, phases: Any) -> None:
 def label(patches: Patches, book: Notebook) -> None:
     """Label what the engine makes: master weights, their gradients, buckets, gathered weights."""
 
-    def made(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
+    def init_engine(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
         original(engine, *args, **kwargs)
         own = set(map(id, engine.module.parameters()))
         held = held_by(engine.basic_optimizer) if engine.basic_optimizer is not None else ()
@@ -58,7 +58,7 @@ def label(patches: Patches, book: Notebook) -> None:
         book.name(Component.MASTER_WEIGHTS, optimizer.fp32_partitioned_groups_flat)
         book.name(Component.GRADIENTS, [optimizer.grad_partitions_flat_buffer])
 
-    def averaged(original: Any, optimizer: Any) -> None:
+    def average(original: Any, optimizer: Any) -> None:
         original(optimizer)
         for gradients in optimizer.averaged_gradients.values():
             book.name(Component.GRADIENTS, gradients or ())
@@ -69,20 +69,20 @@ def label(patches: Patches, book: Notebook) -> None:
         book.name(Component.GRADIENTS, [masters[group].grad])
         original(optimizer, group)
 
-    patches.wrap_later("deepspeed.runtime.engine", "DeepSpeedEngine.__init__", made)
+    patches.wrap_later("deepspeed.runtime.engine", "DeepSpeedEngine.__init__", init_engine)
     second, third = (f"{ZERO}.stage_1_and_2", SECOND), (f"{ZERO}.stage3", THIRD)
     for (module, owner), name, around in (
         (second, "setup_buckets", buckets),
-        (second, "independent_gradient_partition_epilogue", averaged),
+        (second, "independent_gradient_partition_epilogue", average),
         (second, "_optimizer_step", update),
         (third, "_setup_for_real_optimizer", partitions),
         (third, "_optimizer_step", update),
     ):
         patches.wrap_later(module, f"{owner}.{name}", around)
-    patches.when_imported(f"{ZERO}.partition_parameters", lambda _: _label_gathered(patches, book))
+    patches.when_imported(f"{ZERO}.partition_parameters", lambda _: _label_weights(patches, book))
 
 
-def _label_gathered(patches: Patches, book: Notebook) -> None:
+def _label_weights(patches: Patches, book: Notebook) -> None:
     """Label whole weights: the third stage gives them to parameters as ``data``."""
     plain: Any = torch.Tensor.data
 
@@ -97,7 +97,7 @@ def _label_gathered(patches: Patches, book: Notebook) -> None:
 def run_alone() -> None:
     """Let the engine of a plan run on one rank, and keep it from compiling anything.
 
-    That stays for the life of this process: one more step may follow, to count its operations.
+    The patches stay until this process ends: one more step may follow, to count its operations.
     """
     for_good = Patches()
     # It would compile collectives over shared memory, in a folder of the user's.

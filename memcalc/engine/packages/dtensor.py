@@ -1,8 +1,8 @@
-"""DTensor's planning of operators over lists: tensors that are alike are planned once.
+"""DTensor's planning of operators over lists: equal tensors are planned once.
 
-For each tensor of such a list DTensor works out anew how it may be divided. That takes most of the
-time of an optimizer's step over a model of many layers. Here it plans one of each kind, and the
-others have the same plan. Read in PyTorch 2.11 to 2.14 (torch/distributed/tensor); a release that
+DTensor plans the sharding of each tensor in such a list separately. This takes most of the time of
+an optimizer's step over a model of many layers. Here it plans one of each kind, and the others get
+the same plan. Read in PyTorch 2.11 to 2.14 (torch/distributed/tensor); a release that
 has other functions there plans as it does.
 """
 

@@ -53,7 +53,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, call: _Call, *packs: torch.Tensor) -> Any:
         """Return the output; with the softmax where that is asked for."""
         width = packs[0].shape[-1]
-        query, key, value = (_padded(_rows(one.detach())) for one in _unpacked(packs))
+        query, key, value = (_padded(_rows(one.detach())) for one in _unpack(packs))
         scale = call.scale if call.scale is not None else width**-0.5
         call = call._replace(scale=scale)
         out, softmax, state, _, mask = _forward(
@@ -87,7 +87,7 @@ class _Attention(torch.autograd.Function):
         return (None, *(one[..., :width] for one in found))
 
 
-def _unpacked(packs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def _unpack(packs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     *whole, last = packs
     parts = 3 - len(whole)
     return (*whole, *(last.select(-3, one) for one in range(parts))) if parts > 1 else packs
@@ -104,7 +104,7 @@ def _padded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor of the same memory, which flash-attn takes as it is."""
+    """Return a contiguous tensor of the same memory, which flash-attn does not copy."""
     if tensor.is_contiguous():
         return tensor
     strides = torch.empty(tensor.shape, device="meta").stride()
@@ -140,7 +140,7 @@ def _attend(
         raise NotImplementedError(
             "a paged cache (block_table) is not simulated without flash-attn: install flash-attn."
         )
-    query, key, _ = _unpacked(packs)
+    query, key, _ = _unpack(packs)
     longest = longest or (query.shape[1], key.shape[1])
     window = int(window_size[0]), int(window_size[1])
     if alibi_slopes is not None and window == (-1, -1):
@@ -213,7 +213,7 @@ class _IndexFirstAxis(torch.autograd.Function):
         ctx.save_for_backward(indices)
         ctx.rows = tensor.shape[0]
         flat = tensor.flatten(1)
-        return flat.gather(0, _repeated(indices, flat)).reshape(-1, *tensor.shape[1:])
+        return flat.gather(0, _repeat_columns(indices, flat)).reshape(-1, *tensor.shape[1:])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
@@ -221,11 +221,11 @@ class _IndexFirstAxis(torch.autograd.Function):
         (indices,), gradient = ctx.saved_tensors, gradients[0]
         flat = gradient.flatten(1)
         found = flat.new_zeros(ctx.rows, flat.shape[1])
-        found.scatter_(0, _repeated(indices, flat), flat)
+        found.scatter_(0, _repeat_columns(indices, flat), flat)
         return found.reshape(ctx.rows, *gradient.shape[1:]), None
 
 
-def _repeated(indices: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+def _repeat_columns(indices: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     return indices[:, None].expand(-1, flat.shape[1])
 
 

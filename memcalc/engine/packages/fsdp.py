@@ -13,7 +13,7 @@ from memcalc.engine.patches import Patches
 
 
 def install(patches: Patches) -> None:
-    """Answer from now on."""
+    """Answer for the other ranks once FSDP is imported."""
     patches.when_imported("torch.distributed.fsdp._optim_utils", lambda m: _answer(m, patches))
 
 
@@ -28,7 +28,7 @@ def _answer(module: ModuleType, patches: Patches) -> None:
         )
         return (sorted({*keys, *others}) if state["state"] else keys), own
 
-    def described(original: Any, fsdp: Any, states: Any) -> Any:
+    def gather_infos(original: Any, fsdp: Any, states: Any) -> Any:
         gathered = original(fsdp, states)
         own = gathered[fsdp.rank]
         known = next((one for one in own.values() if one.tensors), None)
@@ -44,4 +44,4 @@ def _answer(module: ModuleType, patches: Patches) -> None:
 
     if hasattr(module, "_allgather_state_info"):
         patches.wrap(module, "_map_param_key_to_optim_keys", named)
-        patches.wrap(module, "_allgather_state_info", described)
+        patches.wrap(module, "_allgather_state_info", gather_infos)

@@ -1,8 +1,8 @@
-"""torch.distributed.pipelining on one rank: what neighbours would say of their tensors.
+"""torch.distributed.pipelining on one rank: shapes of tensors that neighbours would send.
 
-Stages tell each other the shapes of what they pass on, unless all were told theirs: others are
-taken to be told what this rank's are. The next stage returns gradients like the outputs it was
-given, and a stage before a later one of this rank passes on what the first does.
+Stages send each other the shapes of their tensors, unless all were given: the shapes given to this
+rank count for all. The next stage returns gradients like the outputs it received, and the stage
+before a later one of this rank passes on what the first does.
 """
 
 from types import ModuleType
@@ -14,7 +14,7 @@ from memcalc.engine.patches import Patches
 
 
 def install(patches: Patches, *, alone: bool = False) -> None:
-    """Answer from now on, where stages ask each other before the first step (since 2.11).
+    """Answer stages that ask each other for shapes before the first step (since 2.11).
 
     ``alone``: no other rank runs beside this one, and what arrives is like the example inputs.
     """
@@ -33,7 +33,7 @@ def _answer(module: ModuleType, patches: Patches, alone: bool) -> None:
         if not alone:
             original(stage, meta, to)
 
-    def received(original: Any, stage: Any, source: int) -> Any:
+    def receive_shapes(original: Any, stage: Any, source: int) -> Any:
         if source > stage.stage_index:
             like_outputs = module._derive_grad_metas(stage._stage_meta.outputs)
             return module._StageBackwardMeta(backward_metas=like_outputs)
@@ -50,7 +50,7 @@ def _answer(module: ModuleType, patches: Patches, alone: bool) -> None:
 
     stages = module.PipelineStage
     patches.wrap(stages, "_send_meta", sent)
-    patches.wrap(stages, "_recv_meta", received)
+    patches.wrap(stages, "_recv_meta", receive_shapes)
     if hasattr(stages, "_warmup_forward_vote"):
         patches.wrap(stages, "_warmup_forward_vote", vote)
         patches.set(stages, "_warmup_backward_result", lambda _, received_result: received_result)

@@ -20,7 +20,7 @@ from memcalc.children.exit_reason import causes, text_of
 
 
 class StandIn(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in for a package."""
+    """Replacement for a package."""
 
     package: str
     """The name that it is imported by."""
@@ -52,8 +52,8 @@ def is_missing(package: str) -> bool:
 _installed: dict[str, str] = {}
 
 
-def said() -> tuple[str, ...]:
-    """Return what an answer has to say of the stand-ins of this process."""
+def list_notes() -> tuple[str, ...]:
+    """Return the sentences of an answer on this process's stand-ins."""
     return tuple(_installed.values())
 
 
@@ -97,7 +97,7 @@ def _module(name: str, content: ModuleType) -> ModuleType:
 
 
 def _forget(module: str, function: str) -> None:
-    """Have transformers look for packages again, where it has looked."""
+    """Clear transformers' cached search for a package."""
     forget = getattr(getattr(sys.modules.get(module), function, None), "cache_clear", None)
     if forget is not None:
         forget()

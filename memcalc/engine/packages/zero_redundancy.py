@@ -1,7 +1,7 @@
 """ZeroRedundancyOptimizer on one rank: states that other ranks would send to be consolidated.
 
-Each rank keeps the state of its share of the parameters. The state of this rank's share stands for
-the others', in the sizes of their parameters.
+Each rank keeps the state of its share of the parameters. The state of this rank's share is resized
+to the parameters of the others.
 """
 
 import copy
@@ -16,7 +16,7 @@ from memcalc.engine.patches import Patches
 
 
 def install(patches: Patches) -> None:
-    """Answer from now on."""
+    """Answer for the other ranks once the optimizer is imported."""
     name = "torch.distributed.optim.zero_redundancy_optimizer"
     patches.when_imported(name, lambda module: _answer(module, patches))
 
@@ -24,14 +24,14 @@ def install(patches: Patches) -> None:
 def _answer(module: ModuleType, patches: Patches) -> None:
     consolidating: list[Any] = []
 
-    def consolidated(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def consolidate(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         consolidating.append(optimizer)
         try:
             original(optimizer, *args, **kwargs)
         finally:
             consolidating.pop()
 
-    def received(
+    def receive(
         original: Any, obj: Any, src_rank: int, group: Any = None, device: Any = "cpu"
     ) -> Any:
         if not consolidating or dist.get_rank() == src_rank:
@@ -44,8 +44,8 @@ def _answer(module: ModuleType, patches: Patches) -> None:
         del held
         return state
 
-    patches.wrap(module.ZeroRedundancyOptimizer, "consolidate_state_dict", consolidated)
-    patches.wrap(module, "_broadcast_object", received)
+    patches.wrap(module.ZeroRedundancyOptimizer, "consolidate_state_dict", consolidate)
+    patches.wrap(module, "_broadcast_object", receive)
 
 
 def _state(optimizer: Any, rank: int) -> dict[str, Any]:
@@ -59,12 +59,12 @@ def _state(optimizer: Any, rank: int) -> dict[str, Any]:
     ):
         first = len(state)
         for place, parameter in enumerate(share["params"], first):
-            state[place] = _sized(like, parameter) if like is not None else {}
+            state[place] = _resize(like, parameter) if like is not None else {}
         groups.append({**group, "params": list(range(first, len(state)))})
     return {"state": state if like is not None else {}, "param_groups": groups}
 
 
-def _sized(like: tuple[torch.Tensor, dict[str, Any]], parameter: torch.Tensor) -> dict[str, Any]:
+def _resize(like: tuple[torch.Tensor, dict[str, Any]], parameter: torch.Tensor) -> dict[str, Any]:
     """Return a parameter's state, made like another's: tensors of its shape, and the same rest."""
     other, known = like
     return {
