@@ -45,7 +45,7 @@ def line(error: BaseException) -> str:
     """Return an error's message in one line; for a failed import, its cause's message."""
     while isinstance(error, ImportError) and error.__cause__ is not None:
         error = error.__cause__
-    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+    return " ".join(str(error).split())[:300].rstrip(".!") or type(error).__name__
 
 
 def _of_module(name: str) -> ModuleType:

@@ -34,7 +34,7 @@ class _Remembered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recall(plan: Plan, folder: Path) -> Evidence | None:
-    """Return the evidence of an unchanged earlier run of a command, or None."""
+    """Return the kept answer of a command, or None if something changed: it has to run."""
     name = _key(plan, folder)
     found = cache.load(name, _Remembered) if name is not None else None
     return found.evidence if found is not None and found.states == _states(found.states) else None

@@ -202,8 +202,11 @@ def disagreement(plan: Plan) -> str | None:
         return "compile is supported on GPUs only: leave out compile, or target cpu."
     if plan.attention == FLASH_ATTN and plan.target == "cpu":
         return "flash-attn's kernels are for GPUs: leave out attention, or target cpu."
-    if (wrong := _device_disagreement(plan)) is not None:
-        return wrong
+    return _device_disagreement(plan) or _in_backward_disagreement(plan)
+
+
+def _in_backward_disagreement(plan: Plan) -> str | None:
+    """Return a sentence if settings need gradients that ``optim_in_backward`` has freed."""
     against = {
         "grad_accum above 1": plan.grad_accum > 1,
         "max_grad_norm": plan.max_grad_norm is not None,
@@ -228,6 +231,7 @@ def _inference_disagreement(plan: Plan) -> str | None:
     training = {
         "grad_accum": plan.grad_accum > 1,
         "checkpointing": plan.checkpointing,
+        "offload_activations": plan.offload_activations,
         "loss_chunks": plan.loss_chunks > 1,
         "liger": plan.liger,
         "max_grad_norm": plan.max_grad_norm is not None,

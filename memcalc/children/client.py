@@ -85,19 +85,18 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
             request: for the job module.
             hint: for the job module's ``warm``.
             heard: called with every event; a child that waits goes on when this returns.
-            tick: called after every message, and at least every ``interval``.
-            interval: seconds.
+            tick: called after every message, and at least every ``interval`` seconds.
+            interval: see ``tick``.
             timeout: seconds after which the child is killed.
 
         Raises:
             TimeoutError: the answer took too long.
             UsageError: the job refuses the request.
-            MemcalcError: ``failure``: no process can be started, the job failed, or the child died,
-                where its cause is a ``ChildProcessError``.
+            MemcalcError: ``failure``: no process starts, or the job failed or died (with a cause).
         """
         deadline = time.monotonic() + timeout
         number, channel = self._fork(module, name, hint)
-        garbled, ended, patience = False, "", _PATIENCE
+        garbled, ended = False, ""
         try:
             _send(channel, {**self._place(), "request": request})
             for message in _messages(channel, deadline, interval, tick):
@@ -110,13 +109,11 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
                     break
             why = GARBLED.format(name) if garbled else ended or self._how_it_ended()
             raise self._failure(why) from ChildProcessError()
-        except KeyboardInterrupt:
-            # A server that imports would not answer for seconds.
-            patience = 0.0
-            raise
         finally:
             if not ended:
-                self._end(number, channel, patience)
+                # A server that imports would not answer for seconds: Ctrl-C does not wait for it.
+                interrupted = sys.exc_info()[0] is KeyboardInterrupt
+                self._end(number, channel, 0.0 if interrupted else _PATIENCE)
             channel.end.close()
 
     def close(self) -> None:

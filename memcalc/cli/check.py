@@ -65,9 +65,8 @@ def command(
         baseline=baseline,
         update=update_baseline,
     )
-    files = files or [discover(Path.cwd())]
     try:
-        report = _judge(files, question, suggest, save)
+        report = _judge(files or [discover(Path.cwd())], question, suggest, save)
         code = exit_code(report, exit_zero=exit_zero)
         for path, kind in written.items():
             deliver(kind, path, checked.blocks(report), **writers(report, code))
@@ -77,8 +76,7 @@ def command(
         if name == "github":
             put(annotate_refusal(sentence(error)))
         raise
-    if name == "github":
-        _append_summary(report)
+    _append_summary(report, name)
     raise typer.Exit(code)
 
 
@@ -114,10 +112,10 @@ def _judge(files: list[Path], question: Question, suggest: bool, save: Path | No
     return report
 
 
-def _append_summary(report: Report) -> None:
-    """Show it on the page that GitHub has for the job."""
+def _append_summary(report: Report, format: str) -> None:
+    """Show a report in GitHub's format on the page that GitHub has for the job."""
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if not summary:
+    if not summary or format != "github":
         return
     try:
         with open(summary, "a", encoding="utf-8") as file:

@@ -59,7 +59,7 @@ VALUES = {
     "method": _check_type(Method),
     "device": _check_type(FIELDS["target"].type),
     "program": _check_type(
-        Literal["trainer", "accelerate", "axolotl", "llamafactory", "trl", "swift"]
+        Literal["trainer", "accelerate", "axolotl", "llamafactory", "trl", "swift", "torchtune"]
     ),
     "shell": _check_type(Literal["bash", "zsh", "fish"]),
 }

@@ -120,10 +120,10 @@ def _read_arguments(zero: Keys, stage: int) -> dict[str, Any]:
     for key in _SWITCHES:
         if zero.get(key) not in (None, AUTO):
             found[key] = zero.flag(key)
-    return found | dict.fromkeys(_find_offloaded(zero, stage), "cpu")
+    return found | dict.fromkeys(_find_offloads(zero, stage), "cpu")
 
 
-def _find_offloaded(zero: Keys, stage: int) -> Iterator[str]:
+def _find_offloads(zero: Keys, stage: int) -> Iterator[str]:
     for name, key, old in (
         ("offload", "offload_optimizer", "cpu_offload"),
         ("offload_param", "offload_param", "cpu_offload_param"),

@@ -23,10 +23,17 @@ def change_keys(text: str, suffix: str, changes: Mapping[str, Any]) -> str:
 
 
 def dump(mapping: Mapping[str, Any]) -> str:
-    """Write a mapping as YAML, in its own order."""
+    """Write a mapping as YAML, in its own order; a dot in a key divides tables."""
     import yaml
 
-    return str(yaml.safe_dump(dict(mapping), sort_keys=False, default_flow_style=False))
+    data: dict[str, Any] = {}
+    for path, value in mapping.items():
+        part, (*above, last) = data, path.split(".")
+        for name in above:
+            part = part.setdefault(name, {})
+        if not above or value is not None:
+            part[last] = value
+    return str(yaml.safe_dump(data, sort_keys=False, default_flow_style=False))
 
 
 def _in_json(text: str, changes: Mapping[str, Any]) -> str:

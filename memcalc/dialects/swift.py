@@ -54,6 +54,8 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
         "precision": _read_precision(keys, str(keys.text("torch_dtype")), kind),
         "alloc_conf": keys.text("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
     }
+    if keys.flag("use_logits_to_keep", default=True):
+        keys.unread.append("that logits are made from the answer's first token on")
     return keys.recipe(found)
 
 

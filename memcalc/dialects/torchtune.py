@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc import registry
 from memcalc.dialects.format import read_format
 from memcalc.dialects.recipe import Keys, Recipe, optimizer
 from memcalc.dialects.weights import lora
@@ -26,6 +27,10 @@ _LOSSES = {
     "CrossEntropyLoss": 1,
 }
 _OPTIMIZERS = {"fused": True, "foreach": True}
+_ALONE = {"phi3": "mini", "phi4": "14b"}
+"""Sizes of families that have one."""
+_WITHOUT_BASE = ("0_5b", "3b")
+"""Sizes of Qwen2.5 whose builders are not divided into base and instruct."""
 _MODEL_KEYS = """
     _component_ lora_attn_modules apply_lora_to_mlp apply_lora_to_output lora_rank lora_alpha
     lora_dropout quantize_base
@@ -49,9 +54,9 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     if "batch_size" not in data or any(key in data for key in _SERVES) or "optimizer" not in data:
         raise UsageError(f"{file} is a recipe of torchtune that trains no model: name another.")
     keys = Keys(data, file, NAME, read_format("torchtune"))
-    name, kind, phi = _model(keys)
-    quant = "nf4-dq" if kind == "qlora" or _part(keys, "model").get("quantize_base") else None
-    optim, arguments = _optimizer(keys)
+    name, kind, phi = _read_model(keys)
+    quant = "nf4-dq" if kind == "qlora" or _read_part(keys, "model").get("quantize_base") else None
+    optim, arguments = _read_optimizer(keys)
     devices = given.get("devices") or 1
     parts = keys.count("tensor_parallel_dim") or 1
     keys.get("tensor_parallel_plan")
@@ -61,19 +66,19 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
         "loop": "plain",
         "batch": keys.count("batch_size"),
         "grad_accum": keys.count("gradient_accumulation_steps"),
-        "seq": _length(keys),
-        "precision": _precision(keys),
+        "seq": _read_length(keys),
+        "precision": _read_precision(keys),
         "checkpointing": keys.flag("enable_activation_checkpointing") or None,
         "optim": optim,
         "optim_args": arguments or None,
         "optim_in_backward": keys.flag("optimizer_in_bwd") or None,
-        "max_grad_norm": _clipping(keys),
-        "loss_chunks": _chunks(keys),
-        "compile": "default" if _compiles(keys) else None,
+        "max_grad_norm": _read_clipping(keys),
+        "loss_chunks": _read_chunks(keys),
+        "compile": "default" if _is_compiled(keys) else None,
         "quant": quant,
         "kbit_prepare": None if quant is None else False,
-        "lora": _lora(keys, phi=phi) if kind else None,
-        "padding": False if _part(keys, "dataset").get("packed") else None,
+        "lora": _read_lora(keys, phi=phi) if kind else None,
+        "padding": False if _read_part(keys, "dataset").get("packed") else None,
     }
     if parts > 1:
         found |= {"parallel": f"tp={parts}", "devices": devices if devices > 1 else parts}
@@ -95,31 +100,31 @@ def _resolve(value: Any, data: Mapping[str, Any], depth: int) -> Any:
         return value
     whole = re.fullmatch(r"\$\{([\w.]+)\}", value)
     if whole is not None:
-        return _resolve(_at(data, whole[1]), data, depth - 1)
-    return re.sub(r"\$\{([\w.]+)\}", lambda found: str(_at(data, found[1]))[:200], value)
+        return _resolve(_look_up(data, whole[1]), data, depth - 1)
+    return re.sub(r"\$\{([\w.]+)\}", lambda found: str(_look_up(data, found[1]))[:200], value)
 
 
-def _at(data: Any, path: str) -> Any:
+def _look_up(data: Any, path: str) -> Any:
     for name in path.split("."):
         data = data.get(name) if isinstance(data, dict) else None
     return data
 
 
-def _part(keys: Keys, key: str) -> dict[str, Any]:
+def _read_part(keys: Keys, key: str) -> dict[str, Any]:
     found = keys.get(key)
     return found if isinstance(found, dict) else {}
 
 
-def _component(keys: Keys, key: str) -> str:
-    found = _part(keys, key).get("_component_")
+def _read_component(keys: Keys, key: str) -> str:
+    found = _read_part(keys, key).get("_component_")
     if not isinstance(found, str):
         raise keys.error(key, "names no _component_", "correct it")
     return found
 
 
-def _model(keys: Keys) -> tuple[str, str, bool]:
+def _read_model(keys: Keys) -> tuple[str, str, bool]:
     """Return the model of transformers, ``lora``, ``qlora`` or nothing, and whether it is a phi."""
-    component = _component(keys, "model")
+    component = _read_component(keys, "model")
     family, _, builder = component.removeprefix("torchtune.models.").partition(".")
     kind = next((one for one in ("qlora", "lora") if builder.startswith(f"{one}_")), "")
     size = builder.removeprefix(f"{kind}_" if kind else "").removeprefix(family).strip("_")
@@ -128,15 +133,15 @@ def _model(keys: Keys) -> tuple[str, str, bool]:
     if family not in families or not (re.fullmatch(r"[0-9.]+b", size) or size == "mini"):
         why = "is no model that memcalc knows in transformers"
         raise keys.error("model._component_", why, value=component)
-    for key, value in _part(keys, "model").items():
+    for key, value in _read_part(keys, "model").items():
         if key not in _MODEL_KEYS and value:
             raise keys.error(f"model.{key}", "has no place in an estimate", value=value)
     shown = size if family in _SMALL else size.upper()
     return families[family].format(shown), kind, family.startswith("phi")
 
 
-def _lora(keys: Keys, *, phi: bool) -> str:
-    told = _part(keys, "model")
+def _read_lora(keys: Keys, *, phi: bool) -> str:
+    told = _read_part(keys, "model")
     asked = told.get("lora_attn_modules") or []
     known, fused = keys.form.names["attention"], keys.form.names["fused"]
     if not isinstance(asked, list) or not set(asked) <= known.keys():
@@ -152,35 +157,35 @@ def _lora(keys: Keys, *, phi: bool) -> str:
     return lora(keys, rank, names, told.get("lora_dropout"))
 
 
-def _optimizer(keys: Keys) -> tuple[str | None, dict[str, Any]]:
-    part = {**_part(keys, "optimizer")}
+def _read_optimizer(keys: Keys) -> tuple[str | None, dict[str, Any]]:
+    part = {**_read_part(keys, "optimizer")}
     name = str(part.pop("_component_", ""))
     kept = {key: value for key, value in part.items() if key in _OPTIMIZERS}
     named = keys.over({**keys.data, "optimizer": name})
     return optimizer(named, "plain", "optimizer"), kept
 
 
-def _length(keys: Keys) -> int | None:
-    told = _part(keys, "tokenizer").get("max_seq_len")
+def _read_length(keys: Keys) -> int | None:
+    told = _read_part(keys, "tokenizer").get("max_seq_len")
     return keys.over({"max_seq_len": told}).count("max_seq_len")
 
 
-def _precision(keys: Keys) -> str:
+def _read_precision(keys: Keys) -> str:
     named = keys.text("dtype") or "bf16"
     if named not in _DTYPES:
         raise keys.error("dtype", "is no type that torchtune trains in", "write bf16 or fp32")
     return _DTYPES[named]
 
 
-def _clipping(keys: Keys) -> float | None:
+def _read_clipping(keys: Keys) -> float | None:
     norm = keys.get("clip_grad_norm")
     if norm is None or (isinstance(norm, int | float) and not isinstance(norm, bool)):
         return None if norm is None else float(norm)
     raise keys.error("clip_grad_norm", "is no number", "correct it")
 
 
-def _chunks(keys: Keys) -> int | None:
-    part = _part(keys, "loss")
+def _read_chunks(keys: Keys) -> int | None:
+    part = _read_part(keys, "loss")
     name = str(part.get("_component_", "")).rpartition(".")[2]
     if name not in _LOSSES:
         raise keys.error("loss._component_", "is another loss", value=name or "nothing")
@@ -190,30 +195,57 @@ def _chunks(keys: Keys) -> int | None:
     return asked if isinstance(asked, int) and asked > 0 and _LOSSES[name] > 1 else _LOSSES[name]
 
 
-def _compiles(keys: Keys) -> bool:
+def _is_compiled(keys: Keys) -> bool:
     told = keys.get("compile")
     return bool(told.get("model")) if isinstance(told, dict) else keys.flag("compile")
 
 
 def write(plan: Plan) -> dict[str, Any]:
     """Write a plan, by paths of keys; what torchtune has no word for is left out."""
-    trained = adapter(plan.adapters) if plan.adapters is not None else None
+    dtype = {**_DTYPES, "tf32": "fp32"}.get(plan.precision)
+    part = dict.fromkeys(("loss._component_", "loss.num_output_chunks"))
+    part["loss._component_"] = "torch.nn.CrossEntropyLoss"
+    if plan.loss_chunks > 1:
+        part["loss._component_"] = "torchtune.modules.loss.LinearCrossEntropyLoss"
+        part["loss.num_output_chunks"] = plan.loss_chunks
     return {
+        **_write_model(plan),
+        **({"tokenizer.max_seq_len": plan.seq} if plan.seq else {}),
         "batch_size": plan.batch,
         "gradient_accumulation_steps": plan.grad_accum,
-        "dtype": "fp32" if plan.precision in ("fp32", "tf32") else "bf16",
+        **({"dtype": dtype} if dtype is not None else {}),
         "enable_activation_checkpointing": plan.checkpointing,
         "optimizer_in_bwd": plan.optim_in_backward,
         "clip_grad_norm": plan.max_grad_norm,
         "compile": plan.compile is not None,
-        **({"tokenizer.max_seq_len": plan.seq} if plan.seq else {}),
-        "optimizer._component_": _optimizer_class(plan),
+        "optimizer._component_": registry.of(plan).row.implementation,
         **{f"optimizer.{key}": one for key, one in plan.optim_args if key in _OPTIMIZERS},
-        **({"model.lora_rank": trained.r} if trained else {}),
+        **part,
     }
 
 
-def _optimizer_class(plan: Plan) -> str:
-    from memcalc import registry
-
-    return registry.of(plan).row.implementation
+def _write_model(plan: Plan) -> dict[str, Any]:
+    form = read_format("torchtune")
+    found: dict[str, Any] = {}
+    for family, name in form.names["families"].items():
+        size = re.fullmatch(re.escape(name).replace(r"\{\}", r"([\d.]+b|mini)"), plan.model, re.I)
+        if size is not None:
+            own = (size[1] if size.groups() else _ALONE[family]).lower().replace(".", "_")
+            base = "_base" if family == "qwen2_5" and own not in _WITHOUT_BASE else ""
+            kind = "lora_" if plan.adapters is not None else ""
+            found["model._component_"] = f"torchtune.models.{family}.{kind}{family}_{own}{base}"
+    if plan.adapters is None:
+        return found
+    told = adapter(plan.adapters)
+    ours = {theirs: one for one, theirs in form.names["attention"].items()}
+    named = [*ours, *_MLP] if isinstance(told.target, str) else told.target
+    return {
+        **found,
+        "model.lora_attn_modules": [ours[one] for one in named if one in ours],
+        "model.apply_lora_to_mlp": all(one in named for one in _MLP),
+        "model.apply_lora_to_output": "lm_head" in named,
+        "model.lora_rank": told.r,
+        "model.lora_alpha": told.alpha,
+        "model.lora_dropout": told.dropout,
+        **({"model.quantize_base": True} if plan.scheme == "nf4-dq" else {}),
+    }

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.records.trace import AllocatorCall, PhaseReading, Trace, sections
+from memcalc.records.trace import AllocatorCall, PhaseReading, Trace
 from memcalc.units import format_bytes
 
 _SLEEPS = (
@@ -25,8 +25,12 @@ class Absence(msgspec.Struct, kw_only=True):
     at: int
     bytes: int
     begin: int
+    since: int
+    """Number of the phase in which it left."""
     end: int | None = None
     """``None``: it never came back."""
+    until: int | None = None
+    """Number of the phase in which it came back."""
     storages: tuple[int, ...] = ()
     """Numbers of the storages that lay in it."""
 
@@ -36,62 +40,72 @@ def take_away(trace: Trace, absences: Sequence[Absence]) -> Trace:
     absences = [one for one in absences if one.begin != one.end]
     if not absences:
         return trace
-    leaving, returning = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    leaving, returning = (
+        defaultdict[int, list[Absence]](list),
+        defaultdict[int, list[Absence]](list),
+    )
     for one in absences:
-        leaving[one.begin] += one.storages
-        returning[len(trace.events) + 1 if one.end is None else one.end] += one.storages
-    storages, events, moved = list(trace.storages), list[int](), list[int]()
+        leaving[one.begin].append(one)
+        returning[len(trace.events) + 1 if one.end is None else one.end].append(one)
+    storages, events = list(trace.storages), list[int]()
     numbers, absent, emptied = dict[int, int](), set[int](), list[AllocatorCall]()
+    moved = list[list[tuple[int, int]]]()
     for moment in range(len(trace.events) + 1):
-        moved.append(len(events))
-        for number in [one for one in returning[moment] if one in absent]:
-            numbers[number] = len(storages)
-            events.append(len(storages))
-            storages.append(trace.storages[number])
-            absent.discard(number)
-        if leaving[moment]:
-            events += [~numbers.get(number, number) for number in leaving[moment]]
-            absent.update(leaving[moment])
+        moved.append([(-1, len(events))])
+        for one in returning[moment]:
+            for number in absent.intersection(one.storages):
+                numbers[number] = len(storages)
+                events.append(len(storages))
+                storages.append(trace.storages[number])
+            absent.difference_update(one.storages)
+            moved[-1].append((one.until or 0, len(events)))
+        for one in leaving[moment]:
+            events += [~numbers.get(number, number) for number in one.storages]
+            absent.update(one.storages)
+            moved[-1].append((one.since, len(events)))
             emptied.append(AllocatorCall(index=len(events), what="empty_cache"))
         for event in trace.events[moment : moment + 1]:
             if ~event not in absent:
                 events.append(event if event >= 0 else ~numbers.get(~event, ~event))
             absent.discard(~event)
-    asides = (replace(one, index=moved[one.index]) for one in trace.asides)
-    most = max(_absent_bytes(absences, one.begin)[1] for one in absences)
+    asides = (replace(one, index=moved[one.index][0][1]) for one in trace.asides)
     return replace(
         trace,
         storages=tuple(storages),
         events=tuple(events),
-        marks=tuple(replace(mark, index=moved[mark.index]) for mark in trace.marks),
+        marks=tuple(
+            # What changed in phases before this one comes before it.
+            replace(mark, index=max(at for phase, at in moved[mark.index] if phase < number))
+            for number, mark in enumerate(trace.marks)
+        ),
         asides=tuple(sorted((*asides, *emptied), key=lambda one: one.index)),
         readings=tuple(_lower_readings(trace, absences)),
-        assumptions=(_SLEEPS.format(format_bytes(most)), *trace.assumptions),
+        assumptions=(_SLEEPS.format(format_bytes(_most(absences))), *trace.assumptions),
+    )
+
+
+def _most(absences: Sequence[Absence]) -> int:
+    """Return the most bytes that are absent at once."""
+    return max(
+        sum(b.bytes for b in absences if b.begin <= a.begin and (b.end is None or a.begin < b.end))
+        for a in absences
     )
 
 
 def _lower_readings(trace: Trace, absences: Sequence[Absence]) -> Iterator[PhaseReading]:
     """Yield the peaks of each phase less the bytes that were absent all through it."""
-    sizes = [storage.bytes for storage in trace.storages]
-    changes = sorted({moment for one in absences for moment in (one.begin, one.end or 0)})
-    of_phases = sections(trace.marks, len(trace.events))
-    for reading, (_, begin, end) in zip(trace.readings, of_phases, strict=False):
-        moments = [begin - 1, *(moment for moment in changes if begin <= moment <= end)]
-        found = [_absent_bytes(absences, moment, sizes) for moment in moments]
-        blocks, mapped = (min(one[at] for one in found) for at in (0, 1))
+    for number, reading in enumerate(trace.readings):
+        away = [
+            one
+            for one in absences
+            if one.since < number and (one.until is None or number < one.until)
+        ]
+        blocks = sum(trace.storages[at].bytes for one in away for at in one.storages)
         lower = dict.fromkeys(("requested", "allocated", "active"), blocks)
+        lower["reserved"] = sum(one.bytes for one in away)
         levels = {
             name: max(level - by, 0)
-            for name, by in {**lower, "reserved": mapped}.items()
+            for name, by in lower.items()
             if (level := getattr(reading, name)) is not None
         }
         yield replace(reading, **levels)
-
-
-def _absent_bytes(
-    absences: Sequence[Absence], moment: int, sizes: Sequence[int] = ()
-) -> tuple[int, int]:
-    """Return the bytes that are absent after a moment: of storages, and of mapped memory."""
-    now = [one for one in absences if one.begin <= moment and (one.end is None or moment < one.end)]
-    blocks = sum(sizes[number] for one in now for number in one.storages) if sizes else 0
-    return blocks, sum(one.bytes for one in now)

@@ -53,7 +53,11 @@ _euclidean_dist linalg_vector_norm zeros zeros_like new_zeros full _softmax _log
 affine_grid_generator grid_sampler_2d upsample_nearest2d upsample_bilinear2d constant_pad_nd
 kthvalue cummax cummin mode tril_indices triu_indices take put aminmax gcd lcm frexp
 bitwise_left_shift bitwise_right_shift nan_to_num erf baddbmm _linalg_det linalg_inv_ex
-linalg_cholesky_ex linalg_matrix_exp
+linalg_cholesky_ex linalg_matrix_exp lgamma digamma erfc erfinv exp2 sinc asin acos atan sinh cosh
+asinh acosh atanh logit copysign hypot xlogy heaviside renorm index_reduce cauchy_ geometric_
+log_normal_ max_unpool2d max_unpool3d lu_unpack addbmm geqrf ormqr triangular_solve linalg_qr
+_linalg_eigh linalg_lu_factor_ex linalg_lu linalg_lu_solve linalg_solve_triangular
+_linalg_svd _linalg_solve_ex linalg_householder_product cholesky cholesky_solve
 """.split()
 """Operators whose results are computed on the host where that is cheap enough."""
 WITH_COUNTS = """

@@ -190,14 +190,15 @@ class Notebook:
     def send_away(self, device: int, address: int, size: int) -> None:
         """Note that memory at an address leaves the GPU, and its blocks stay allocated."""
         notes = self.notes[device]
-        notes.absences.append(Absence(at=address, bytes=size, begin=notes.now()))
+        phase = len(notes.intervals) - 1
+        notes.absences.append(Absence(at=address, bytes=size, begin=notes.now(), since=phase))
 
     def bring_back(self, device: int, address: int) -> None:
         """Note that memory at an address is on the GPU again, or freed."""
         notes = self.notes[device]
         for absence in notes.absences:
             if absence.at == address and absence.end is None:
-                absence.end = notes.now()
+                absence.end, absence.until = notes.now(), len(notes.intervals) - 1
 
     def own(self, owners: Mapping[int, Owner | str]) -> None:
         """Label the blocks at these addresses with their owners: modules or variables."""

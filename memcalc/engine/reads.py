@@ -23,7 +23,9 @@ from memcalc.engine.patches import Patches
 _C: Any = torch._C
 _TENSORBOARD = "torch.utils.tensorboard.writer"
 _ENDLESS = 1_000
-"""Decisions that are alike in a row before a loop that waits for another one is given it."""
+"""Equal decisions in a row after which a loop that waits for the opposite one gets it."""
+_ENDLESS_AGAIN = 16
+"""The same for a line whose loop has run so long once: routers may wait in every layer."""
 RULE = (
     "`.item()` and similar return real values of data that your code copied to the GPU and of what "
     "follows from it"
@@ -48,7 +50,9 @@ class Reads:
         self._decisions: dict[str, None] = {}
         self._limits: dict[str, None] = {}
         self._alike: Counter[tuple[str, bool]] = Counter()
-        """How often in a row a line has decided so."""
+        """The number of equal decisions of a line in a row."""
+        self._endless: dict[str, int] = {}
+        """The decisions in a row after which a line's loop ends, if it has once."""
         self._thread = threading.local()
         self._follow_tensors: Callable[[], None] | None = None
 
@@ -97,7 +101,9 @@ class Reads:
             found = found is (line != self.opposite)
             self._alike[line, not found] = 0
             self._alike[line, found] += 1
-            if self._alike[line, found] % _ENDLESS == 0 and checks.waits(frame):
+            most = self._endless.get(line, _ENDLESS)
+            if self._alike[line, found] >= most and checks.waits(frame):
+                self._endless[line], self._alike[line, found] = _ENDLESS_AGAIN, 0
                 return not found
         return found
 
@@ -180,7 +186,7 @@ class Reads:
             self._follow_tensors()
             self._follow_tensors = None
         if tensor.dtype is torch.bool:
-            self._decisions.setdefault(self._deciding())
+            self.choose()
         elif not tensor.is_floating_point() and "+=" not in source_lines.text():
             self.escape()
         return made_up.mark(found)

@@ -2,6 +2,7 @@
 
 import functools
 import linecache
+import os
 import re
 import sys
 import sysconfig
@@ -44,7 +45,7 @@ def _users_frame() -> FrameType | None:
 def find_line() -> str:
     """The innermost line of the user's that is running in this thread, as ``train.py:41``."""
     frame = _users_frame()
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""
 
 
 def text() -> str:

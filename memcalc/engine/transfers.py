@@ -1,5 +1,6 @@
 """Copies numbers along with tensors between the simulated GPU and the host, and on the GPU."""
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ class Transfers:
     ) -> None:
         self._numbers = numbers
         self._compute = compute
+        self._transfer = ctypes.CDLL(None).memcalc_stub_transfer
+        self._transfer(False)
         self.source: torch.Tensor | None = None
         """The tensor being copied, or None."""
 
@@ -38,16 +41,21 @@ class Transfers:
         if one.writes:
             self._numbers.overwrite(args[0])
         self.source = source
+        self._transfer(True)
         try:
             out = one.op(*args, **kwargs)
         finally:
             self.source = None
+            self._transfer(False)
         if not (out.is_cuda or source.is_cuda) or not is_plain((out, source)):
             return out
         if not source.is_cuda:
             self._arrive(out, source)
         elif not out.is_cuda:
             self._leave(out, source)
+        elif 1 < source.numel() < out.numel() > SMALL:
+            # Convolutions begin so with their bias.
+            self._numbers.forget((out,))
         elif source.numel() <= SMALL or (
             self._numbers.read_mark(source) and not _is_weight(source)
         ):

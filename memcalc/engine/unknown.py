@@ -68,19 +68,21 @@ class Unknown:
     def vary(self, factor: float) -> None:
         """Let unknown numbers be other ones, and larger by a factor.
 
-        Large ones rise by each optimizer step, and small ones fall; none was read so far.
+        Larger ones rise by each optimizer step. Smaller ones fall, and in tensors half of them are
+        negative.
         """
         self.shift = int(math.log10(factor))
         """By how many places those lie farther that unknown scores choose."""
         generator = torch.Generator().manual_seed(_SEED + self.shift)
-        self._numbers = torch.empty(_PERIOD, dtype=torch.float64, device="cpu")
-        self._numbers.uniform_(LOWEST * factor, HIGHEST * factor, generator=generator)
-        self.ends = LOWEST * factor, HIGHEST * factor
+        lowest = -HIGHEST if factor < 1 else LOWEST
+        self.ends = lowest * factor, HIGHEST * factor
         """Ends of the numbers that stand in."""
+        self._numbers = torch.empty(_PERIOD, dtype=torch.float64, device="cpu")
+        self._numbers.uniform_(*self.ends, generator=generator)
 
     def go_on(self, *_: object) -> None:
         """Let numbers rise or fall after an optimizer step."""
-        if self.shift:
+        if self.shift and 1e-4 < self.ends[1] < 1e4:
             rise = 1 + self.shift / 50
             self.ends = self.ends[0] * rise, self.ends[1] * rise
             self._numbers *= rise
@@ -92,13 +94,12 @@ class Unknown:
         pattern = self._pattern(place.dtype)
         if first + place.span > len(pattern):
             pattern = pattern.repeat(2 + place.span // _PERIOD)
-        return pattern.as_strided(place.shape, place.stride, first)
+        found = pattern.as_strided(place.shape, place.stride, first)
+        return found.abs() if self.ends[0] < 0 and place.span == 1 else found
 
     def _pattern(self, dtype: torch.dtype) -> torch.Tensor:
         if dtype not in self._patterns:
-            limits = torch.finfo(dtype)
-            numbers = self._numbers.clamp(limits.tiny, limits.max)
-            self._patterns[dtype] = numbers.to(dtype).repeat(2)
+            self._patterns[dtype] = self._numbers.to(dtype).repeat(2)
         return self._patterns[dtype]
 
     def write(self, tensor: torch.Tensor) -> None:

@@ -141,11 +141,10 @@ class Values:
                 for overload in packet.overloads() if packet is not None else ():
                     op = getattr(packet, overload)
                     followed = Followed.from_schema(op, base)
-                    counts = at == COUNTS
-                    skipped = counts and followed.given_result
+                    skipped = at == COUNTS and followed.given_result
                     if op.name() not in known or skipped or is_composed(op):
                         continue
-                    made = self._wrap_count(followed) if counts else self._wrap_op(followed)
+                    made = self._wrap_count(followed) if at == COUNTS else self._wrap_op(followed)
                     library.impl(op.name().split("::")[1], made, at)
         if at == COUNTS:
             library.impl("equal", self._equal, at)
@@ -159,19 +158,10 @@ class Values:
         """Return an operator that also computes its numbers."""
         keys, guard, op, base = self._keys, _C._ExcludeDispatchKeyGuard, one.op, one.base
         chooses = HIGHEST.get(op.name())
-        special: Callable[..., Any] | None = None
-        if base in TRANSFERS:
-            special = self._transfers.copy
-        elif one.draws is not None and chooses is None:
-            special = self._draws.draw
-        elif base in MAKES:
-            special = self._create
-        elif base in COMPARES:
-            special = self._compare
+        special = self._find_special(one) if chooses is None else None
         small = _UPDATED if one.updates else SMALL
         waits = can_defer(one) and base not in MOVES
-        held, postponed = self._numbers.read_mark, self._numbers.unknown.postponed_kind
-        puts, spreads = base in PUTS, base in DISTRIBUTIONS
+        held, later = self._numbers.read_mark, self._numbers.unknown.postponed_kind
         end = ENDS.get(base) if chooses is None else None
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -195,25 +185,33 @@ class Values:
                     if not defer(self._numbers, one, args, kwargs, out):
                         self._work_out(one, args, kwargs, out)
                     return out
-                if count <= small or (puts and count <= _PUT):
+                if count <= small or (base in PUTS and count <= _PUT):
                     return self._compute(one, args, kwargs)
                 # Most calls of a training.
                 if not first.is_cuda or type(first) is not torch.Tensor:
                     return op(*args, **kwargs)
-                if count <= LARGE and (
-                    held(first) or (count <= _PUT and postponed(first) is not None)
-                ):
+                if count <= LARGE and (held(first) or (count <= _PUT and later(first) is not None)):
                     return self._compute(one, args, kwargs)
                 out = op(*args, **kwargs)
                 if one.writes:
                     self._numbers.unknown.drop(first)
-                elif spreads:
+                elif base in DISTRIBUTIONS:
                     self._distribute(base, out, args[1])
                 elif end is not None and isinstance(out, torch.Tensor):
                     self._numbers.fill(out, self._numbers.unknown.ends[end])
                 return out
 
         return call
+
+    def _find_special(self, one: Followed) -> Callable[[Followed, Any, Any], Any] | None:
+        """Return the follower of an operator that copies, draws, makes or compares."""
+        if one.base in TRANSFERS:
+            return self._transfers.copy
+        if one.draws is not None:
+            return self._draws.draw
+        if one.base in MAKES:
+            return self._create
+        return self._compare if one.base in COMPARES else None
 
     def _wrap_count(self, one: Followed) -> Callable[..., Any]:
         """Return an operator that gets the size of its result."""
@@ -242,9 +240,8 @@ class Values:
                 finally:
                     self._answer(0, 0)
                 if made is not None:
-                    self._numbers.write_result(
-                        out, made, any(self.state(each) == MADE_UP for each in tensors)
-                    )
+                    made_up = any(self.state(each) == MADE_UP for each in tensors)
+                    self._numbers.write_result(out, made, made_up)
                 elif base != "index" or self._numbers.knows_some(args[0]):
                     self._work_out(one, args, kwargs, out)
                 return out
@@ -283,9 +280,7 @@ class Values:
 
     def _work_out(self, one: Followed, args: Any, kwargs: Any, out: Any) -> None:
         """Compute the numbers of an operator's result on the host, unless that costs too much."""
-        given = tensors_in(args)
-        if kwargs:
-            given += tensors_in(kwargs)
+        given = tensors_in((args, kwargs) if kwargs else args)
         outs = [] if one.writes else tensors_in((out,))
         most = largest_plain(given, outs)
         if not most:
@@ -343,8 +338,8 @@ class Values:
         places = out[1] if isinstance(out, tuple) else out
         dim = args[place] if place < len(args) else kwargs.get("dim", default)
         if places.numel() <= _PUT and args[0].numel() and is_plain((places, args[0])):
-            shift = self._numbers.unknown.shift
-            self._numbers.write_result(places, spread(places, args[0], dim, shift), made_up=True)
+            chosen = spread(places, args[0], dim, self._numbers.unknown.shift)
+            self._numbers.write_result(places, chosen, made_up=True)
             self._say(BALANCED)
         return out
 

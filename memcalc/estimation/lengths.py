@@ -72,8 +72,7 @@ def run_varying_lengths(plan: Plan, text: str, timeout: float = math.inf) -> Var
         raise UsageError("--lengths is for training on one GPU: leave it out, or the rest.")
     if plan.inputs:
         raise UsageError(
-            "--lengths is for batches that memcalc makes, and --input describes them: leave one "
-            "out."
+            "--lengths is for batches that memcalc makes; --input describes them: leave one out."
         )
     question = look_up(plan)
     drawn = samples(text, BATCHES * plan.batch, plan.seq)

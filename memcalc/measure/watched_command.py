@@ -38,7 +38,7 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     """The readings of all GPUs on which it held memory."""
 
 
-class CommandNow(msgspec.Struct, frozen=True, kw_only=True):
+class CommandNow(msgspec.Struct, frozen=True):
     """A sample of a running command."""
 
     seconds: float
@@ -74,15 +74,7 @@ def run(
     """
     with _open_cards() as (nvml, watched, reason):
         began, floor = time.monotonic(), _largest_resident_set(resource.RUSAGE_SELF)
-        try:
-            # Should this process die, the command is asked to end.
-            dies = functools.partial(die_with, os.getpid(), signal.SIGTERM)
-            streams: dict[str, Any] = {}
-            if show is not None:
-                streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            process = subprocess.Popen(command, preexec_fn=dies, env=environment, **streams)
-        except OSError as error:
-            raise UsageError(f"Cannot run {command[0]!r}: {error.strerror}.") from None
+        process = _start(command, environment, piped=show is not None)
         resident, ours = 0, set[int]()
         with _passing_signals(process), _showing(process, show):
             while process.poll() is None:
@@ -92,15 +84,8 @@ def run(
                 resident = max(resident, together, _peak_resident_set(process.pid))
                 reason = _sample(watched, ours) or reason
                 if seen is not None:
-                    seen(
-                        CommandNow(
-                            seconds=time.monotonic() - began,
-                            pids=frozenset(ours),
-                            resident=resident,
-                            cards=tuple(watched),
-                            reason=reason,
-                        )
-                    )
+                    cards, pids_so_far = tuple(watched), frozenset(ours)
+                    seen(CommandNow(time.monotonic() - began, pids_so_far, resident, cards, reason))
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(interval)
         seconds = time.monotonic() - began
@@ -109,16 +94,39 @@ def run(
         kept = _largest_resident_set(resource.RUSAGE_CHILDREN)
         resident = max(resident, kept if kept > floor else 0)
         driver = nvml.driver if nvml is not None else ""
-        for one in watched:
-            others = one.others.values()
-            one.warnings = [f"the GPU is shared with {u.name} (process {u.pid})" for u in others]
-        gpus = [one.to_reading(driver, interval) for one in watched]
+        gpus = [_read(one, driver, interval) for one in watched]
         code = process.returncode
     held = sorted((gpu for gpu in gpus if gpu.peak_process), key=lambda g: -(g.peak_process or 0))
     measurement = _make_measurement(command, held[0] if held else None, reason, resident, seconds)
     return CommandResult(
         code=code if code >= 0 else 128 - code, measurement=measurement, gpus=tuple(held)
     )
+
+
+def _start(
+    command: Sequence[str], environment: Mapping[str, str] | None, *, piped: bool
+) -> subprocess.Popen[bytes]:
+    """Start a command, whose output is ``piped`` or goes to this process's streams.
+
+    Raises:
+        UsageError: it cannot be started.
+    """
+    # Should this process die, the command is asked to end.
+    dies = functools.partial(die_with, os.getpid(), signal.SIGTERM)
+    streams: dict[str, Any] = {}
+    if piped:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    try:
+        return subprocess.Popen(command, preexec_fn=dies, env=environment, **streams)
+    except OSError as error:
+        raise UsageError(f"Cannot run {command[0]!r}: {error.strerror}.") from None
+
+
+def _read(watched: CardWatch, driver: str, interval: float) -> GpuReading:
+    """Return all that was seen of a card, with a warning for each process of others."""
+    others = watched.others.values()
+    watched.warnings = [f"the GPU is shared with {u.name} (process {u.pid})" for u in others]
+    return watched.to_reading(driver, interval)
 
 
 def _list_processes(root: int) -> tuple[set[int], int]:

@@ -90,7 +90,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
             SettingError: it is not understood.
         """
         if self.is_table and isinstance(given, tuple):
-            return self.check(tuple(self._pair(text) for text in given))
+            return self.check(tuple(self._read_pair(text) for text in given))
         if isinstance(given, str) and not self.repeats:
             return parse_value(self.name, self.type, given)
         return self.check(given)
@@ -117,7 +117,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingError(self.name, f"{self.name} names {twice[0]} twice: name it once.")
         return dict(value)
 
-    def _pair(self, text: str) -> tuple[str, Any]:
+    def _read_pair(self, text: str) -> tuple[str, Any]:
         key, equals, value = text.partition("=")
         if not equals:
             message = f"{self.name} = {text!r} is not understood: write key=value."
@@ -151,7 +151,7 @@ def declare_fields(kind: type[Plan]) -> dict[str, Field]:
     defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
     words = _field_docs(kind)
     return {
-        name: _field(name, words.get(name, ""), annotation, defaults[name])
+        name: _make_field(name, words.get(name, ""), annotation, defaults[name])
         for name, annotation in kind.__annotations__.items()
     }
 
@@ -171,7 +171,7 @@ def _field_docs(kind: type[Plan]) -> dict[str, str]:
     }
 
 
-def _field(name: str, words: str, annotation: Any, default: Any) -> Field:
+def _make_field(name: str, words: str, annotation: Any, default: Any) -> Field:
     kind, *metas = get_args(annotation)
     about = next(meta for meta in metas if meta.extra is not None)
     limits = [meta for meta in metas if meta is not about]

@@ -157,16 +157,16 @@ class Measurement(Answer, msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_last_step(readings: Iterable[PhaseReading]) -> int | None:
-    """Return the last step that cleared its gradients, or None."""
+    """Return the last step that ended with its gradients cleared, or None if none did."""
     return max((one.step for one in readings if one.phase is Phase.ZERO_GRAD), default=None)
 
 
 def steady_peaks(readings: Iterable[PhaseReading]) -> dict[Phase, dict[str, int]]:
     """Return the peak of each known rung in each phase of the steady step.
 
-    The steady step is the last finished one: all that steps leave allocated exists by then. Phases
-    before the first step count as its phases, loading only where weights change on the way. All of
-    a run that generates counts.
+    The steady step is the last one that ended: by then all that a step leaves behind exists. What
+    comes before the first step counts as its phases, and loading only where weights change on the
+    way. Every phase of a run that generates counts.
     """
     known = tuple(readings)
     last = find_last_step(known)

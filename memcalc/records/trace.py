@@ -123,7 +123,7 @@ class PhaseReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllocatorCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of the allocator other than births and deaths, before event ``index``."""
+    """A call of the allocator that neither allocates nor frees, before event ``index``."""
 
     index: int
     what: str
@@ -134,7 +134,7 @@ class AllocatorCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """Traffic of a process in an optimizer step by one collective, in groups of one size."""
+    """The bytes that a process sends in a step by one collective, in groups of one size."""
 
     collective: str
     """``all-reduce``, ``all-gather``, ``reduce-scatter``..."""
@@ -209,10 +209,10 @@ def walk(trace: Trace) -> Iterator[tuple[Mark, int, Storage]]:
 
 
 def counts(trace: Trace, phase: Phase, step: int) -> bool:
-    """Return True if a phase of a step counts for the peak.
+    """Return True if the peak of this part of a run is in the answer.
 
-    All phases of a script count. Else the last step counts, and resuming, and loading and
-    preparing where weights change on the way.
+    Every part of a script is. Of a plan the last step is, which stands for the others; resuming is;
+    loading and preparing are where weights change on the way.
     """
     if trace.whole:
         return True
@@ -222,9 +222,9 @@ def counts(trace: Trace, phase: Phase, step: int) -> bool:
 
 
 def highest(trace: Trace) -> dict[Phase, int]:
-    """Return the event after which each phase of the steady step holds most requested bytes.
+    """Return the event after which each phase of the steady step holds the most requested bytes.
 
-    Bytes held when a phase begins count for it.
+    Bytes that are held when a phase begins count for it.
     """
     levels = [0, *accumulate(changes(trace.events, [storage.bytes for storage in trace.storages]))]
     found: dict[Phase, int] = {}
@@ -239,7 +239,7 @@ def highest(trace: Trace) -> dict[Phase, int]:
 
 
 def alive(trace: Trace, event: int) -> list[int]:
-    """Return the storages alive right after an event, in order of birth."""
+    """Return the numbers of the storages alive right after an event, in order of birth."""
     living: dict[int, None] = {}
     for happened in trace.events[: event + 1]:
         if happened >= 0:
@@ -250,7 +250,7 @@ def alive(trace: Trace, event: int) -> list[int]:
 
 
 def components(trace: Trace, event: int) -> dict[Component, int]:
-    """Bytes alive right after an event, by component."""
+    """Return the bytes alive right after an event, by component."""
     held = dict.fromkeys(Component, 0)
     for number in alive(trace, event):
         storage = trace.storages[number]
@@ -259,7 +259,7 @@ def components(trace: Trace, event: int) -> dict[Component, int]:
 
 
 def find_peak(trace: Trace, component: Component) -> int:
-    """Return the bytes of a component at its own peak."""
+    """Return the most bytes that one component holds at once."""
     level = most = 0
     for _, event, storage in walk(trace):
         if storage.component is component:
@@ -269,7 +269,7 @@ def find_peak(trace: Trace, component: Component) -> int:
 
 
 def last_step(events: Sequence[int], marks: Sequence[Mark]) -> tuple[int, int]:
-    """Return the first and the end event of the last step, without evaluation or the exit.
+    """Return the events at which the last step begins and ends; evaluation or the end follows.
 
     The last zero_grad is as long as the one before it; later deaths belong to the exit.
     """
@@ -286,9 +286,9 @@ def last_step(events: Sequence[int], marks: Sequence[Mark]) -> tuple[int, int]:
 
 
 def program_end(trace: Trace) -> int:
-    """Return the number of events before the program exits and frees all that is left.
+    """Count the events before the program ends and frees what is left.
 
-    An evaluation ends with the last event of its storages; a script ends with its events.
+    An evaluation ends with the last event of a storage made in it; a script ends by itself.
     """
     if trace.whole:
         return len(trace.events)

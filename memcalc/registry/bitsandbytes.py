@@ -20,13 +20,11 @@ from memcalc.registry.row import (
     MIN_8BIT_SIZE,
     Args,
     Layout,
-    OnCuda,
     Piece,
     Refusal,
     Row,
     number,
 )
-from memcalc.version import find_version
 
 BLOCK = 256
 PAGED_FROM = 100_000
@@ -108,30 +106,6 @@ def _make_code_maps(family: Family) -> Any:
     return shared
 
 
-def _without_kernel(name: str) -> OnCuda:
-    """Refuse what bitsandbytes has no CUDA kernel for: it raises at the first such tensor.
-
-    Source: bitsandbytes 0.50.2, backends/cuda/ops.py, ``str2optimizer32bit`` and
-    ``str2optimizer8bit_blockwise``; each refusal was seen.
-    """
-
-    def refuse(parameter: Parameter, args: Args) -> str | None:
-        if in_8bit(parameter, args):
-            if name in ("LAMB", "LARS"):
-                return (
-                    f"bitsandbytes 0.50.2 has no kernel for {name} with 8-bit states "
-                    f"(--optim {name.lower()} keeps them in 32 bit)"
-                )
-        elif parameter.dtype == "bfloat16" and name in ("SGD", "RMSprop", "Adagrad", "LARS"):
-            return (
-                f"bitsandbytes 0.50.2 has no kernel for {name} with bf16 gradients and 32-bit "
-                f"states, as {parameter.name} would need (--precision amp-bf16 has fp32 gradients)"
-            )
-        return None
-
-    return refuse
-
-
 _BROKEN = (
     "bitsandbytes 0.50.2 allocates half of its first state and fails at the first step "
     "(bitsandbytes issue 2075): use ademamix, which is right"
@@ -166,41 +140,27 @@ def _make_row(family: Family, paged: bool, bits: int | None) -> Row:
         rule=family.rule / 4 if bits == 8 else family.rule,
         package="bitsandbytes",
         untraceable=_UNTRACEABLE,
-        refuse_on_cuda=_without_kernel(name),
         refuse=_refusal(family, paged, bits),
     )
 
 
 def _refusal(family: Family, paged: bool, bits: int | None) -> Refusal:
-    """Refuse what bitsandbytes does not have, and what a class's name has settled.
+    """Refuse what a class takes and ignores; what bitsandbytes refuses, its own class says.
 
-    Source: the constructors of bitsandbytes 0.50.2, each tried: they refuse it, ignore it or lack
-    it.
+    Source: the constructors of bitsandbytes 0.50.2, each tried.
     """
-    name, pages = family.name, family.paged
+    name = family.name
     wide = f"bitsandbytes.{name.lower()}" if name in _TORCH_NAMES else name.lower()
     other = f"{'paged' if paged else ''}{name.lower()}{8 if bits == 32 else 32}bit"
 
     def refuse(args: Args) -> str | None:
-        clips = number(args, "percentile_clipping", _NO_CLIPPING) < _NO_CLIPPING
-        version = (find_version("bitsandbytes") or "").split(".")
-        rules = {
-            _BROKEN: name == "AdEMAMix" and bits == 32,
-            "percentile_clipping was removed in bitsandbytes 0.50: leave it out": clips
-            and all(part.isdigit() for part in version[:2])
-            and [*map(int, version[:2])] >= [0, 50],
-            f"its states have {bits} bits, whatever optim_bits says: use {other}": bits
-            and args["optim_bits"] != bits,
-            f"it is paged, whatever is_paged says: use {wide}": paged and not args.get("is_paged"),
-            "bitsandbytes cannot page its states: leave is_paged out": args.get("is_paged")
-            and not pages,
-            "bitsandbytes' optimizers have no amsgrad": args.get("amsgrad"),
-            "bitsandbytes refuses momentum = 0: add --optim-arg momentum=0.9": name
-            in ("SGD", "LARS")
-            and number(args, "momentum") == 0,
-            "bitsandbytes' RMSprop cannot be centered": args.get("centered"),
-        }
-        return next((why for why, refused in rules.items() if refused), None)
+        if name == "AdEMAMix" and bits == 32:
+            return _BROKEN
+        if bits and args["optim_bits"] != bits:
+            return f"its states have {bits} bits, whatever optim_bits says: use {other}"
+        if paged and not args.get("is_paged"):
+            return f"it is paged, whatever is_paged says: use {wide}"
+        return "bitsandbytes' optimizers have no amsgrad" if args.get("amsgrad") else None
 
     return refuse
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.errors import EstimateError, UsageError
+from memcalc.errors import EstimateError
 from memcalc.records.model import OptimizerState, Parameter, Place, StateTensor
 from memcalc.records.plan import Plan
 from memcalc.records.values import Scalar
@@ -15,8 +15,7 @@ Piece = tuple[str, str, int, Place]
 """(name, dtype, elements, place) of one state tensor."""
 Layout = Callable[[Parameter, Args], list[Piece]]
 Refusal = Callable[[Args], str | None]
-OnCuda = Callable[[Parameter, Args], str | None]
-"""Why one parameter's update cannot run on a GPU; ``None`` where it can."""
+"""Returns why an optimizer does not take its arguments, or None."""
 
 NUMBERS = ("lr", "betas", "eps", "weight_decay")
 SWITCHES = ("maximize", "foreach", "fused", "differentiable", "capturable")
@@ -60,7 +59,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     precision: str | None = None
     """The only one that it trains weights of; ``None``: all."""
     refuse: Refusal | None = None
-    refuse_on_cuda: OnCuda | None = None
     unknown: str | None = None
     """Why there is no closed form."""
 
@@ -206,14 +204,7 @@ def compute_state(choice: Choice, parameters: Sequence[Parameter], plan: Plan) -
 
     Raises:
         EstimateError: the optimizer has no closed form.
-        UsageError: it has no kernel for what it would have to update.
     """
-    refuse = choice.row.refuse_on_cuda if plan.target == "cuda" else None
-    args = {**choice.args, "_trainer": plan.loop == "trainer"}
-    for parameter in parameters if refuse is not None else ():
-        trains = parameter.trainable and not parameter.buffer
-        if refuse is not None and trains and (reason := refuse(parameter, args)):
-            raise UsageError(f"{choice.name} cannot run on a GPU: {reason}.")
     in_backward = plan.optim_in_backward or choice.row.in_backward
     return choice.state(
         parameters,

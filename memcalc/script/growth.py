@@ -77,19 +77,22 @@ def _find_steps(trace: Trace) -> list[int]:
 def _find_passes(trace: Trace) -> list[int]:
     """Return the events at which each pass of a model begins that no backward follows.
 
-    Passes before the first update may gather what it learns from: alone they are no evaluation.
+    Evaluations before the first backward may gather what it learns from: alone they do not count.
     """
     found: list[tuple[int, int]] = []
+    forwards: list[tuple[int, int]] = []
     backwards = 0
     for mark in trace.marks:
-        if mark.phase in (Phase.FORWARD, Phase.EVAL):
-            found.append((mark.index, backwards))
-        elif mark.phase is Phase.BACKWARD:
+        if mark.phase is Phase.BACKWARD:
             backwards += 1
-            if found and found[-1][1] == backwards - 1:
-                found.pop()
+            forwards.clear()
+        elif mark.phase is Phase.EVAL:
+            found.append((mark.index, backwards))
+        elif mark.phase is Phase.FORWARD:
+            forwards.append((mark.index, backwards))
+    found += forwards
     after = {before for _, before in found}
-    return [index for index, _ in found] if len(after) > 1 or backwards in after else []
+    return [index for index, _ in sorted(found)] if len(after) > 1 or backwards in after else []
 
 
 def _find_leftovers(trace: Trace, points: list[int]) -> tuple[list[list[Storage]], int]:

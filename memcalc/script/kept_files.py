@@ -75,7 +75,7 @@ def restore(folder: Path) -> list[str]:
         (_restore_content, entries),
         (_remove_new_names, absent),
         (_restore_name, entries),
-        (_restore_status, entries[::-1]),
+        (lambda _, entry, __: _set_status(entry.path, entry), entries[::-1]),
     ):
         for entry in those:
             try:
@@ -175,10 +175,6 @@ def _restore_name(folder: Path, entry: Entry, _: set[str]) -> None:
         os.link(link, path)
     elif stat.S_ISREG(entry.mode):
         _copy(folder / f"{entry.number}.copy", path)
-
-
-def _restore_status(_: Path, entry: Entry, __: set[str]) -> None:
-    _set_status(entry.path, entry)
 
 
 def _set_status(path: bytes, entry: Entry) -> None:

@@ -31,7 +31,7 @@ _SMALL = 1 << 20
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """Files that the runs of a program read."""
+    """The paths that the runs of a program read."""
 
     paths: frozenset[str] = frozenset()
     """Files and folders, absolute, without packages and the system's own."""
@@ -40,7 +40,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def note_in(path: Path) -> None:
-    """Begin to note in a file what this process and its forks read."""
+    """Write each path that this process and its forks read to a file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     seen: set[tuple[str, str]] = set()
 

@@ -29,7 +29,7 @@ from memcalc.script.records import FOUND, Answer, Found, RankAnswers, Request
 _LOOK = 0.02
 """Seconds between two looks at what runs."""
 _LIBRARIES = {"accelerate": "accelerate", "transformers": "transformers.modeling_utils"}
-"""Modules that take long to import, start nothing, and are the same for all ranks; by package."""
+"""Modules that take long to import and start nothing, by the package that a script names."""
 _SHOWN = 4000
 """Bytes at the end of a failed rank's output that are shown where another rank's output was."""
 
@@ -68,8 +68,7 @@ class Ranks:
         if self._found is None and self._request.world is None:
             # It has run to its end in search of others.
             return RankAnswers(world=1, answers={0: self._answer(0)})
-        if rank == "all":
-            self._import_libraries()
+        self._import_libraries()
         first = rank if isinstance(rank, int) else world - 1 if rank == "last" else 0
         self._ask([first, world - 1] if rank == "all" else [first])
         while self._waiting or self._running:
@@ -82,13 +81,17 @@ class Ranks:
         return self._answers(world)
 
     def _import_libraries(self) -> None:
-        """Import once what each rank imports: nearly every script an optimizer's compiler."""
+        """Import once what each rank imports itself, those too that run for their messages."""
         path = Path(self._request.program.path)
-        modules = {name: _LIBRARIES[name] for name in find_imports(path) & _LIBRARIES.keys()}
-        own = {
-            name for name in modules for one in (name, f"{name}.py") if (path.parent / one).exists()
+        wanted = {
+            module
+            for name, module in _LIBRARIES.items()
+            if name in find_imports(path) and not (path.parent / name).exists()
         }
-        for module in ("torch._dynamo", *(modules[name] for name in sorted(modules.keys() - own))):
+        if self._request.rank == "all":
+            # Nearly every script imports it by its first optimizer.
+            wanted.add("torch._dynamo")
+        for module in sorted(wanted):
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
 
@@ -259,7 +262,7 @@ class Ranks:
         return list(zip(*_family(stages, groups), strict=True))
 
     def _show(self, rank: int) -> None:
-        """Show the end of what a rank printed, unless it was shown at once."""
+        """Show the end of what a rank printed; the first that was asked for showed it itself."""
         with contextlib.suppress(OSError):
             text = self._file(rank, "printed").read_bytes()[-_SHOWN:].decode(errors="replace")
             show(f"rank {rank}: {text}\n")

@@ -59,9 +59,8 @@ def simulate(
     check_imports(program, plan.command or "", folder, plan.python or sys.executable, STAND_INS)
     run.timeout = timeout
     began = time.monotonic()
-    ran, room = run.with_stand_ins(limited=gpu is not None, quiet=quiet), None
-    if gpu is not None:
-        room = card_memory(gpu).room
+    ran = run.with_stand_ins(limited=gpu is not None, quiet=quiet)
+    room = card_memory(gpu).room if gpu is not None else None
     each = {rank: _run_unlimited(run, rank, one, room) for rank, one in ran.found.items()}
     if len(each) == 1:
         ((rank, one),) = each.items()

@@ -32,6 +32,7 @@ PAIRS = {
         **LORA, "quant": "nf4-dq", "checkpointing": True, "optim": "paged_adamw_8bit",
     },
     "trainer": {"loop": "trainer", "precision": "amp-bf16", "optim": "adamw_torch_fused"},
+    "compiled": {"compile": "default"},
     "ddp": {**TWO, "parallel": "ddp"},
     "fsdp1_lora": {**TWO, **LORA, "parallel": "fsdp1", "autocast_adapter_dtype": False},
     **{

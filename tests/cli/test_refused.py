@@ -124,7 +124,10 @@ def _nothing_is_traced(monkeypatch, tmp_path):
         ("estimate gpt2 --quant gptq", "type --quant nf4 for 4 bit"),
         ("estimate gpt2 --quant fp8", "such as DeepSeek-V3: name such a model"),
         ("estimate gpt2 --precision fp8", "type --precision amp-bf16"),
-        ("estimate gpt2 --devices 2 --parallel fsdp1 --quant nf4", "type --parallel fsdp2 or ddp"),
+        (
+            "estimate gpt2 --devices 2 --parallel fsdp1 --quant nf4 --precision bf16",
+            "no-kbit-prepare",
+        ),
         ("estimate gpt2 --devices 2 --parallel fsdp2 --quant int8", "type --quant nf4-dq"),
         ("estimate gpt2 --quant nf4 --lora none", "leave out lora none"),
         ("estimate gpt2 --preset qlora --lora none", "leave out lora none"),

@@ -8,7 +8,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalc import dialects
+from memcalc import dialects, registry
+from memcalc.advice.suggest.snippets import snippet
 from memcalc.budgets.read import read as read_budgets
 from memcalc.catalog import peft_targets
 from memcalc.catalog.plan import make
@@ -16,6 +17,7 @@ from memcalc.catalog.rewrite import rewrite
 from memcalc.dialects.format import declared_fields
 from memcalc.errors import UsageError
 from memcalc.records.names import WITH_ACCELERATE
+from memcalc.records.values import adapter
 from memcalc.workload import layouts
 
 AXOLOTL = """\
@@ -291,6 +293,32 @@ def test_a_recipe_is_written_back_with_the_changed_keys_alone(written, name):
         line for line in wanted.splitlines(True) if "fused" not in line or name != "torchtune.yaml"
     ).rstrip("\n")
     assert rewrite(name, make({"model": name})) == RECIPES[name][0]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "meta-llama/Llama-3.2-1B", "precision": "bf16", "seq": 512},
+        {"model": "Qwen/Qwen2.5-7B", "precision": "bf16", "lora": "r=8", "loss_chunks": 8},
+        {"model": "google/gemma-2-2b", "precision": "bf16", "quant": "nf4-dq",
+         "lora": "r=4,target=q_proj+o_proj", "batch": 2, "checkpointing": True},
+        {"model": "microsoft/Phi-3-mini-4k-instruct", "precision": "fp32", "grad_accum": 4},
+    ],
+)  # fmt: skip
+def test_a_plan_as_a_recipe_of_torchtune_is_read_back(tmp_path, asked):
+    plan = make({"loss_chunks": 1, **asked})
+    (tmp_path / "tune.yaml").write_text(snippet(plan, "torchtune"))
+    again = make({"model": str(tmp_path / "tune.yaml")})
+    kept = ("model", "batch", "seq", "grad_accum", "precision", "checkpointing", "scheme",
+            "loss_chunks")  # fmt: skip
+    assert [getattr(again, one) for one in kept] == [getattr(plan, one) for one in kept]
+    assert registry.of(again).row == registry.of(plan).row
+    if plan.adapters is None:
+        assert again.adapters is None
+    elif "target" in plan.adapters:
+        assert adapter(again.adapters).target == adapter(plan.adapters).target
+    else:
+        assert len(adapter(again.adapters).target) == 7
 
 
 def test_what_a_recipe_has_no_word_for_is_a_comment(written):

@@ -47,6 +47,16 @@ WAITS = """
             assert size.item() == number
 """
 
+FAILS = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("nccl")
+    flags = torch.zeros(3, dtype=torch.long, device="cuda")
+    if dist.get_rank() == 0:
+        raise ValueError("no documents for a test")
+    dist.broadcast(flags, src=0)
+    flags[0].item()
+"""
+
 SPAWNS = """
     import torch, torch.distributed as dist, torch.multiprocessing as mp
     def train(rank, world):
@@ -103,6 +113,14 @@ def test_a_rank_that_would_wait_without_end_ends_with_one_sentence(ranks, capfd)
         "rank 1 would wait without end in recv(src=0) at train.py:11: rank 0 ends without"
         in capfd.readouterr().err
     )
+
+
+@pytest.mark.nightly
+def test_what_a_rank_fails_by_that_another_waits_for_is_shown(ranks, capfd):
+    assert ranks(FAILS, "last", 2).ending.code == 1
+    said = capfd.readouterr().err
+    assert "rank 1 would wait without end in broadcast(src=0)" in said
+    assert "ValueError: no documents for a test" in said
 
 
 @pytest.mark.nightly

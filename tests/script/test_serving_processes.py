@@ -189,4 +189,5 @@ def test_memory_that_an_engine_unmaps_is_not_on_the_gpu(tmp_path, monkeypatch, c
     found = json.loads(capfd.readouterr().out)
     peaks = {one["phase"]: one["reserved"] for one in found["phases"]}
     assert peaks["forward"] > GIB > peaks["backward"]
+    assert sum(found["components"].values()) == found["peak"]["requested"] > GIB
     assert any("1.0 GiB of an engine leave the GPU" in one for one in found["assumptions"])

@@ -45,6 +45,10 @@ KNOWN = """
     assert [one.item() for one in counts.aminmax()] == [1, 3]
     assert counts.cummax(0).values.tolist() == [3, 3, 3]
     assert torch.triu_indices(2, 2, device="cuda").tolist() == [[0, 0, 1], [0, 1, 1]]
+    square = torch.rand(9, 9)
+    for call in (torch.geqrf, torch.linalg.lu_factor, torch.linalg.eigh, torch.linalg.qr):
+        assert torch.allclose(call(square.cuda())[0].cpu(), call(square)[0], atol=1e-5)
+    assert torch.equal(square.cuda().lgamma_().cpu(), square.lgamma())
     for fused in (True, False):
         weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
         optimizer = torch.optim.Adam([weight], fused=fused)
@@ -135,7 +139,7 @@ CHECKED = """
     torch._assert((out > 3).all(), "low")
 """
 DECIDES = """
-    import torch, torch.nn as nn
+    import math, statistics, torch, torch.nn as nn
     net = nn.Linear(512, 512).cuda()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for step in range(3):
@@ -163,8 +167,23 @@ def test_numbers_that_a_script_reads_let_it_go_on(run, script):
     assert not found.ending.decides
 
 
+def at_night(*conditions):
+    return [pytest.param(one, marks=pytest.mark.nightly) for one in conditions]
+
+
 @pytest.mark.parametrize(
-    "condition", ["loss.item() < 1e-3", "loss < 1e-3", "round(loss.item() * 2 + 1, 2) < 0"]
+    "condition",
+    [
+        "math.exp(loss.item()) > 3",
+        *at_night(
+            "loss.item() < 1e-3",
+            "loss < 1e-3",
+            "round(loss.item() * 2 + 1, 2) < 0",
+            "statistics.mean([loss.item(), 0.5]) > 1",
+            "(loss > 1).item()",
+            "torch.addmm(*[torch.ones(9, 9).cuda()] * 3).max().item() > 2",
+        ),
+    ],
 )
 def test_what_another_branch_needs_is_told(run, condition):
     found = run(DECIDES.replace("{condition}", condition), gpu="t4")
@@ -221,7 +240,7 @@ def test_a_guard_that_skips_every_step_gives_way_to_training(run):
 
 
 GOES_TO_THE_HOST = """
-    import math, torch
+    import math, numpy as np, torch
     net = torch.nn.Linear(512, 512).cuda()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for step in range(3):
@@ -235,8 +254,14 @@ GOES_TO_THE_HOST = """
 @pytest.mark.parametrize(
     "condition",
     [
-        "math.exp(float(loss)) > 3",
-        pytest.param("loss.detach().cpu().numpy() > 2", marks=pytest.mark.nightly),
+        "np.mean([loss.item()]) > 1",
+        *at_night(
+            "math.exp(float(loss)) > 3",
+            "loss.detach().cpu().numpy() > 2",
+            "np.float64(3) * loss.item() > 3",
+            "float(f'{loss.item():.3f}') > 1",
+            "torch.tensor([loss.item()]).mean() > 1",
+        ),
     ],
 )
 def test_what_larger_numbers_take_is_told_where_nobody_sees_what_they_decide(run, condition):
@@ -245,6 +270,50 @@ def test_what_larger_numbers_take_is_told_where_nobody_sees_what_they_decide(run
     said = prediction.assumptions[0]
     assert "go to the host at train.py:8" in said
     assert "larger ones (256.0 MiB more), smaller ones (the same peak)" in said
+
+
+SIZES = """
+    import torch
+    out = torch.nn.Linear(64, 64).cuda()(torch.randn(1024, 64, device="cuda"))
+    count = (out[:, 0] > 0.95).sum()
+    {size}
+"""
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        "kept = [torch.zeros(1 << 18, device='cuda') for _ in range(count)]",
+        *at_night(
+            "torch.zeros(count, 1 << 18, device='cuda')",
+            "torch.zeros(count.item(), 1 << 18, device='cuda')",
+            "torch.zeros(round(out.mean().item() - 0.5), 1 << 28, device='cuda')",
+            "out[:count].repeat(1, 4096)",
+            "out.repeat_interleave((out[:, 0] * 99).long(), 0)",
+            "torch.unique((out[:, 0] * 20).long()).repeat(1 << 16)",
+        ),
+    ],
+)
+def test_a_size_that_follows_from_made_up_numbers_is_told(run, size):
+    said = run(SIZES.replace("{size}", size), gpu="t4").traced.prediction.assumptions[0]
+    assert "go to the host at train.py:5" in said
+    assert "MiB more" in said or "GiB more" in said or "runs out of memory" in said
+
+
+def test_a_loop_that_waits_for_a_made_up_number_ends(run):
+    found = run(
+        """
+        import torch
+        net = torch.nn.Linear(64, 64).cuda()
+        while True:
+            if net(torch.randn(8, 64, device="cuda")).mean().item() > 3:
+                break
+        while not (net(torch.randn(8, 64, device="cuda")) > 3).all():
+            pass
+        """
+    )
+    assert found.ending.code == 0
+    assert found.ending.decides == ("train.py:5", "train.py:7")
 
 
 def test_a_branch_that_fails_is_told_and_not_counted(run):

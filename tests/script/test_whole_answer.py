@@ -160,7 +160,8 @@ def test_an_evaluation_after_training_that_keeps_its_outputs_leaks(run):
     assert run(EVALUATES.replace("{then}", "pass"), gpu="t4").traced.prediction.growth is None
 
 
-def test_passes_whose_outputs_an_update_learns_from_are_no_leak(run):
+@pytest.mark.parametrize("where", ["torch.no_grad()", "torch.enable_grad()"])
+def test_passes_whose_outputs_an_update_learns_from_are_no_leak(run, where):
     rollouts = """
         import torch
         model = torch.nn.Linear(64, 512).cuda()
@@ -168,12 +169,13 @@ def test_passes_whose_outputs_an_update_learns_from_are_no_leak(run):
         for update in range(2):
             kept = []
             for turn in range(20):
-                with torch.no_grad():
+                with WHERE:
                     kept.append(model(torch.randn(4096, 64, device="cuda")))
             model(torch.stack(kept)[..., :64]).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
     """
+    rollouts = rollouts.replace("WHERE", where)
     assert run(rollouts, gpu="t4", steps=0).traced.prediction.growth is None
 
 

@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 from memcalc import dialects, registry
 from memcalc.catalog import models
 from memcalc.catalog.quantized import BITSANDBYTES, TORCHAO, find_bnb_settings
-from memcalc.dialects import accelerate, axolotl, edit, llamafactory, swift, trainer, trl
+from memcalc.dialects import (
+    accelerate,
+    axolotl,
+    edit,
+    llamafactory,
+    swift,
+    torchtune,
+    trainer,
+    trl,
+)
 from memcalc.errors import UsageError, unknown
 from memcalc.files import templates
 from memcalc.records.names import WEIGHT_DTYPES, ZERO_STAGES
@@ -23,18 +32,37 @@ class Program(NamedTuple):
     layouts: tuple[str, ...]
     """Layouts over several GPUs that its settings express."""
     command: str = ""
+    schemes: tuple[str, ...] = tuple(BITSANDBYTES)
+    """Quantized bases that its settings express."""
+    precisions: tuple[str, ...] = ()
+    """Precisions that its settings express; empty: all."""
 
 
 PROGRAMS = {
     "trainer": Program(trainer, ("ddp", "fsdp1", "fsdp2")),
     "accelerate": Program(accelerate, ("ddp", "fsdp1", "fsdp2", *ZERO_STAGES)),
-    "axolotl": Program(axolotl, ("ddp", "fsdp2", *ZERO_STAGES), "axolotl train this.yaml"),
+    "axolotl": Program(
+        axolotl,
+        ("ddp", "fsdp2", *ZERO_STAGES),
+        "axolotl train this.yaml",
+        schemes=("nf4", "nf4-dq", "int8"),
+    ),
     "llamafactory": Program(
         llamafactory, ("ddp", *ZERO_STAGES), "llamafactory-cli train this.yaml"
     ),
     "trl": Program(trl, ("ddp", "fsdp1", "fsdp2"), "trl sft --config this.yaml"),
     "swift": Program(swift, ("ddp", *ZERO_STAGES), "swift sft --config this.yaml"),
+    "torchtune": Program(
+        torchtune,
+        ("fsdp2",),
+        "tune run RECIPE --config this.yaml",
+        schemes=("nf4-dq",),
+        precisions=("bf16", "fp32", "tf32"),
+    ),
 }
+
+
+_OPTIMIZER_KEYS = {"optim", "optimizer", "optimizer._component_"}
 
 
 def lora_config(adapters: str) -> str:
@@ -71,7 +99,6 @@ def snippet(plan: Plan, program: str) -> str:
         raise unknown("program", program, list(PROGRAMS), hint="see memcalc suggest --help.")
     known = PROGRAMS[program]
     settings = known.dialect.write(plan)
-    schemes = ("nf4", "nf4-dq", "int8") if program == "axolotl" else tuple(BITSANDBYTES)
     # A checkpoint that is quantized says itself how.
     quantized = find_bnb_settings(models.find(plan.model).config) is not None
     by_bitsandbytes = plan.scheme in BITSANDBYTES
@@ -90,9 +117,10 @@ def snippet(plan: Plan, program: str) -> str:
         loading=_loading(plan, quantized),
         prepares=by_bitsandbytes and plan.kbit_prepare,
         variant=variant,
-        knows_scheme=plan.scheme in (None, *schemes),
+        knows_scheme=plan.scheme in (None, *known.schemes),
+        knows_precision=not known.precisions or plan.precision in known.precisions,
         knows_layout=accelerate.layout_of(plan) in ("", *known.layouts),
-        names_optimizer=not {"optim", "optimizer"}.isdisjoint(settings),
+        names_optimizer=not _OPTIMIZER_KEYS.isdisjoint(settings),
         optimizer=_optimizer(plan),
     )
 

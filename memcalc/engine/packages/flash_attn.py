@@ -225,30 +225,18 @@ class _IndexFirstAxis(torch.autograd.Function):
         return found.reshape(ctx.rows, *gradient.shape[1:]), None
 
 
-class _IndexPutFirstAxis(torch.autograd.Function):
-    """A tensor of zeros with given rows."""
-
-    @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, indices: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return a tensor with ``rows`` rows."""
-        ctx.save_for_backward(indices)
-        found = values.new_zeros(rows, *values.shape[1:])
-        found[indices] = values
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        """Return the gradient of the rows."""
-        (indices,) = ctx.saved_tensors
-        return gradients[0][indices], None, None
-
-
 def _repeat_columns(indices: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     return indices[:, None].expand(-1, flat.shape[1])
 
 
 index_first_axis = _IndexFirstAxis.apply
-index_put_first_axis = _IndexPutFirstAxis.apply
+
+
+def index_put_first_axis(values: torch.Tensor, indices: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return so many rows: the given ones at the indices, zeros elsewhere."""
+    found = values.new_zeros(rows, *values.shape[1:])
+    found[indices] = values
+    return found
 
 
 def unpad_input(

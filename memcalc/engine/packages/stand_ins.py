@@ -136,11 +136,12 @@ class _Distributions(importlib.abc.MetaPathFinder):
         return [self._found] if name is None or name.replace("-", "_").lower() in own else []
 
 
+_PYTHON_ALONE = "{0}_FORCE_BUILD=TRUE {0}_SKIP_CUDA_BUILD=TRUE pip install --no-deps "
+"""A build of one's own is forced: else a wheel is looked for, which may not be reached."""
 _INSTALL = {
     "apex": "pip install --no-deps --no-build-isolation git+https://github.com/NVIDIA/apex",
-    "causal_conv1d": "CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE pip install --no-deps "
-    "--no-build-isolation causal-conv1d",
-    "mamba_ssm": "MAMBA_SKIP_CUDA_BUILD=TRUE pip install --no-deps --no-build-isolation mamba-ssm",
+    "causal_conv1d": _PYTHON_ALONE.format("CAUSAL_CONV1D") + "--no-build-isolation causal-conv1d",
+    "mamba_ssm": _PYTHON_ALONE.format("MAMBA") + "--no-build-isolation mamba-ssm",
 }
 """Commands that install the Python code of a package without a compiler."""
 _NONE = ("transformer_engine", "deep_ep", "grouped_gemm")

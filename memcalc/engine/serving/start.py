@@ -81,14 +81,14 @@ def start(
         timeout: seconds after which it is ended.
 
     Raises:
-        EstimateError: it ended, and neither started an engine nor said why not; or its time was up.
+        EstimateError: it started no engine and did not say why, or its time was up.
     """
     until = time.monotonic() + timeout
     try:
         process = subprocess.Popen(
             [python, "-c", bring.code() + _BEGINS, str(os.getpid()), *command],
             cwd=where,
-            env=dict(environ),
+            env=environ,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -97,22 +97,23 @@ def start(
     except OSError as error:
         raise EstimateError(f"{python} cannot be started: {error}.") from None
     try:
-        while process.poll() is None:
-            found = read(folder)
-            if found.engine is not None or found.refused is not None:
-                break
+        while process.poll() is None and not _is_settled(read(folder)):
             if time.monotonic() > until:
                 raise EstimateError(took_too_long("command", timeout))
             time.sleep(_POLL)
     finally:
         _end(process)
-    found = read(folder)
-    if found.engine is None and found.refused is None:
+    if not _is_settled(found := read(folder)):
         raise EstimateError(
             f"{command[0].partition('.')[0]} ended with exit code {process.returncode} before it "
             f"started an engine. It said: {_last_line(out)}"
         )
     return found
+
+
+def _is_settled(found: Started) -> bool:
+    """Return whether the engine is up, or vLLM has refused it."""
+    return found.engine is not None or found.refused is not None
 
 
 def _last_line(out: int | IO[str]) -> str:

@@ -55,8 +55,8 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
             raise
         raise UsageError(
             f"FullyShardedDataParallel makes one tensor of a unit's weights: {line(error)}. Type "
-            "--no-autocast-adapter-dtype where adapters differ from the weights, "
-            "--no-kbit-prepare over a quantized base, or --parallel fsdp2."
+            "--no-autocast-adapter-dtype where adapters differ from the weights, or "
+            "--parallel fsdp2."
         ) from None
     check(wrapped)
     return wrapped
@@ -127,12 +127,17 @@ def _mixed_precision(options: dict[str, Any]) -> MixedPrecision | None:
 
 
 def check(plan: Plan) -> None:
-    """Check that hybrid sharding has a device mesh, and other strategies have none.
+    """Check that hybrid sharding has a device mesh, and that weights of a unit have one dtype.
 
     Raises:
-        UsageError: the mesh is missing, or is given to another strategy.
+        UsageError: the mesh is missing, or is given to another strategy; or norms are cast.
     """
     options = dict(plan.parallel_args)
+    if plan.scheme is not None and plan.kbit_prepare and plan.precision not in ("fp32", "tf32"):
+        raise UsageError(
+            "FullyShardedDataParallel makes one tensor of a unit's weights, and preparing a "
+            "quantized base casts its norms to fp32: type --no-kbit-prepare, or --parallel fsdp2."
+        )
     strategy = str(options.get("sharding_strategy", "FULL_SHARD"))
     hybrid = "HYBRID" in strategy.upper()
     if hybrid and "device_mesh" not in options:

@@ -395,3 +395,31 @@ def test_a_screen_tries_no_remedy_that_saves_little_or_trains_something_else(exp
         *("outputs", "in backward"),  # they save little here
         *("bf16", "bf16, corrected", "LoRA", "QLoRA"),  # they train something else
     }
+
+
+def test_a_batch_that_is_too_large_is_cut_with_few_runs():
+    runs = set()
+
+    class Counted(Scales):
+        def each(self, stages):
+            for stage in stages:
+                cut = [dict(one.changes) for one in stage if one.key == "accumulate"]
+                # Settings of the allocator are replayed.
+                others = tuple(
+                    one.key for one in stage if one.key not in ("expandable", "accumulate")
+                )
+                runs.add((others, *(tuple(changes.items()) for changes in cut)))
+            return super().each(stages)
+
+        def most_saved(self, remedies):
+            return (1 << 20) if any(one.key == "accumulate" for one in remedies) else 0
+
+        side_by_side = 1
+
+    plan = Plan(model="m", batch=64)
+    rows = [one for one in REMEDIES if one.key in ("expandable", "accumulate")]
+    scales = Counted(plan, {})
+    found = search(scales, rows, limit_goal((1 << 20) // 3, scales.before))
+    assert dict(found.best.remedies[-1].changes) == {"batch": 16, "grad_accum": 4}
+    # The smallest micro-batch, the largest that holds, and all of its micro-batches.
+    assert len(runs - {((),)}) == 3  # the plan as it is was run before

@@ -97,6 +97,9 @@ def test_a_snippet_says_batch_and_accumulation_in_the_words_of_its_program(found
     known = yaml.safe_load(text)
     if program == "axolotl":
         assert known["micro_batch_size"] == plan.batch
+    elif program == "torchtune":
+        assert known["batch_size"] == plan.batch
+        assert f"# precision: {plan.precision}" in text
     elif program != "accelerate":
         assert known["per_device_train_batch_size"] == plan.batch
         assert known["gradient_accumulation_steps"] == plan.grad_accum
