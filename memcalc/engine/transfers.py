@@ -27,9 +27,12 @@ class Transfers:
         self._numbers = numbers
         self._compute = compute
         self._transfer = ctypes.CDLL(None).memcalc_stub_transfer
-        self._transfer(False)
         self.source: torch.Tensor | None = None
         """The tensor being copied, or None."""
+
+    def begin(self) -> None:
+        """Let the driver copy numbers only where a program copies: kernels copy to compute."""
+        self._transfer(False)
 
     def copy(self, one: Followed, args: Any, kwargs: Any) -> Any:
         """Run a copy operator, and copy or mark the numbers of its result."""

@@ -69,7 +69,6 @@ _UPDATED = 1 << 8
 """Elements of the largest tensors that are updated on the host: running sums, no weights."""
 _PUT = 1 << 20
 """Elements of the largest tensors of unknown floats into which known numbers are put."""
-_PLAIN = (float, int, bool)
 BALANCED = (
     "`topk`, `argmax` and the like choose each place equally often where scores are not computed "
     "here, as a balanced router does"
@@ -109,6 +108,7 @@ class Values:
         # Operators such as flex_attention have Python kernels, and ask for one of the first key.
         patches.wrap(torch._ops, "_compute_keyset", self._without_ours)
         self._when_unknown(self._noting)
+        self._transfers.begin()
         self._updates.install(patches)
         stepped = optimizers.register_optimizer_step_post_hook(self._numbers.unknown.go_on)
         patches.also(stepped.remove)
@@ -266,7 +266,7 @@ class Values:
         if one.base in ZEROS:
             if out.numel() <= MADE or not out.is_floating_point():
                 self._numbers.mark(out, made_up=False)  # Memory is zero as it is handed out.
-        elif one.base == "fill_" and out.numel() <= SMALL and type(args[1]) in _PLAIN:
+        elif one.base == "fill_" and out.numel() <= SMALL and type(args[1]) in (float, int, bool):
             self._numbers.know(out, args[1])
         elif out.numel() <= MADE or not out.is_floating_point():
             self._work_out(one, args, kwargs, out)

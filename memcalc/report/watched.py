@@ -46,7 +46,7 @@ def _card_lines(card: CardWatch, pids: frozenset[int]) -> Iterator[str]:
 
 def _process_lines(one: Followed, width: int) -> Iterator[str]:
     last, peak = format_bytes(one.allocated[-1]), format_bytes(one.peak)
-    steps = f"{one.steps} optimizer steps" if one.steps else "no optimizer step yet"
+    steps = f"optimizer steps: {one.steps}" if one.steps else "no optimizer step yet"
     yield f"PyTorch in process {one.pid}: {steps}, allocated {last} now, {peak} at most"
     yield f"  {_draw(one.allocated, width - 2)}"
 

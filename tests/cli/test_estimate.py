@@ -37,7 +37,7 @@ def test_components_sum_to_the_peak(memcalc):
 
 def test_the_context_is_a_range_with_what_it_is_known_by(memcalc):
     assert re.search(
-        r"process used 1,\d+ to \d,\d+ MiB \(context: \d+ published readings on T4, ",
+        r"process used 1\.\d to 2\.\d GiB \(context: \d+ published readings on T4, ",
         memcalc(*MAIN, "--gpu", "t4", "--verbose").stdout,
     )
     anywhere = json.loads(memcalc(*MAIN, "--format", "json").stdout)["context"]
