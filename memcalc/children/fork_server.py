@@ -21,7 +21,7 @@ import msgspec
 
 from memcalc.children.channel import is_of_this_user
 from memcalc.children.child import Breadcrumbs, answer_once, die_with
-from memcalc.children.exit_reason import ending, noise_of, oom_kills
+from memcalc.children.exit_reason import ending, oom_kills, read_end
 
 _LONGEST = 1 << 16
 """Bytes of a request on a control socket."""
@@ -231,7 +231,7 @@ class _Server:
         # Processes that the child's own code may have started.
         _kill_group(pid)
         one = self._living.pop(pid)
-        where, noise = one.breadcrumbs.where(), noise_of(one.noise)
+        where, noise = one.breadcrumbs.describe(), read_end(one.noise)
         code = os.waitstatus_to_exitcode(status)
         self._report_exit(one, ending(one.name, code, kills=one.kills, where=where, noise=noise))
 

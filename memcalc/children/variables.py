@@ -34,7 +34,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Says which of this machine's own GPUs are seen, which are not those of a simulated one."""
 
 
-def composed(shell: Mapping[str, str]) -> dict[str, str]:
+def select(shell: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a child that answers for code that memcalc knows."""
     return {name: value for name, value in shell.items() if _NEEDED.fullmatch(name)}
 

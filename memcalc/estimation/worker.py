@@ -157,7 +157,7 @@ class SimulatedRun:
         keep = bool(request.get("keep"))
         cudnn = self._apply_settings(rank)
         try:
-            with report_by_name(plan.model, crumbs.where):
+            with report_by_name(plan.model, crumbs.describe):
                 traced = run.trace(
                     self.program,
                     lengths=request.get("lengths", ()),

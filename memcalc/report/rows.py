@@ -61,7 +61,7 @@ STYLES = {
 """In the order bands are stacked: what is always there lies at the bottom."""
 
 
-def name_apart(plan: Plan, others: Sequence[Plan]) -> str:
+def name_differences(plan: Plan, others: Sequence[Plan]) -> str:
     """Return the settings that tell a plan from others, such as ``adam8bit, batch 8``."""
     plain = ("optim", "precision", "gpu")
     return ", ".join(
@@ -82,7 +82,7 @@ def heading(prediction: Prediction, without: Collection[str] = ()) -> str:
 def labels(predictions: Sequence[Prediction]) -> list[str]:
     """Return a name for each, no two alike: the settings that differ, where that is enough."""
     plans = [one.plan for one in predictions]
-    for name in (lambda one: name_apart(one.plan, plans), heading):
+    for name in (lambda one: name_differences(one.plan, plans), heading):
         found = [name(one) for one in predictions]
         if len(set(found)) == len(found):
             return found

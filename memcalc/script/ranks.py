@@ -118,7 +118,7 @@ class Ranks:
                 continue
             self._asked.append(rank)
             if rank in self._helpers:
-                mail.let_finish(self._folder, rank)
+                mail.ask_to_finish(self._folder, rank)
                 self._helpers.discard(rank)
             else:
                 self._waiting.append(rank)
@@ -199,7 +199,7 @@ class Ranks:
             rank = self._running.pop(process, None)
             if rank is not None:
                 self._ended[rank] = os.waitstatus_to_exitcode(status)
-                mail.say_ended(self._folder, rank)
+                mail.announce_end(self._folder, rank)
 
     def _find_missing_ranks(self) -> Iterator[int]:
         """Yield a rank of each stage that has none yet, where messages are passed.
@@ -215,7 +215,7 @@ class Ranks:
         answer = self._file(rank, "answer")
         if rank in self._ended and answer.exists():
             return self._answer(rank).ties or Ties()
-        return mail.ties_of(self._folder, rank)
+        return mail.read_ties(self._folder, rank)
 
     def _answer(self, rank: int) -> Answer:
         """Return the answer of a rank that has ended.

@@ -25,7 +25,7 @@ from memcalc.script.imports import check_imports
 from memcalc.script.other_ways import both_ways
 from memcalc.script.process import Run
 from memcalc.script.records import Ending
-from memcalc.script.serving import server_of, simulate_server
+from memcalc.script.serving import find_server, simulate_server
 
 
 def simulate(
@@ -49,7 +49,7 @@ def simulate(
             a package that the script imports.
     """
     folder = Path.cwd() if folder is None else folder
-    server = server_of(plan)
+    server = find_server(plan)
     if server is not None:
         served = simulate_server(server, plan, folder, quiet=quiet, timeout=timeout)
         return Simulated(ending=Ending(code=0), traced=None, served=served)
@@ -110,7 +110,7 @@ def _run_unlimited(run: Run, rank: int, found: Simulated, room: int | None) -> S
     return replace(found, traced=add_ending(found.traced, found.ending, room))
 
 
-def plan_of(command: Sequence[str], **settings: Any) -> Plan:
+def make_plan(command: Sequence[str], **settings: Any) -> Plan:
     """Make a plan that runs a command; settings that are ``None`` are left out.
 
     Raises:

@@ -144,7 +144,7 @@ def write_worker(worker: Any, available: int) -> None:
     runner = getattr(worker, "model_runner", None)
     graphs = _whole(worker, "cudagraph_memory_estimate")
     applied = graphs if graphs is not None and _takes_graphs_off() else 0
-    tensors = weights_of(runner)
+    tensors = list_weights(runner)
     weights, requested = _whole(runner, "model_memory_usage"), _whole(worker, "requested_memory")
     consumed, activations = _read_consumed_bytes(worker, weights), None
     if requested is not None and consumed is not None:
@@ -282,7 +282,7 @@ def _takes_graphs_off() -> bool:
     return bool(getattr(settings, "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", False))
 
 
-def weights_of(runner: Any) -> list[Any]:
+def list_weights(runner: Any) -> list[Any]:
     """Return the tensors of a runner's model, if it is loaded."""
     model: Any = getattr(runner, "model", None)
     return list(model.parameters()) if hasattr(model, "parameters") else []

@@ -11,7 +11,7 @@ from memcalc.catalog import gpus, positions
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.serving.run import python_with_vllm, start_vllm
-from memcalc.estimation.serving.started import prediction_of
+from memcalc.estimation.serving.started import convert_figures
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.progress import Progress, tell
@@ -65,7 +65,7 @@ def _answer(plan: Plan, source: ModelSource, python: str) -> Prediction:
             length=length,
             out=log,
         )
-    made = prediction_of(plan, gpu, found)
+    made = convert_figures(plan, gpu, found)
     return replace(made, seq=length - (plan.generate or 0))
 
 

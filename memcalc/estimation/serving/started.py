@@ -27,7 +27,7 @@ _OF_PROCESSES = ("RuntimeError", "BrokenPipeError", "EOFError", "ConnectionReset
 models that it refuses are errors of value, and memory that runs out is one of its own."""
 
 
-def prediction_of(plan: Plan, gpu: Gpu, found: Started) -> Prediction:
+def convert_figures(plan: Plan, gpu: Gpu, found: Started) -> Prediction:
     """Make the prediction of an engine's own figures.
 
     Raises:

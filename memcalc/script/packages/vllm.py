@@ -63,7 +63,7 @@ def _name_memory(patches: Patches, counters: Counters) -> None:
 
     worker = "vllm.v1.worker.gpu_worker"
     kept = {"initialize_from_config": naming(Component.KV_CACHE, caches)}
-    kept["load_model"] = naming(Component.WEIGHTS, plugin.weights_of)
+    kept["load_model"] = naming(Component.WEIGHTS, plugin.list_weights)
     for name, around in kept.items():
         patches.wrap_later(worker, f"Worker.{name}", around)
 
