@@ -54,7 +54,7 @@ class Counts:
         self._interval = interval
         self._models: list[_Counted] = []
         self._plain: dict[int, _Counted] = {}
-        """Parameters that no module has, by what trains them."""
+        """Parameters that no module has, by their optimizer."""
         self._places: dict[int, set[int]] = {}
         """Where those of each lie."""
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -125,7 +125,7 @@ class Counts:
 
     @property
     def in_fp32(self) -> bool:
-        """Every parameter that is counted is in 32 bit: none has a copy that is updated."""
+        """Return True if all counted parameters are in 32 bit: none has a master copy."""
         return all(t.dtype == "float32" for m in self._models for t in m.tensors if not t.buffer)
 
     def move(self, module: torch.nn.Module) -> None:
@@ -139,7 +139,7 @@ class Counts:
                     counted.died.setdefault(name, self._interval())
 
     def keep(self, optimizer: Any, states: Iterable[Any], born: int = 0) -> None:
-        """Count what an optimizer keeps now, in place of what it kept before."""
+        """Count the state of an optimizer; it replaces its earlier state."""
         found = self._of_optimizers.get(id(optimizer))
         if found is None or found.died:
             found = _Counted(born=born)
@@ -149,7 +149,7 @@ class Counts:
         found.tensors = tuple(_states(states))
 
     def inventory(self, name: str, interval: int, trained: set[int]) -> Inventory:
-        """Return the tensors of all models that were there in an interval.
+        """Return the tensors of all models alive in an interval.
 
         ``trained``: the ``id`` of what optimizers have updated.
         """
@@ -168,7 +168,7 @@ class Counts:
         return Inventory(model=name, task="script", head=head, tensors=tensors)
 
     def state(self, interval: int, names: str) -> OptimizerState:
-        """Return what optimizers keep, of those that were there in an interval."""
+        """Return the state of the optimizers alive in an interval."""
         there = [one for one in self._states if one.is_alive_in(interval)] or self._states
         tensors = tuple(tensor for one in there for tensor in one.tensors)
         return OptimizerState(optimizer=names, implementation=names, tensors=tensors)

@@ -81,7 +81,7 @@ class Functional:
         self._models.adopt(leaves)
 
     def look_for_state(self) -> None:
-        """Name as state what a program writes or replaces itself between two backwards."""
+        """Name the state that a program itself updates between two backwards."""
         places = frozenset[int]().union(*self._given.values())
         found = self._state.look(self._models.parameters(), places)
         if found:

@@ -30,7 +30,7 @@ class Groups:
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self.sizes: set[int] = set()
-        """Processes in each of them."""
+        """Processes in each group."""
         self.messages = Messages()
 
     def install(self, patches: Patches) -> None:
@@ -90,7 +90,7 @@ class Groups:
         return original(*args, **kwargs)
 
     def settle(self) -> None:
-        """Wait until collectives that are done hold no tensors any more."""
+        """Wait until finished collectives hold no tensors."""
         if max(self.sizes, default=1) > 1 and dist.is_initialized():
             torch.cuda.synchronize()
             time.sleep(PAUSE)

@@ -29,7 +29,7 @@ _HEAD = struct.Struct("<II")
 
 
 class EndlessWaitError(BaseException):
-    """A rank waits for a message that never comes; no script catches this by accident."""
+    """A rank waits for a message that never comes; ``except Exception`` does not catch it."""
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,11 +71,11 @@ class Mail:
             time.sleep(_LOOK)
 
     def tell_ties(self, ties: Ties) -> None:
-        """Tell whoever runs the ranks how this one is tied to others, so far."""
+        """Write the groups and peers of this rank for the process that runs the ranks."""
         _write(self._file(self._rank, "ties"), msgspec.json.encode(ties))
 
     def fetch(self, source: int, channel: str, number: int, call: str) -> bytes:
-        """Return a message of another rank, once it is there.
+        """Wait for a message of another rank and return it.
 
         Raises:
             EndlessWaitError: it will never be.
@@ -112,7 +112,7 @@ class Mail:
             time.sleep(_LOOK)
 
     def _in_ring(self, wait: Wait) -> bool:
-        """Whether the rank that is waited for waits for this one, or for one that does."""
+        """Return True if a rank waits for this one, directly or through others."""
         waits = {self._rank: wait, **dict(waiting(self._folder))}
         at, seen = wait.source, {self._rank}
         while at in waits and at not in seen:

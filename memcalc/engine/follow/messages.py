@@ -104,7 +104,7 @@ class Messages:
 
     @contextlib.contextmanager
     def _in_one(self) -> Iterator[None]:
-        """Take calls meanwhile for the same message: ``send`` calls ``isend``."""
+        """Count calls in this context as one message: ``send`` calls ``isend``."""
         self._inside = True
         try:
             yield
@@ -149,7 +149,7 @@ class Messages:
         return Ties(groups=tuple(dict.fromkeys(self.groups)), peers=tuple(sorted(self.peers)))
 
     def _post(self, channel: str, group: Any, tensor: Any) -> None:
-        """Keep what this rank sends, where its numbers are whole and known."""
+        """Keep a tensor that this rank sends, if its numbers are known integers."""
         if not _is_whole(tensor):
             return
         content = _content(tensor)
@@ -158,7 +158,7 @@ class Messages:
             self.mail.post(channel, content)
 
     def _receive(self, channel: str, call: Call, *, echoes: bool = False) -> None:
-        """Put what arrives into a tensor, at once on the host and once it is read on a GPU."""
+        """Write a message to a tensor: at once on the host, when it is read on a GPU."""
         tensor = call["tensor"]
         if not _is_whole(tensor) or not tensor.is_contiguous():
             return
@@ -224,7 +224,7 @@ class Call:
     """A call of one of PyTorch's functions that pass messages."""
 
     def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Bind its arguments; those that an older release does not have are None."""
+        """Bind its arguments; None for ones that an older release lacks."""
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
         self._name, self._given = function.__name__, bound.arguments

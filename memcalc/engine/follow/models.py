@@ -44,7 +44,7 @@ def _by_object() -> WeakIdKeyDictionary:
 
 
 class Models:
-    """Knows every module of the program, and what optimizers hold."""
+    """All modules of the program, and the tensors of its optimizers."""
 
     def __init__(self, counters: Counters, *, counted: bool = True) -> None:
         """Start without models; ``counted``: ``inventory`` and ``state`` will be asked for."""
@@ -122,7 +122,7 @@ class Models:
     # ---- names
 
     def path(self, module: torch.nn.Module) -> str | None:
-        """Return what a module is called inside its model, or None if its model is not known."""
+        """Return the path of a module in its model, or None if the model is unknown."""
         return self._paths.get(module)  # type: ignore[no-any-return]
 
     def know(self, model: torch.nn.Module) -> None:
@@ -162,7 +162,7 @@ class Models:
         return module
 
     def sweep(self) -> None:
-        """Name the weights and buffers of all modules that there are."""
+        """Name the weights and buffers of all modules."""
         roots = [root for ref in self._roots if (root := ref()) is not None]
         modules = list(self._modules)
         children = {
@@ -260,7 +260,7 @@ class Models:
         self._trained.update(map(id, module.parameters()))
 
     def name_optimizer(self, name: str) -> None:
-        """Note the name of what updates the parameters."""
+        """Record the class name of an optimizer."""
         self._names[name] = None
 
     def name_optimizer_state(self, optimizer: Any, steps: int) -> None:
@@ -300,11 +300,11 @@ class Models:
     # ---- answers
 
     def inventory(self, name: str, interval: int) -> Inventory:
-        """Return every tensor of the models that were there in an interval."""
+        """Return all tensors of the models alive in an interval."""
         return self.counts.inventory(name, interval, self._trained)
 
     def state(self, interval: int) -> OptimizerState:
-        """Return the state of the optimizers that were there in an interval."""
+        """Return the state of the optimizers alive in an interval."""
         return self.counts.state(interval, ", ".join(self._names) or "no optimizer")
 
 

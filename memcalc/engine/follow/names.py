@@ -48,7 +48,7 @@ class Names(Observer):
         self._at_work = RunningModules(counters)
         self._step = 0
         self._optimizer: Any = None
-        """Of a plan, which is known before the program steps."""
+        """The optimizer of a plan, known before the first step."""
         self.cached_on_host = 0
         """Bytes of the KV cache in host memory, as the last watched pass left it."""
         self._ran = False
@@ -69,14 +69,14 @@ class Names(Observer):
         self._functional.install(patches)
 
     def end(self) -> None:
-        """End what is followed; what a program changed after its last backward is one more step."""
+        """Stop following; changes after the last backward count as one more step."""
         if self._operators is not None:
             self._operators.end()
         if BY_HAND in self._steps.made and self.models.detect_replacements():
             self._steps.by_hand()
 
     def meet(self, model: torch.nn.Module, optimizer: Any) -> None:
-        """Name what a plan's program has before its loop runs."""
+        """Name the tensors of a plan's program before its loop."""
         self._optimizer = optimizer
         self.models.add(model)
         if optimizer is not None:
@@ -84,14 +84,14 @@ class Names(Observer):
         self._name_wrapper()
 
     def _name_wrapper(self) -> None:
-        """Name what a wrapper over several GPUs has made before the model's own code begins."""
+        """Name the tensors that a wrapper over several GPUs made before the forward."""
         if self._counters.wrapped:
             self._counters.guess(Component.COMMUNICATION, [])
 
     # ---- modules
 
     def watch(self, step: int) -> None:
-        """Follow modules and operators from here on, if this step is a watched one."""
+        """Begin to follow modules and operators, if this step is watched."""
         self._step = step
         if self._operators is None:
             return
@@ -117,7 +117,7 @@ class Names(Observer):
         return self.models.is_trained(module)
 
     def enters_model(self, args: Any) -> None:
-        """Note what was handed to the model from outside: nothing has computed it."""
+        """Mark the inputs that the model got from outside."""
         keywords = internals.keywords_of_call()
         # A beam search orders its cache anew between two passes.
         self._name_cache(keywords)
@@ -126,7 +126,7 @@ class Names(Observer):
         self._counters.name_at(None, [at for t in outside for at in self._counters.addresses(t)])
 
     def enters_module(self, module: torch.nn.Module, args: Any, phase: Phase) -> None:
-        """Note which module is at work."""
+        """Record the current module."""
         path = self.models.path(module)
         if path:
             self.drop(path)

@@ -20,7 +20,7 @@ class Objects:
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
         self._own: list[bytes] = []
-        """What this rank has sent, pickled."""
+        """Objects that this rank has sent, pickled."""
 
     def install(self, patches: Patches) -> None:
         """Start to answer."""

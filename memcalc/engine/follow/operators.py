@@ -19,10 +19,10 @@ class Operators:
     def __init__(self, notes: Notes, *, detailed: bool = False, named: bool = True) -> None:
         self._notes, self._detailed, self._named = notes, detailed, named
         self._decided: int | None = None
-        """The step for which it is settled whether they are followed."""
+        """The last step for which it is decided whether they are followed."""
 
     def begin(self, step: int) -> None:
-        """Follow operators of a step from here on; on the CPU, they are from the start."""
+        """Begin to follow operators of a step; on the CPU they are always followed."""
         notes = self._notes
         if step == self._decided:
             return

@@ -150,7 +150,7 @@ class Phases:
         return bool(self._stepped) and self._stepped >= stepping
 
     def _begin_gap(self, after: Phase) -> None:
-        """Begin what belongs to a phase that is not known yet; until then it is forward."""
+        """Begin a gap, whose phase is not known yet; it counts as forward until then."""
         self._after = after
         ahead = after in (Phase.STEP, Phase.ZERO_GRAD) and self._all_optimizers_ran()
         self._observer.pauses(self.step + ahead)
@@ -160,7 +160,7 @@ class Phases:
             self._counters.enter(Phase.FORWARD, self.step + ahead)
 
     def _end_gap(self, phase: Phase) -> None:
-        """Name a gap by what it led to; an evaluation goes on until something else begins."""
+        """Name a gap by the phase after it; an evaluation continues until another begins."""
         after, self._after = self._after, None
         if after is not Phase.EVAL:
             clears = after is phase is Phase.ZERO_GRAD
@@ -183,7 +183,7 @@ class Phases:
         self._begin_gap(Phase.LOAD)
 
     def end(self, *, failed: bool = False) -> None:
-        """End the program; ``failed``: the coming step asked for memory that is not there."""
+        """End the program; ``failed``: memory ran out in the coming step."""
         if self._after is None or self._after is Phase.EVAL:
             return
         if failed and self._all_optimizers_ran():
@@ -192,7 +192,7 @@ class Phases:
         self._counters.rename(Phase.FORWARD, self.step)
 
     def end_training(self) -> None:
-        """End the loop: what it leaves behind belongs to no phase."""
+        """End the loop: memory that it leaves belongs to no phase."""
         if self._after not in (None, Phase.EVAL):
             self._after = None
             self._counters.forget()

@@ -48,7 +48,7 @@ _LONGER = (
 
 
 class Session:
-    """Follows what runs in this process, over the stub driver.
+    """A followed run of the program in this process, over the stub driver.
 
     When an optimizer is about to go beyond ``steps``, the program ends; 0: never. Where it is
     ``one_of_many``, other processes train with it.
@@ -97,7 +97,7 @@ class Session:
         self.patches.undo()
 
     def leave(self, left: BaseException | Mapping[str, Any]) -> None:
-        """Note which variables of a program that has ended hold memory.
+        """Record the variables that hold memory when a program has ended.
 
         ``left``: its exception, or its variables; they stay alive until its memory was read.
         """
@@ -119,7 +119,7 @@ class Session:
             self.models.sweep()
 
     def _own(self, scopes: Iterable[variables.Scope]) -> None:
-        """Note which variables of these, and of the user's modules, hold what is alive."""
+        """Record which variables, of these and of the user's modules, hold memory."""
         every = itertools.chain(scopes, variables.module_scopes())
         self.counters.own(variables.holders(every, self.counters))
 
@@ -137,7 +137,7 @@ class Session:
             self.steps.settle = self.groups.settle
 
     def state(self) -> OptimizerState:
-        """Return the optimizer state for the models that were there at the peak."""
+        """Return the optimizer state for the models alive at the peak."""
         return self.models.state(self.counters.peak_interval(*self.counters.notes))
 
     def make_traces(self, name: str) -> tuple[dict[int, Trace], Refusal | None]:

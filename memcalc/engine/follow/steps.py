@@ -33,7 +33,7 @@ class Steps:
 
     def __init__(self, wanted: int = 0, only: Any = None) -> None:
         self.most = 0
-        """Of the optimizer that has made most."""
+        """Steps of the optimizer that has made most."""
         self.made: dict[int, int] = {}
         self.has_optimizer = False
         """The program has made an optimizer."""
@@ -197,7 +197,7 @@ def _holds_parameters(one: Any) -> bool:
 
 
 def _may_step(kind: type) -> bool:
-    """A class outside of PyTorch's that has what loops call of an optimizer."""
+    """Return True for a class outside PyTorch with an optimizer's methods."""
     if issubclass(kind, torch.optim.Optimizer | torch.nn.Module | type):
         return False
     return callable(getattr(kind, "step", None)) and callable(getattr(kind, "zero_grad", None))

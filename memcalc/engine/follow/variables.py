@@ -40,9 +40,9 @@ class Holding(NamedTuple):
     """``outs``, or ``trainer.history`` of an object."""
     tensor: Any
     file: str
-    """Where the variable, or the class of its object, is defined."""
+    """The file that defines the variable, or its object's class."""
     inside: bool
-    """A container of that name holds it."""
+    """True if a container of that name holds it."""
 
 
 def scopes_of_traceback(trace: TracebackType | None) -> Iterator[Scope]:
@@ -132,7 +132,7 @@ def _inside(
 
 
 def _content(container: Any) -> list[Any]:
-    """Return what a container holds, by no method that its class may have in their place."""
+    """Return the items of a container without calling methods of its own class."""
     if isinstance(container, dict):
         return list(dict.values(container))
     base: Any = next(kind for kind in _CONTAINERS if isinstance(container, kind))
