@@ -25,7 +25,7 @@ from memcalc.version import PACKAGES, __version__, find_version
 
 
 def read(path: Path) -> Baseline | None:
-    """Read a baseline; ``None`` where there is no such file.
+    """Return a baseline, or None if the file is missing.
 
     Raises:
         UsageError: the file is not a baseline that can be read, or no file can have this name.

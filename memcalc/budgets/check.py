@@ -65,7 +65,7 @@ def check(files: Sequence[BudgetFile], question: Question) -> tuple[Report, list
 
 
 def exit_code(report: Report, *, exit_zero: bool = False) -> int:
-    """Return 0 if all budgets hold, 1 if one is over, 3 if one could not be told.
+    """Return 0 if all budgets hold, 1 if one is over, 3 if one is unknown.
 
     Over wins: a CI job that lets a 3 pass must not let an exceeded budget pass with it.
     ``exit_zero`` forgives only what is over.

@@ -66,7 +66,7 @@ class Breadcrumbs:
 
 
 class Speaker:
-    """Tells the asker how a job goes, while it goes."""
+    """Sender of a job's progress to the asker."""
 
     def __init__(self, channel: Channel, breadcrumbs: Breadcrumbs, server: ForkServer) -> None:
         self._channel = channel

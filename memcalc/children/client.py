@@ -77,7 +77,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         interval: float = math.inf,
         timeout: float = math.inf,
     ) -> dict[str, Any]:
-        """Ask a question in a fork, which is gone when this returns.
+        """Ask a question in a fork, which has ended on return.
 
         Args:
             module: the job module.
@@ -139,7 +139,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
             return self._number, Channel(here)
 
     def _end(self, number: int, channel: Channel, patience: float) -> None:
-        """Kill a child and all processes that it has started, and wait until they are gone."""
+        """Kill a child and all processes that it has started, and wait for their end."""
         with self._lock, contextlib.suppress(OSError):
             if self._control is not None:
                 self._control.send(json.dumps({"end": number}).encode())
@@ -289,7 +289,7 @@ def _messages(
 def _hear(
     message: dict[str, Any], heard: Callable[[dict[str, Any]], None], channel: Channel
 ) -> None:
-    """Pass an event on; a child that waits goes on afterwards."""
+    """Deliver an event, and let a waiting child continue."""
     heard(message["event"])
     if message.get("waits"):
         _send(channel, {"go": True})

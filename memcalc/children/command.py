@@ -63,7 +63,7 @@ def start(
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """End a started command, and wait until all its processes are gone."""
+    """End a started command, and wait until all its processes have ended."""
     process.terminate()
     # After Ctrl-C a process that is left as a context is not waited for.
     process.wait()
@@ -98,7 +98,7 @@ def run(
 
 @contextlib.contextmanager
 def vanishing(folder: Path) -> Iterator[None]:
-    """Remove a folder, by a process beside this one, if this one dies within the ``with``."""
+    """Let another process remove a folder if this process dies in this context."""
     lock = keeper.lock(folder)
     try:
         with subprocess.Popen(

@@ -33,7 +33,7 @@ def oom_kills() -> int | None:
 def ending(
     name: str, code: int | None, *, kills: int | None = None, where: str = "", noise: str = ""
 ) -> str:
-    """Say why a process, named for what it did, ended without an answer.
+    """Return why a process, named by its work, ended without an answer.
 
     ``code`` is its exit code, below zero a signal's number; ``kills`` are ``oom_kills`` of before;
     ``where`` is its last place, as breadcrumbs say it; of its ``noise`` on standard error the last

@@ -102,7 +102,7 @@ class _Server:
             os._exit(0)
 
     def _leave_without(self, asker: int) -> None:
-        """Leave if the asker is gone; the kernel also tells of the end of one of its threads."""
+        """Exit if the asker has ended; the kernel also signals the end of one of its threads."""
         if os.getppid() != asker:
             self.leave()
 
@@ -114,7 +114,7 @@ class _Server:
             arrived.close()
 
     def _receive(self, control: socket.socket) -> None:
-        """Do what a request says; a child may write anything to its socket."""
+        """Handle a request; a child may write anything to its socket."""
         try:
             line, descriptors, _, _ = socket.recv_fds(control, _LONGEST, 2)
         except ConnectionError:
@@ -134,7 +134,7 @@ class _Server:
             self._end([p for p, one in self._living.items() if (one.asker, one.number) == ours])
 
     def _close(self, control: socket.socket) -> None:
-        """Close a control socket, and end what was forked for it."""
+        """Close a control socket, and end the children forked for it."""
         if control.fileno() >= 0:
             self._selector.unregister(control)
             control.close()
@@ -202,7 +202,7 @@ class _Server:
             os._exit(1)
 
     def _close_in_child(self, one: _Child) -> None:
-        """Close what is the server's, and what leads to its other children."""
+        """Close the descriptors of the server and of its other children."""
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()

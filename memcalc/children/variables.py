@@ -40,7 +40,7 @@ def select(shell: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_settings(shell: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a child that runs a user's code: its own, less the libraries'."""
+    """Return the variables of a child that runs a user's code, without the libraries'."""
     return {
         name: value
         for name, value in shell.items()

@@ -28,7 +28,7 @@ def train_script(plan: Plan) -> str:
 
 
 def _beside_fp16(found: Prediction) -> Prediction:
-    """Return an answer of bf16 that its GPU emulates with what fp16 needs."""
+    """Add the memory of fp16 to an answer in bf16 that its GPU emulates."""
     told = next((one for one in found.assumptions if one.startswith(EMULATED)), None)
     precision = "fp16" if found.plan.precision == "bf16" else "amp-fp16"
     if told is None or found.method != "trace":

@@ -56,7 +56,7 @@ _BY_NAME = {"gpu": gpus, "optim": optimizers}
 
 
 def _matching(names: Iterable[str], incomplete: str) -> list[str]:
-    """Names that begin with what was typed; where none does, those that have it inside."""
+    """Return names that begin with the typed text, or else contain it."""
     begun = incomplete.lower()
     names = list(names)
     beginning = [name for name in names if name.lower().startswith(begun)]

@@ -50,7 +50,7 @@ FORMATS = {
 
 
 def formats(kind: str) -> tuple[str, ...]:
-    """Names of the formats of this kind of answer."""
+    """Return the names of an answer's formats."""
     return tuple(name for name, one in FORMATS.items() if kind in one.kinds.split())
 
 
@@ -61,7 +61,7 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
-    """The format that was asked for: by name, or by the extension of the file it goes to.
+    """Return the chosen format: by name, or by the extension of the output file.
 
     Raises:
         UsageError: this kind of answer is not written so, or no file can be there.

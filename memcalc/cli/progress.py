@@ -40,7 +40,7 @@ class Steps:
         return f", {self.done} of {self.total}" if self.total else ""
 
     def now(self, what: str) -> None:
-        """Name what is being done now."""
+        """Name the current work."""
         self.what = what
 
     def row(self, text: str) -> None:

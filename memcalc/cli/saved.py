@@ -91,7 +91,7 @@ def plans_in(data: dict[str, Any], path: Path, verb: str) -> list[Plan]:
 
 
 def traced_in(data: dict[str, Any] | None, path: Path) -> list[Traced]:
-    """The runs of commands in a result file, with what their allocators did.
+    """Return the runs of commands in a result file, with their traces.
 
     Raises:
         UsageError: it is damaged, or the two do not belong together.
@@ -108,7 +108,7 @@ def traced_in(data: dict[str, Any] | None, path: Path) -> list[Traced]:
 
 
 def check_alone(settings: Mapping[str, Any]) -> None:
-    """See that nothing is set beside a saved answer, whose settings are its own.
+    """Refuse settings for a saved answer, which has its own.
 
     Raises:
         UsageError: something is.

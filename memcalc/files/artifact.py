@@ -128,7 +128,7 @@ def _open(path: Path) -> int:
 
 
 def check_place(path: Path) -> None:
-    """See that a file can be there, before an answer is worked out for it.
+    """Check that a file can be written, before its answer is computed.
 
     Raises:
         UsageError: there is no such folder, it cannot be written, or the name does not print.

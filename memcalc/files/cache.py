@@ -134,7 +134,7 @@ def _unseal(data: bytes, kind: type[T]) -> T:
 
 
 def _evict(limit: int) -> None:
-    """Delete what was of use least recently; an answer goes with its trace."""
+    """Delete the least recently used answers with their traces."""
     entries: dict[str, list[os.DirEntry[str]]] = {}
     used: dict[str, float] = {}
     sizes: dict[str, int] = {}

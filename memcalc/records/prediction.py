@@ -179,7 +179,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def least_margin(self) -> int:
-        """The same with the largest context, which is outside what the allocator is allowed."""
+        """Bytes left over with the largest context; negative when it does not fit."""
         left = self.capacity - self.most
         return left if self.allowed is None else min(left, self.allowed - self.needed)
 

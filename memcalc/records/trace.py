@@ -190,19 +190,19 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sections(marks: Sequence[Mark], count: int) -> Iterator[tuple[Mark, int, int]]:
-    """Each mark and where its events begin and end, of ``count`` events in all."""
+    """Yield each mark with its first and end event, of ``count`` events in all."""
     ends = (*(mark.index for mark in marks[1:]), count)
     for mark, end in zip(marks, ends, strict=True):
         yield mark, mark.index, end
 
 
 def changes(events: Sequence[int], sizes: Sequence[int]) -> Iterator[int]:
-    """Bytes that each event adds; negative where a storage dies."""
+    """Yield the bytes that each event adds; negative for a death."""
     return (sizes[event] if event >= 0 else -sizes[~event] for event in events)
 
 
 def walk(trace: Trace) -> Iterator[tuple[Mark, int, Storage]]:
-    """Every event in order: the phase it happens in, the event itself, and its storage."""
+    """Yield each event in order: its mark, the event itself, and its storage."""
     for mark, begin, end in sections(trace.marks, len(trace.events)):
         for event in trace.events[begin:end]:
             yield mark, event, trace.storages[event if event >= 0 else ~event]

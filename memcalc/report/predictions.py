@@ -168,7 +168,7 @@ def as_json(predictions: Sequence[Prediction], traces: Sequence[Trace] = ()) -> 
 
 
 def as_csv(predictions: Sequence[Prediction]) -> str:
-    """A header and one row for each prediction; what is not known is empty."""
+    """Return a header and a row for each prediction; unknown cells are empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(

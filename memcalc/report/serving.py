@@ -38,7 +38,7 @@ def headline(prediction: Prediction, serving: Serving) -> Line:
 
 
 def _budget(serving: Serving) -> Table:
-    """Return the share of the GPU, what is taken of it, and the cache that is left."""
+    """Return the share of the GPU, its uses, and the cache that is left."""
     body: list[tuple[Cell, ...]] = [
         (
             "share of each GPU" if serving.gpus > 1 else "share of the GPU",

@@ -21,7 +21,7 @@ from memcalc.script.records import Ending, RankAnswers
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program ended, and what it took of the GPU."""
+    """The end of a program, and its memory on the GPU."""
 
     ending: Ending
     traced: Traced | None
@@ -33,7 +33,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_ending(traced: Traced, ending: Ending, room: int | None) -> Traced:
-    """Add what the program's end says of its figures."""
+    """Add the growth and the refusal at the end of a program."""
     prediction = traced.prediction
     grows = find_growth(traced.trace, room, prediction.peak.reserved or 0)
     prediction = replace(prediction, growth=grows, refusal=ending.refusal)
@@ -65,7 +65,7 @@ def _until_then(prediction: Prediction, code: int) -> Prediction:
 def predict_gpus(
     question: ResolvedPlan, traces: Mapping[int, Trace], state: OptimizerState
 ) -> Traced | None:
-    """Predict for the GPU that holds most, beside the peaks of all; None: none was used."""
+    """Return the prediction of the GPU that holds most, with all peaks; None without a GPU."""
     found = {
         gpu: Traced(
             prediction=predict(question, trace, state, engine.player(question.plan)), trace=trace

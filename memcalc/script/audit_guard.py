@@ -69,7 +69,7 @@ class AuditGuard:
                 self._here.acts = False
 
     def opens(self, path: Any, mode: str | None, flags: int) -> None:
-        """Keep what is opened to be written; ``os.open`` (no mode) does not tell its folder."""
+        """Keep a file opened for writing; ``os.open`` (no mode) does not tell its folder."""
         if isinstance(path, int) or not flags & (os.O_ACCMODE | os.O_TRUNC):
             return
         folders = [-1]
@@ -80,7 +80,7 @@ class AuditGuard:
                 self._keep_content(_resolve(path, folder))
 
     def changes(self, path: Any, *_: Any) -> None:
-        """Keep what is shortened."""
+        """Keep a truncated file."""
         self._keep_content(_resolve(path))
 
     def changes_status(self, path: Any, *others: Any) -> None:
@@ -88,16 +88,16 @@ class AuditGuard:
         self._keep(_resolve(path, others[-1]))
 
     def removes(self, path: Any, folder: int = -1) -> None:
-        """Keep what is at a name."""
+        """Keep the file at a name."""
         self._keep_name(_resolve(path, folder, last=False))
 
     def renames(self, source: Any, target: Any, folder: int = -1, other: int = -1) -> None:
-        """Keep what is at both names, and all names below them."""
+        """Keep the files at both names, and all below them."""
         self._keep_name(_resolve(source, folder, last=False))
         self.makes_name(source, target, folder, other)
 
     def makes_name(self, source: Any, target: Any, folder: int = -1, other: int = -1) -> None:
-        """Keep what is at the second name, or that nothing is."""
+        """Keep the file at the second name, or its absence."""
         path = _resolve(target, other, last=False)
         if os.path.lexists(path):
             self._keep_name(path)
@@ -166,7 +166,7 @@ class AuditGuard:
         return status
 
     def _note(self, path: str, mode: int, *others: Any) -> None:
-        """Note what is at a path, once."""
+        """Record the entry of a path, once."""
         if path not in self._noted:
             self._noted.add(path)
             write(self._folder, Entry(os.fsencode(path), mode, *others))

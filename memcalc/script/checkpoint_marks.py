@@ -42,7 +42,7 @@ def read_number(path: Path | str) -> int | None:
 
 
 def note_folder(folder: str) -> None:
-    """Note that what is new in a folder belongs to a checkpoint."""
+    """Note that new files of a folder belong to a checkpoint."""
     _note(folder, NOTED)
 
 

@@ -131,7 +131,7 @@ def _waits() -> bool:
 
 
 def _blocks() -> int:
-    """Return how many births and deaths of blocks there were on all GPUs."""
+    """Return the number of births and deaths of blocks on all GPUs."""
     return sum(map(internals.events_so_far, range(torch.cuda.device_count())))
 
 

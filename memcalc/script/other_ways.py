@@ -79,7 +79,7 @@ _ANOTHER = "the figures are those of another branch, which trains more, than the
 
 
 def _say_decisions(lines: Sequence[str], ways: Mapping[str, _Tried], chosen: Simulated) -> str:
-    """Return which lines decide, and what the other way at each takes."""
+    """Return the lines that decide, and the memory of the other way at each."""
     others = [
         f"{line} ({_difference(one, chosen)})"
         for line, one in ways.items()
@@ -126,7 +126,7 @@ def _try(again: Again, way: Way) -> _Tried:
 
 
 def _difference(way: _Tried, chosen: Simulated) -> str:
-    """Return what another way takes more than the one whose figures are shown."""
+    """Return the additional memory of another way over the shown one."""
     if way.found is None:
         return way.outcome
     if way.found is chosen:
@@ -136,7 +136,7 @@ def _difference(way: _Tried, chosen: Simulated) -> str:
 
 
 def _reserved(found: Simulated) -> int:
-    """Return what a run reserved at its peak, in bytes."""
+    """Return the peak of reserved bytes of a run."""
     assert found.traced is not None
     return found.traced.prediction.peak.reserved or 0
 

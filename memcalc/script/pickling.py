@@ -123,7 +123,7 @@ def _used(code: CodeType) -> set[str]:
 
 
 class Skipped(BaseException):
-    """Leaves a ``with`` whose body runs elsewhere."""
+    """Signal to leave a ``with``, because its body ran in another process."""
 
 
 _STORES = ("STORE_", "POP_TOP", "NOP", "RESUME", "CACHE")

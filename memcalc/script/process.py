@@ -166,7 +166,7 @@ class Run:
         return Ran(found, answers)
 
     def _write(self, request: Request, shared: Path) -> None:
-        """Write what a process is to run."""
+        """Write the request of a process."""
         shared.mkdir()
         failure.make_room(shared)
         if self._work:

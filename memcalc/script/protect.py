@@ -73,7 +73,7 @@ def put_back(shared: Path, late: str = "") -> str | None:
 
 
 def settle(shared: Path, *, again: bool) -> tuple[str, ...]:
-    """Keep the new files of a script that has ended, unless it ran ``again`` as it ran before.
+    """Keep the new files of an ended script, unless it was run ``again``: they are kept once.
 
     Returns:
         What became of files, as an answer tells it.

@@ -211,7 +211,7 @@ class Ranks:
                 yield ranks[0]
 
     def _ties(self, rank: int) -> Ties:
-        """Return how a rank is tied to others, as far as it has told."""
+        """Return the groups and peers that a rank has noted so far."""
         answer = self._file(rank, "answer")
         if rank in self._ended and answer.exists():
             return self._answer(rank).ties or Ties()

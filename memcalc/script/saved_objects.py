@@ -130,7 +130,7 @@ class SavedTensors(contextlib.AbstractContextManager["SavedTensors"]):
         return sorted(self._tensors, key=lambda name: (-self._tensors[name].element_size(), name))
 
     def metadata(self) -> Any:
-        """Return what was saved beside the tensors."""
+        """Return the metadata saved with the tensors."""
         return self._metadata
 
     def get_tensor(self, name: str) -> torch.Tensor:

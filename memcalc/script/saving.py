@@ -24,7 +24,7 @@ _open, _rename = open, os.rename
 
 
 class UnwrittenFiles:
-    """Keeps what a script saves in memory, and a marked file in its place."""
+    """Saved objects of a script, in memory, with a marked file for each."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Any] = {}
@@ -44,7 +44,7 @@ class UnwrittenFiles:
             patches.wrap(os, name, self._rename)
 
     def put(self, file: Any, content: Any, size: int = 0) -> None:
-        """Keep what was saved to a path, or to an open file, in place of this many bytes."""
+        """Keep the object saved to a path or open file, in place of ``size`` bytes."""
         with self._lock:
             number, self._next = self._next, self._next + 1
             self._kept[number] = content
@@ -55,7 +55,7 @@ class UnwrittenFiles:
                 file.write(marks.mark(number))
 
     def get(self, file: Any, missing: Any = None) -> Any:
-        """Return what was saved to a file, or ``missing``."""
+        """Return the object saved to a file, or ``missing``."""
         is_path = isinstance(file, str | os.PathLike)
         number = (marks.read_number if is_path else marks.number_in)(file)
         if number is None and is_path:

@@ -113,7 +113,7 @@ _OFF |= {"DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 class _NoWriter:
-    """Takes what TensorBoard's event file would be told."""
+    """A writer of TensorBoard's events that writes nothing."""
 
     def __init__(self, log_dir: Any = "", *args: Any, **kwargs: Any) -> None:
         self._folder = str(log_dir)

@@ -122,7 +122,7 @@ def layers(inventory: Inventory) -> tuple[LayerKind, ...]:
 
 
 def _weights(inventory: Inventory) -> Iterator[tuple[Parameter, list[Parameter]]]:
-    """Each weight of the base with its quantization constants."""
+    """Yield each weight of the base with its quantization constants."""
     constants: dict[str, list[Parameter]] = {}
     base = [one for one in inventory.tensors if not one.buffer and "lora_" not in one.name]
     for tensor in base:

@@ -42,7 +42,7 @@ class PeakContents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Answer, msgspec.Struct, frozen=True, kw_only=True):
-    """Why a plan needs what it needs, and what would need less."""
+    """The reasons for a plan's memory, and changes that need less."""
 
     prediction: Prediction
     peak: PeakContents

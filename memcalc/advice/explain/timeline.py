@@ -105,7 +105,7 @@ def timeline(trace: Trace, plan: Plan, play: Play) -> Timeline:
 
 
 def _until_its_end(trace: Trace) -> Trace:
-    """Return a trace after whose last step the model and the optimizer are still there."""
+    """Return a trace whose model and optimizer are alive after the last step."""
     return replace(trace, events=trace.events[: program_end(trace)])
 
 

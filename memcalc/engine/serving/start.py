@@ -117,7 +117,7 @@ def _is_settled(found: Started) -> bool:
 
 
 def _last_line(out: int | IO[str]) -> str:
-    """The last line of what was printed, where that is a file; else it stands above."""
+    """Return the last line of an output file, or ``see above.`` for a stream."""
     if isinstance(out, int):
         return "see above."
     lines = Path(out.name).read_text(encoding="utf-8", errors="replace").split("\n")

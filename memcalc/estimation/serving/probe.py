@@ -85,7 +85,7 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def generating(plan: Plan) -> Plan:
-    """The plan of one GPU of an engine's, as far as its program goes."""
+    """Return the plan of the program on one GPU of an engine."""
     return replace(
         plan,
         engine_args=(),

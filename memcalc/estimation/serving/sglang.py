@@ -122,7 +122,7 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cell(self) -> float:
-        """Bytes that a token of the whole costs."""
+        """Return the bytes of a token in the whole cache."""
         return self.full + self.ratio * self.window if self.full else self.window
 
 
