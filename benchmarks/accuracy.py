@@ -90,11 +90,11 @@ def as_recorded(recording: dict) -> Iterator[None]:
         IN_TURN: "1" if recording["settings"].get(IN_TURN) == "1" else "",
     }
     given = {name: value for name, value in told.items() if value}
-    composed = variables.composed
+    select = variables.select
     # Processes that are warm already were not given them; others start where the shell's differ.
     with (
         mock.patch.dict(os.environ, given),
-        mock.patch.object(variables, "composed", lambda shell: {**composed(shell), **given}),
+        mock.patch.object(variables, "select", lambda shell: {**select(shell), **given}),
     ):
         yield
 

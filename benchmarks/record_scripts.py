@@ -26,7 +26,7 @@ import tables
 
 from memcalc.errors import MemcalcError
 from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
-from memcalc.script.simulate import plan_of, simulate
+from memcalc.script.simulate import make_plan, simulate
 
 SCRIPTS = Path(__file__).parent / "scripts"
 GPU = "H100 SXM"
@@ -86,7 +86,7 @@ def compare(recorded: dict[str, Any], names: Sequence[str]) -> None:
             continue
         os.environ["MEMCALC_READS"] = peaks.get("reads", "zeros")
         command = ["python", str((SCRIPTS / f"{name}.py").resolve())]
-        plan = plan_of(command, steps=0, gpu=recorded["gpu"], torch=recorded["versions"]["torch"])
+        plan = make_plan(command, steps=0, gpu=recorded["gpu"], torch=recorded["versions"]["torch"])
         try:
             with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
                 found = simulate(plan)

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from memcalc.errors import EstimateError, UsageError
-from memcalc.script.simulate import plan_of, simulate
+from memcalc.script.simulate import make_plan, simulate
 
 TRAIN = """
 import os, sys, signal, threading, time, torch
@@ -182,7 +182,7 @@ def _scripts(names: list[str]) -> int:
             Path("train.py").write_text(TRAIN + textwrap.dedent(text) + "\n")
             ended: object
             try:
-                ended = simulate(plan_of(["python", "train.py"], gpu="t4", steps=0)).ending.code
+                ended = simulate(make_plan(["python", "train.py"], gpu="t4", steps=0)).ending.code
             except UsageError:
                 ended = REFUSED
             except EstimateError:

@@ -27,7 +27,7 @@ def main() -> None:
             # Python would try again, and complain in words and an exit code of its own.
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
             if number == 1 and not code:
-                code = _told(error, simulates=False)
+                code = _report_error(error, simulates=False)
     if sys.flags.inspect:
         # PYTHONINSPECT is for scripts: Python would show how this ends, and wait for more.
         os._exit(code)
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command; whatever goes wrong is one sentence on stderr and the right exit code.
+    """Run a command; each error is one sentence on stderr and the right exit code.
 
     1 is the exit code of what is over a budget or limit, and of nothing else.
     """
@@ -51,11 +51,11 @@ def run(arguments: list[str]) -> int:
         with _warning_in_lines(), app.make_context("memcalc", list(arguments)) as context:
             app.invoke(context)
     except BaseException as error:
-        return _told(error, simulates=arguments[:1] == ["simulate"])
+        return _report_error(error, simulates=arguments[:1] == ["simulate"])
     return 0
 
 
-def _told(error: BaseException, *, simulates: bool) -> int:
+def _report_error(error: BaseException, *, simulates: bool) -> int:
     """Say what happened; returns the exit code."""
     if isinstance(error, KeyboardInterrupt):
         # Also while the command line is still being imported.
@@ -70,7 +70,7 @@ def _told(error: BaseException, *, simulates: bool) -> int:
         return INTERRUPTED
     # What typer says of a command line has this base in common, which it does not export.
     if isinstance(error, typer.BadParameter.__mro__[2]):
-        return _told_of_words(error)
+        return _report_usage(error)
     if os.environ.get("MEMCALC_DEBUG"):
         import traceback
 
@@ -104,7 +104,7 @@ def _warning_in_lines() -> Iterator[None]:
         yield
 
 
-def _told_of_words(error: Any) -> int:
+def _report_usage(error: Any) -> int:
     """Say what typer does not understand of a command line; returns the exit code."""
     message, context = error.format_message(), getattr(error, "ctx", None)
     if "\n" in message:

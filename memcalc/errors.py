@@ -77,7 +77,7 @@ def took_too_long(what: str, timeout: float, where: str = "") -> str:
 def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageError:
     """Build the error for an unknown name, with the closest known ones."""
     names = list(known)
-    close = meant(name, names)
+    close = find_similar(name, names)
     if not close:
         whole = "/" in name
         by_key = {(key if whole else key.rpartition("/")[2]).lower(): key for key in names}
@@ -88,10 +88,10 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageEr
     return UsageError(f"Unknown {kind} {name!r}: {hint}")
 
 
-def meant(name: str, known: Iterable[str], *, whole: bool = False) -> list[str]:
-    """Find names that have all words and numbers of this one; nearest first.
+def find_similar(name: str, known: Iterable[str], *, whole: bool = False) -> list[str]:
+    """Return known names that have all words and numbers of this one; nearest first.
 
-    ``adam8`` has those of ``adam8bit``, ``mistral 7b`` those of ``Mistral-7B-v0.1``.
+    ``adam8`` finds ``adam8bit``, ``mistral 7b`` finds ``Mistral-7B-v0.1``.
     """
     typed = _words(name)
     by_name = {one: _words(one if "/" in name else one.rpartition("/")[2]) for one in known}

@@ -78,7 +78,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     item.stash[_JUDGED] = False
     try:
-        item.stash[_BUDGET] = budget_of(marker.args, marker.kwargs)
+        item.stash[_BUDGET] = read_budget(marker.args, marker.kwargs)
     except UsageError as error:
         _refuse(str(error))
 
@@ -221,7 +221,7 @@ def _measure_simulated(body: Callable[[], Any], budget: TestBudget) -> int:
     return getattr(peak, budget.metric) or 0 if peak is not None else 0
 
 
-def budget_of(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> TestBudget:
+def read_budget(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> TestBudget:
     """Read a marker.
 
     Raises:

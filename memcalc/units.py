@@ -125,7 +125,7 @@ class Unit(NamedTuple):
             found[at] += way
         return list(map(_tenths, found, parts))
 
-    def rest(self, whole: int, *parts: int) -> str:
+    def write_difference(self, whole: int, *parts: int) -> str:
         """Write the rest of a sum: the difference of the figures as they are written."""
         shown, *less = (round(10 * size / self.bytes) for size in (whole, *parts))
         return _tenths(shown - sum(less), whole - sum(parts))

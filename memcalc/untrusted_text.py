@@ -25,12 +25,12 @@ _FORMULA = ("=", "+", "-", "@", "::")
 def line(text: str) -> str:
     """Escape every sign that steers a terminal, a log or a picture; returns one line."""
     if not text.isprintable():
-        text = "".join(sign if sign.isprintable() else _shown(sign) for sign in text)
+        text = "".join(sign if sign.isprintable() else _escape(sign) for sign in text)
     return _COMMAND.sub("# #", text)
 
 
 def lines(text: str) -> str:
-    """Defuse lines for a log: none is a command to the runner."""
+    """Return lines for a log: none is a command to the runner."""
     return _LEADING_COMMAND.sub(r"\1: ", text)
 
 
@@ -83,5 +83,5 @@ def github_property(text: str) -> str:
     return github(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def _shown(sign: str) -> str:
+def _escape(sign: str) -> str:
     return " " if sign.isspace() else sign.encode("unicode_escape").decode("ascii")

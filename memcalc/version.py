@@ -19,7 +19,7 @@ _FOLDER = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*)(-py[\d.]+)?\.(dist|egg
 
 
 @functools.cache
-def installed(package: str) -> str | None:
+def find_version(package: str) -> str | None:
     """Return the version of an installed package, or None.
 
     Read from the name of the folder that describes it (PEP 376), which takes a tenth of the time
@@ -78,7 +78,7 @@ def pip_line(modules: Iterable[str], python: str = "") -> str:
     """Return what to type to install modules, for this Python or another."""
     named = [_DISTRIBUTIONS.get(one, one) for one in modules]
     if not set(named).isdisjoint(_BUILT_FOR_TORCH) and python in ("", sys.executable):
-        release = installed("torch")
+        release = find_version("torch")
         named += [f"torch=={release.partition('+')[0]}"] if release else []
     start = f"{python} -m pip" if python else "pip"
     return f"{start} install {' '.join(named)}"

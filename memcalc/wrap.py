@@ -13,12 +13,12 @@ def tied(text: str) -> str:
     return _FIGURE.sub(TIE, text)
 
 
-def untied(text: str) -> str:
-    """The text with spaces again."""
+def untie(text: str) -> str:
+    """Return the text with spaces again."""
     return text.replace(TIE, " ")
 
 
 def fold(text: str, width: int, hang: int = 0) -> list[str]:
     """Break a text between words; ``hang`` spaces begin lines after the first."""
     lines = textwrap.wrap(tied(text), width, subsequent_indent=" " * hang, break_on_hyphens=False)
-    return [untied(line) for line in lines]
+    return [untie(line) for line in lines]

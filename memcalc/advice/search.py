@@ -88,7 +88,7 @@ class _Search:
         if first >= self.high:
             return self.high - 1 if beyond and self.low < self.high - 1 else None
         guess = self._guess()
-        if not self._confirm and self._excluded(first):
+        if not self._confirm and self._rules_out(first):
             return None
         if guess is None:
             middle = (self.low + self.high) // 2 if self.low >= 0 else self.high // _LEAP
@@ -117,7 +117,7 @@ class _Search:
             return min(inside)
         return self._cross(below[-1], above[0]) if below and above else None
 
-    def _excluded(self, at: int) -> bool:
+    def _rules_out(self, at: int) -> bool:
         """Return True if a line through the two largest sizes that hold ends below a position."""
         below = [one for one in sorted(self._spare) if one <= self.low][-2:]
         bound = self._cross(*below) if len(below) == 2 else None

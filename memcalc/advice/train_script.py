@@ -1,6 +1,6 @@
 """Writes a plan as a training script, as a person would write it; the text is a template.
 
-The script runs on a GPU as it is, and simulating it takes the plan's memory: so an estimate is
+The script runs on a GPU unchanged, and simulating it takes the plan's memory: so an estimate is
 checked on a card. A setting that the template cannot express is an error that names it.
 """
 
@@ -16,8 +16,8 @@ from memcalc.dialects import trainer
 from memcalc.errors import UsageError
 from memcalc.files import templates
 from memcalc.records.plan import Plan
-from memcalc.registry.build_arguments import LEARNING_RATE, arguments_of
-from memcalc.version import installed
+from memcalc.registry.build_arguments import LEARNING_RATE, list_arguments
+from memcalc.version import find_version
 from memcalc.workload import layouts, loops, tasks
 from memcalc.workload.tasks import Head
 
@@ -120,7 +120,7 @@ def _context(plan: Plan, source: ModelSource, head: Head) -> dict[str, Any]:
         "layout": layout,
         "starts_group": layout != "single" and plan.loop == "plain",
         "steps": STEPS,
-        "versions": [f"{one} {installed(one)}" for one in ("torch", "transformers")],
+        "versions": [f"{one} {find_version(one)}" for one in ("torch", "transformers")],
         "class_name": name,
         "weights": weights,
         "autocast": autocast,
@@ -203,7 +203,7 @@ def _optimizer(plan: Plan) -> tuple[str, dict[str, str]]:
     choice = registry.of(plan)
     module, _, name = choice.row.implementation.rpartition(".")
     own = module == "torch.optim"
-    settings = {"lr": LEARNING_RATE, **arguments_of(choice)}.items()
+    settings = {"lr": LEARNING_RATE, **list_arguments(choice)}.items()
     shown = (
         f"{key}=torch.{value}" if key.endswith("_dtype") else f"{key}={_literal(value)}"
         for key, value in settings

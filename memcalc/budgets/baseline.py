@@ -21,7 +21,7 @@ from memcalc.files import artifact
 from memcalc.files.untrusted_values import reason
 from memcalc.records.fields import changed_settings
 from memcalc.records.plan import Plan
-from memcalc.version import PACKAGES, __version__, installed
+from memcalc.version import PACKAGES, __version__, find_version
 
 
 def read(path: Path) -> Baseline | None:
@@ -97,7 +97,7 @@ def find_versions(found: Sequence[Evidence]) -> dict[str, str]:
     """
     versions = {"memcalc": __version__}
     for package in PACKAGES:
-        if (version := installed(package)) is not None:
+        if (version := find_version(package)) is not None:
             versions[package] = version
     for evidence in found:
         found_by = evidence.measurement or evidence.prediction

@@ -259,7 +259,7 @@ def as_runs(runs: Sequence[BudgetedRun], found: Sequence[Evidence]) -> list[Run]
 def simulate_command(
     plan: Plan, folder: Path, name: str, timeout: float = math.inf, *, use_cache: bool = True
 ) -> Evidence:
-    """Simulate a command in a folder, unless it was when all was as it is now.
+    """Simulate a command in a folder, or answer from an unchanged earlier run.
 
     Args:
         plan: of the command.

@@ -72,7 +72,7 @@ def load(path: Path) -> Source:
     data = untrusted_values.content(Path(shown), _LARGEST)
     try:
         text = data.decode("utf-8-sig")
-        values, lines = untrusted_values.toml_of(text), locate(text)
+        values, lines = untrusted_values.parse_toml(text), locate(text)
     except UnicodeDecodeError:
         raise UsageError(f"{shown}:1: this is not UTF-8, which TOML is.") from None
     except ValueError as error:
@@ -127,7 +127,7 @@ def has_section(path: Path) -> bool:
     except UsageError:
         return False
     try:
-        tool = untrusted_values.toml_of(data.decode("utf-8-sig")).get("tool", {})
+        tool = untrusted_values.parse_toml(data.decode("utf-8-sig")).get("tool", {})
     except ValueError:
         # Only what says it is ours can stop a check; a broken pyproject.toml will be named then.
         return b"tool.memcalc" in data

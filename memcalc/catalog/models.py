@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.catalog.architectures import validate
-from memcalc.errors import UsageError, meant, unknown
+from memcalc.errors import UsageError, find_similar, unknown
 from memcalc.files import untrusted_values
 from memcalc.files.offline import GO_ONLINE, is_offline
 from memcalc.files.shipped import configs
@@ -167,7 +167,7 @@ def _find_same_sizes(name: str) -> ModelSource | None:
     found = found or next((file for one in others if (file := _bundled_file(one))), None)
     if found is None and "/" not in name:
         # On the hub names have an organization: this one is short for the model with all its words.
-        close = meant(name, list_bundled_files(), whole=True)
+        close = find_similar(name, list_bundled_files(), whole=True)
         found = list_bundled_files()[close[0]] if len(close) == 1 else None
     if found is None:
         return None

@@ -23,7 +23,7 @@ _GENERATED = 256
 def make(settings: Mapping[str, Any]) -> Plan:
     """Check settings and return the plan; keys are fields of ``Plan``, dashes allowed.
 
-    A plan in the place of the model stands for all its settings, and the others change it.
+    A plan in the place of the model gives all its settings, and the others change it.
 
     Raises:
         UsageError: an unknown key, a value of the wrong type or out of range, a missing model, or

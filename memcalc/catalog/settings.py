@@ -94,7 +94,7 @@ def merge_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
     typed = {key: one for key, one in given.items() if one is not None}
     base = dict(recipe.settings)
     unread = recipe.unread
-    if base.get("attention") == FLASH_ATTN and not extras.is_here("flash_attn"):
+    if base.get("attention") == FLASH_ATTN and not extras.can_import("flash_attn"):
         # It is compiled for GPUs, and seldom installed on machines that only plan.
         base["attention"] = "flash"
         unread = (*unread, "how flash-attn differs from PyTorch's own build of it")

@@ -9,8 +9,8 @@ Asker and child speak JSON lines over a socket. The first is ``{"environment", "
 "request"}``. It is answered by ``{"event": {...}}`` any number of times (with ``"waits": true`` the
 child goes on after ``{"go": true}``) and one ``{"answer": {...}}`` or ``{"error": sentence,
 "exit_code": code}``. When the child is gone, the server adds ``{"ended": sentence}``. A child may
-ask the server as well: what has to begin before CUDA does is done in a fork of its own.
+ask the server as well: work that must begin before CUDA runs in another fork.
 
-Nobody outlives memcalc: the kernel ends the server with it, the server ends its children and all
-that these have started. Nothing is written to a folder that somebody would have to clean up.
+No process outlives memcalc: the kernel ends the server with it, the server ends its children and
+all that these have started. Nothing is written to a folder that would have to be cleaned up.
 """

@@ -13,7 +13,7 @@ _CREDENTIALS = "3i"
 
 
 class Channel:
-    """One end of a conversation."""
+    """An end of a conversation over a socket."""
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
@@ -24,12 +24,12 @@ class Channel:
         """Send a message; bytes become base64.
 
         Raises:
-            OSError: nobody listens.
+            OSError: the other end is closed.
         """
         self.end.sendall(msgspec.json.encode(message) + b"\n")
 
     def receive(self) -> dict[str, Any] | None:
-        """Receive the next message; ``None``: there will be none.
+        """Return the next message, or None if the other end is closed.
 
         Raises:
             TimeoutError: the socket's time is up; nothing is lost.

@@ -55,7 +55,7 @@ class Breadcrumbs:
         text = module.encode()[: SIZE - 1] + b"\0"
         self._map[: len(text)] = text
 
-    def where(self) -> str:
+    def describe(self) -> str:
         """Return the last place in words, such as `` in model.layers.0``; empty if unknown."""
         module, _, _ = self._map[:].partition(b"\0")
         return f" in {module.decode(errors='replace')}" if module else ""
@@ -107,7 +107,7 @@ def answer_once(
         job = importlib.import_module(module)
         said = {"answer": job.answer(place["request"], speaker)}
     except BaseException as error:
-        said = serialize_error(error, name, breadcrumbs.where())
+        said = serialize_error(error, name, breadcrumbs.describe())
     flush()
     try:
         channel.send(said)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from memcalc.children.channel import Channel, is_of_this_user
-from memcalc.children.exit_reason import GARBLED, ending, noise_of, oom_kills
+from memcalc.children.exit_reason import GARBLED, ending, oom_kills, read_end
 from memcalc.errors import MemcalcError, UsageError, sentence
 
 _PATIENCE = 5.0
@@ -159,7 +159,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(_PATIENCE)
-            noise = noise_of(self._noise)
+            noise = read_end(self._noise)
         return ending("process that starts the runs", code, kills=self._kills, noise=noise)
 
     def _answer_in(self, message: dict[str, Any], name: str) -> dict[str, Any]:
@@ -316,7 +316,7 @@ def _path() -> list[str]:
 
 
 def folder() -> str | None:
-    """Return the current folder; ``None``: it is gone."""
+    """Return the current folder, or None if it is gone."""
     with contextlib.suppress(FileNotFoundError):
         return os.getcwd()
     return None

@@ -41,7 +41,7 @@ def ending(
     """
     last = noise.strip().rsplit("\n", 1)[-1].strip()[:_LONGEST]
     if code is not None and code < 0:
-        how = f"was {_killed(-code, kills)}"
+        how = f"was {_describe_kill(-code, kills)}"
     else:
         known = code if code is not None else "unknown"
         how = f"ended without an answer (exit code {known})"
@@ -54,7 +54,7 @@ def serialize_error(error: BaseException, name: str, where: str) -> dict[str, An
         traceback.print_exception(error)
     if isinstance(error, MemcalcError):
         return {"error": str(error), "exit_code": error.exit_code}
-    text = text_of(error)
+    text = format_error(error)
     reason = " ".join(text.split())
     if text.count("\n") > _LINES:
         reason = reason.partition(": [")[0]
@@ -62,7 +62,7 @@ def serialize_error(error: BaseException, name: str, where: str) -> dict[str, An
     said = f"{type(error).__name__}: {reason}"
     if isinstance(error, SystemExit):
         said = (
-            f"its code called sys.exit({text_of(error.code, repr)}), as scripts do that read "
+            f"its code called sys.exit({format_error(error.code, repr)}), as scripts do that read "
             "arguments: type memcalc simulate -- python SCRIPT to run all of it"
         )
     elif isinstance(error, RecursionError):
@@ -72,8 +72,8 @@ def serialize_error(error: BaseException, name: str, where: str) -> dict[str, An
     return {"error": sentence, "exit_code": MemcalcError.exit_code}
 
 
-def noise_of(descriptor: int) -> str:
-    """The end of what was written to a file; of a terminal or a pipe nothing can be read again."""
+def read_end(descriptor: int) -> str:
+    """Return the last 64 KiB written to a file, or empty for a terminal or pipe."""
     try:
         size = os.fstat(descriptor).st_size
         return os.pread(descriptor, 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
@@ -81,7 +81,7 @@ def noise_of(descriptor: int) -> str:
         return ""
 
 
-def _killed(number: int, kills: int | None) -> str:
+def _describe_kill(number: int, kills: int | None) -> str:
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     if name != "SIGKILL":
         return f"ended by {name}"
@@ -104,7 +104,7 @@ def advice(error: BaseException | None) -> str:
     """Return one sentence on what a user can do about an error, or an empty text."""
     for one in causes(error):
         raised_in = (frame.f_code.co_name for frame, _ in traceback.walk_tb(one.__traceback__))
-        said = f"{' '.join(raised_in)}: {text_of(one)}"
+        said = f"{' '.join(raised_in)}: {format_error(one)}"
         for known in _ADVICE:
             if re.search(known["where"], said):
                 return str(known["says"])
@@ -120,8 +120,8 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def text_of(error: object, show: Callable[[object], str] = str) -> str:
-    """Return an error as a text, also where its own code for that fails."""
+def format_error(error: object, show: Callable[[object], str] = str) -> str:
+    """Return the text of an error, also if its own code for that fails."""
     try:
         return show(error)
     except (Exception, SystemExit):

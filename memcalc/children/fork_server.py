@@ -1,9 +1,9 @@
 """The process that forks children: it imports heavy packages once and survives a child's crash.
 
 Importing PyTorch and transformers takes seconds; forking what has imported them takes
-milliseconds. It runs no code of a user's and never touches CUDA, so that each child makes a
-context of its own. Whoever asks holds one end of a control socket: closed, its children end. A
-child holds one as well, through which it asks for forks of its own.
+milliseconds. It runs no code of a user's and never touches CUDA, so that each child makes its own
+context. The asking process holds one end of a control socket: when it closes, its children end. A
+child also holds one, and asks through it for its own forks.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import msgspec
 
 from memcalc.children.channel import is_of_this_user
 from memcalc.children.child import Breadcrumbs, answer_once, die_with
-from memcalc.children.exit_reason import ending, noise_of, oom_kills
+from memcalc.children.exit_reason import ending, oom_kills, read_end
 
 _LONGEST = 1 << 16
 """Bytes of a request on a control socket."""
@@ -219,19 +219,19 @@ class _Server:
         for pid in list(self._living):
             found, status = os.waitpid(pid, os.WNOHANG) if pid in self._living else (0, 0)
             if found:
-                self._exited(pid, status)
+                self._handle_exit(pid, status)
 
     def _end(self, pids: list[int]) -> None:
         for pid in pids:
             _kill_group(pid)
         for pid in pids:
-            self._exited(pid, os.waitpid(pid, 0)[1])
+            self._handle_exit(pid, os.waitpid(pid, 0)[1])
 
-    def _exited(self, pid: int, status: int) -> None:
+    def _handle_exit(self, pid: int, status: int) -> None:
         # Processes that the child's own code may have started.
         _kill_group(pid)
         one = self._living.pop(pid)
-        where, noise = one.breadcrumbs.where(), noise_of(one.noise)
+        where, noise = one.breadcrumbs.describe(), read_end(one.noise)
         code = os.waitstatus_to_exitcode(status)
         self._report_exit(one, ending(one.name, code, kills=one.kills, where=where, noise=noise))
 

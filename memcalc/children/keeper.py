@@ -1,7 +1,7 @@
 """The process between memcalc and a command: it ends all that the command started.
 
 ``python keeper.py OWNER GROUP FOLDER STATUS COMMAND...``; ``command.py`` starts it, in a process
-group of its own that neither Ctrl-C nor a signal to memcalc's group reaches. When its owner is
+group that neither Ctrl-C nor a signal to memcalc's group reaches. When its owner is
 gone, however that died, the kernel says so (``PR_SET_PDEATHSIG``): it ends the command. Processes
 that the command leaves behind become its children (``PR_SET_CHILD_SUBREAPER``), and end too. Where
 there is a Python file ``then.py`` in FOLDER when all have ended, it is run. GROUP is the process
@@ -129,7 +129,7 @@ def _children() -> list[int]:
 def run_then(folder: str, *arguments: str) -> bool:
     """Run ``then.py`` of a folder once, when a command has ended; returns False if it fails.
 
-    What is in the folder is needed then.
+    It needs the other files of the folder.
     """
     path = os.path.join(folder, THEN)
     if folder and os.path.exists(path):

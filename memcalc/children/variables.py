@@ -1,4 +1,4 @@
-"""Environment variables of child processes: what they get of a shell's, and what they must not get.
+"""Environment variables of child processes: which of a shell's they get, and which they must not.
 
 An answer depends on its question alone. So a child that answers gets the variables that say where
 things are and how they are fetched, and none that tell a library how to train.
@@ -34,7 +34,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Says which of this machine's own GPUs are seen, which are not those of a simulated one."""
 
 
-def composed(shell: Mapping[str, str]) -> dict[str, str]:
+def select(shell: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a child that answers for code that memcalc knows."""
     return {name: value for name, value in shell.items() if _NEEDED.fullmatch(name)}
 

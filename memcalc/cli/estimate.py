@@ -16,7 +16,7 @@ from memcalc.estimation.estimate import add_advice, answers
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import EMULATED
-from memcalc.report.rows import name_apart
+from memcalc.report.rows import name_differences
 from memcalc.units import format_bytes
 
 
@@ -80,7 +80,7 @@ def command(
             else:
                 failed.append(add_advice(answer, plan, method))
                 if len(plans) > 1:
-                    say(f"{name_apart(plan, plans)}: {failed[-1]}")
+                    say(f"{name_differences(plan, plans)}: {failed[-1]}")
     if not found:
         raise failed[0]
     if lengths is not None:

@@ -56,7 +56,7 @@ def command(
     answers = Answers(use_cache=not no_cache, counted=counted, saved=kept)
     with progress("drawing"):
         if other is not None:
-            before, now = (_read_saved(file, answers, depth) for file in (settings["model"], other))
+            before, now = (_to_chapter(file, answers, depth) for file in (settings["model"], other))
             document = Document(chapters=(before, now), difference=difference(before, now))
         elif name == "pickle":
             path = Path(str(settings.get("model")))
@@ -73,7 +73,7 @@ def command(
     _write(document, name, output)
 
 
-def _read_saved(file: str, answers: Answers, depth: int | None) -> Chapter:
+def _to_chapter(file: str, answers: Answers, depth: int | None) -> Chapter:
     data = read_result(file)
     if data is None or data.get("kind") == "measurements":
         raise UsageError(f"{file} is no answer that memcalc wrote: compare two .json files of it.")

@@ -50,13 +50,13 @@ def command(
     verbose: bool = False,
 ) -> None:
     """Run your own training script, unchanged, on a simulated GPU."""
-    from memcalc.script.serving import server_of
-    from memcalc.script.simulate import plan_of, simulate
+    from memcalc.script.serving import find_server
+    from memcalc.script.simulate import make_plan, simulate
 
     name = chosen("simulation", format, output)
     if output is None and name in formats("page"):
         raise UsageError(f"{name} is written to a file: add --output simulated.{name}.")
-    plan = plan_of(
+    plan = make_plan(
         words,
         gpu=gpu,
         steps=steps,
@@ -68,7 +68,7 @@ def command(
     )
     if gpu is None:
         _say_where_gpu_belongs(words)
-    if name in formats("page") and server_of(plan) is not None:
+    if name in formats("page") and find_server(plan) is not None:
         raise UsageError(f"An engine has no timeline for {name}: type --format json.")
     python = _prepare(python, torch, vllm)
     found = simulate(replace(plan, python=python))

@@ -39,7 +39,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def read_table() -> Table:
     """Read the file."""
     text = Path(__file__).with_name("options.toml").read_text("utf-8")
-    return decode(Table, untrusted_values.toml_of(text))
+    return decode(Table, untrusted_values.parse_toml(text))
 
 
 def find_row(verb: str, name: str) -> Row:

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from memcalc.errors import UsageError
 from memcalc.records.fields import FIELDS
-from memcalc.records.values import Method, parse_typed, plain
+from memcalc.records.values import Method, parse_value, plain
 from memcalc.units import parse_bytes
 
 
@@ -23,7 +23,7 @@ class Value(NamedTuple):
 def _check_type(kind: Any) -> Value:
     """Return the form of a declared type, such as ``Annotated[int, Meta(ge=1, le=8)]``."""
     metavar = {int: "N", float: "X"}.get(plain(kind), "NAME")
-    return Value(metavar, lambda name, text: parse_typed(name, kind, text))
+    return Value(metavar, lambda name, text: parse_value(name, kind, text))
 
 
 def find_value(words: str) -> Value:
@@ -48,7 +48,7 @@ def _read_tokens(name: str, text: str) -> float:
     found = re.fullmatch(r"([0-9.]+) ?([KMBT])", text.upper())
     if found is not None:
         text = f"{found[1]}e{3 * ('KMBT'.index(found[2]) + 1)}"
-    return float(parse_typed(name, Annotated[float, Meta(gt=0, le=1e18)], text))
+    return float(parse_value(name, Annotated[float, Meta(gt=0, le=1e18)], text))
 
 
 VALUES = {

@@ -160,7 +160,7 @@ def _read_fsdp(keys: Keys, half: str | None, world: int | None) -> dict[str, Any
         # Nothing is gathered, so there is nothing to gather in another dtype.
         arguments = {}
     again = told.flag("activation_checkpointing") or None
-    told.over({key: value for key, value in told.data.items() if value}).finish()
+    told.view({key: value for key, value in told.data.items() if value}).finish()
     if layout == "fsdp1":
         keys.unread.append("outputs of the model, which accelerate casts to fp32")
     if layout not in ("ddp", "fsdp1", "fsdp2"):
@@ -204,7 +204,7 @@ def _read_mesh(keys: Keys) -> str:
 _TYPES = {"": "NO", "ddp": "MULTI_GPU", "fsdp1": "FSDP", "fsdp2": "FSDP"}
 
 
-def layout_of(plan: Plan) -> str:
+def name_layout(plan: Plan) -> str:
     """Return the name of a plan's layout over GPUs; empty for one GPU."""
     return (plan.parallel or "ddp").partition("=")[0] if plan.devices > 1 else ""
 
@@ -216,7 +216,7 @@ def half_precision(plan: Plan) -> str:
 
 def write(plan: Plan) -> dict[str, Any]:
     """Write a plan as the YAML of ``accelerate config``; settings of the script are left out."""
-    layout = layout_of(plan)
+    layout = name_layout(plan)
     kind = "DEEPSPEED" if layout in ZERO_STAGES else _TYPES.get(layout, "MULTI_GPU")
     return {
         "compute_environment": "LOCAL_MACHINE",

@@ -84,7 +84,7 @@ def _without_other_meanings(keys: Keys) -> Keys:
         }
     # Precision that the shards are gathered in.
     data |= {name: True for name in ("bf16", "fp16") if keys.data.get(name)}
-    return keys.over(data)
+    return keys.view(data)
 
 
 def _check_task(keys: Keys) -> None:
@@ -109,7 +109,7 @@ def _read_precision(keys: Keys) -> str:
     keys.get("bfloat16", "float16")
     halves = {name: keys.data.get(name) for name in ("bf16", "fp16", "bfloat16", "float16")}
     if not any(one is not None for one in halves.values()):
-        halves["bf16"] = keys.over(keys.data, {"bf16": "auto"}).get("bf16")
+        halves["bf16"] = keys.view(keys.data, {"bf16": "auto"}).get("bf16")
     keys.get("float32", "fp16")
     keys.get("tf32")
     if halves["bf16"] or halves["bfloat16"]:

@@ -92,7 +92,7 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
 
 def _finish(keys: Keys) -> None:
     """Refuse keys that are not known and ask for something."""
-    keys.over({key: value for key, value in keys.data.items() if value not in _OFF}).finish()
+    keys.view({key: value for key, value in keys.data.items() if value not in _OFF}).finish()
 
 
 def _is_on(value: Any) -> bool:

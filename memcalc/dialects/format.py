@@ -101,7 +101,7 @@ class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def read_format(name: str) -> Format:
     """Read the data of a format, joined with the data of its base."""
     path = Path(__file__).with_name(f"{name}.toml")
-    found = decode(Format, untrusted_values.toml_of(path.read_text("utf-8")))
+    found = decode(Format, untrusted_values.parse_toml(path.read_text("utf-8")))
     if not found.base:
         return found
     base = read_format(found.base)

@@ -67,8 +67,8 @@ class Keys:
         self.loss_piece: int | None = None
         self._refuse()
 
-    def over(self, data: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> "Keys":
-        """Read other values, or with further defaults, and count what is read as read here."""
+    def view(self, data: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> "Keys":
+        """Return a view of other values or defaults; keys that it reads count as read here."""
         other = copy.copy(self)
         other.data, other._defaults = data, {**self._defaults, **(defaults or {})}
         return other

@@ -41,11 +41,11 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     kind = keys.text("tuner_type", "train_type", "sft_type")
     if kind not in ("full", "lora"):
         raise keys.error("tuner_type", "trains what a plan has no words for")
-    keys = keys.over({**data, "tuner_type": kind})
+    keys = keys.view({**data, "tuner_type": kind})
     if keys.get("task_type") not in (None, "causal_lm"):
         raise keys.error("task_type", "has another head")
     devices = keys.count("NPROC_PER_NODE", "nproc_per_node")
-    spread = keys.over(_replace_launcher_names(keys))
+    spread = keys.view(_replace_launcher_names(keys))
     found = trainer.read_arguments(spread, {**given, "devices": devices or given.get("devices")})
     samples = found.get("batch", 1) * (devices or 1)
     found |= {

@@ -161,13 +161,13 @@ def _read_optimizer(keys: Keys) -> tuple[str | None, dict[str, Any]]:
     part = {**_read_part(keys, "optimizer")}
     name = str(part.pop("_component_", ""))
     kept = {key: value for key, value in part.items() if key in _OPTIMIZERS}
-    named = keys.over({**keys.data, "optimizer": name})
+    named = keys.view({**keys.data, "optimizer": name})
     return optimizer(named, "plain", "optimizer"), kept
 
 
 def _read_length(keys: Keys) -> int | None:
     told = _read_part(keys, "tokenizer").get("max_seq_len")
-    return keys.over({"max_seq_len": told}).count("max_seq_len")
+    return keys.view({"max_seq_len": told}).count("max_seq_len")
 
 
 def _read_precision(keys: Keys) -> str:

@@ -43,7 +43,7 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
         for key, one in declared_fields(place, *classes.split()).items()
         if key in form.defaults and one not in (None, ...)
     }
-    keys = keys.over({"bf16": False, **data} if keys.flag("fp16") else data, own)
+    keys = keys.view({"bf16": False, **data} if keys.flag("fp16") else data, own)
     found = trainer.read_arguments(keys, given)
     if "quant" in found:
         keys.unread.append("that adapters are in bf16, half of what is counted of them")

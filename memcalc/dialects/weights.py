@@ -37,7 +37,7 @@ def read_lora(keys: Keys) -> str | None:
     form = keys.form.lora
     assert form is not None
     switch = keys.flag(form.switch) if isinstance(form.on, bool) else keys.get(form.switch)
-    told = keys.over(keys.data, form.defaults if switch == form.on else {})
+    told = keys.view(keys.data, form.defaults if switch == form.on else {})
     rank, names = told.count(form.rank), told.texts(form.targets)
     dropout = told.get(form.dropout)
     if switch != form.on:
@@ -80,7 +80,7 @@ def read_quant(keys: Keys) -> str | None:
         if bits not in (4, 8) and (bits is not None or method is not None):
             raise keys.error(form.bits.split()[0], "is neither 4 nor 8", "correct it")
     told = {form.double: form.double_default, form.kind: "nf4"} if form.kind else {}
-    in_four = keys.over(keys.data, told if bits == 4 and form.shown else {})
+    in_four = keys.view(keys.data, told if bits == 4 and form.shown else {})
     double = in_four.flag(form.double, default=form.double_default)
     kind = str(in_four.get(form.kind) or "nf4")
     if bits != 4:

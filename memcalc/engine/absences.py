@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.records.trace import Aside, PhaseReading, Trace
+from memcalc.records.trace import AllocatorCall, PhaseReading, Trace
 from memcalc.units import format_bytes
 
 _SLEEPS = (
@@ -48,7 +48,7 @@ def take_away(trace: Trace, absences: Sequence[Absence]) -> Trace:
         leaving[one.begin].append(one)
         returning[len(trace.events) + 1 if one.end is None else one.end].append(one)
     storages, events = list(trace.storages), list[int]()
-    numbers, absent, emptied = dict[int, int](), set[int](), list[Aside]()
+    numbers, absent, emptied = dict[int, int](), set[int](), list[AllocatorCall]()
     moved = list[list[tuple[int, int]]]()
     for moment in range(len(trace.events) + 1):
         moved.append([(-1, len(events))])
@@ -63,7 +63,7 @@ def take_away(trace: Trace, absences: Sequence[Absence]) -> Trace:
             events += [~numbers.get(number, number) for number in one.storages]
             absent.update(one.storages)
             moved[-1].append((one.since, len(events)))
-            emptied.append(Aside(index=len(events), what="empty_cache"))
+            emptied.append(AllocatorCall(index=len(events), what="empty_cache"))
         for event in trace.events[moment : moment + 1]:
             if ~event not in absent:
                 events.append(event if event >= 0 else ~numbers.get(~event, ~event))

@@ -14,7 +14,7 @@ from memcalc.engine.host_view import is_plain, tensors_in
 
 
 class Draws:
-    """Draws numbers as PyTorch does, each GPU by a generator of its own."""
+    """Draws numbers as PyTorch does, with a generator for each GPU."""
 
     def __init__(
         self, numbers: Numbers, compute: Callable[[Followed, Any, Any, Any], None]
@@ -38,9 +38,7 @@ class Draws:
         if out.numel() <= LARGE and alone and not any(tensors_in((args[1:], kwargs))):
             self._count += 1
             seed = torch.cuda.default_generators[out.device.index or 0].initial_seed()
-            make = functools.partial(
-                _drawn, one, args[1:], seed + self._count, out.shape, out.dtype
-            )
+            make = functools.partial(_fill, one, args[1:], seed + self._count, out.shape, out.dtype)
             self._numbers.unknown.postpone(out, make, made_up=False)
         return out
 
@@ -64,7 +62,7 @@ class Draws:
         return self._generators[index]
 
 
-def _drawn(
+def _fill(
     one: Followed, settings: Any, seed: int, shape: torch.Size, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return the random numbers of an operator that fills a tensor in place."""

@@ -87,7 +87,7 @@ class Followed:
     """It changes numbers that stand in a tensor."""
 
     @classmethod
-    def of(cls, op: Any, base: str) -> Followed:
+    def from_schema(cls, op: Any, base: str) -> Followed:
         """Read an operator's schema."""
         writes = tuple(
             (place, one.name)
@@ -112,13 +112,13 @@ class Followed:
 
 
 def is_composed(op: Any) -> bool:
-    """Made of other operators, which are followed themselves."""
+    """Return True if it calls other operators, which are followed."""
     key = "CompositeImplicitAutograd"
     return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
 
 
 def spread(places: torch.Tensor, scores: torch.Tensor, dim: int | None, shift: int) -> torch.Tensor:
-    """Places of which each is chosen as often as any other, as a router's experts are.
+    """Return places that are chosen equally often, like a router's experts.
 
     The first is in the middle, or farther by a shift: special tokens are the first of a vocabulary,
     or its last.
@@ -138,13 +138,13 @@ def read_by(
     view: Callable[[torch.Tensor], torch.Tensor],
     knows: Callable[[torch.Tensor], bool],
 ) -> tuple[Any, list[tuple[int, int]]]:
-    """What an operator reads from the GPU of how large its result is.
+    """Return the numbers that an operator reads for its result's size.
 
     Args:
         op: the operator.
         base: its name without overload.
-        args: what it is called with.
-        kwargs: what it is called with by name.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
         view: returns a CPU tensor with the numbers of one on the GPU.
         knows: whether the numbers of a tensor are known.
 
@@ -189,7 +189,7 @@ def counted_in(base: str, args: Any) -> Iterator[tuple[torch.Tensor, int]]:
         yield from ((one, 1) for one in args[1] if one is not None and one.dtype in MASKS)
 
 
-def masks_of(base: str, args: Any) -> list[torch.Tensor]:
+def find_masks(base: str, args: Any) -> list[torch.Tensor]:
     """Return the tensors in which an operator counts what it keeps."""
     if base not in ("nonzero", "masked_select", "index"):
         return []

@@ -18,7 +18,7 @@ from memcalc.errors import EstimateError
 from memcalc.records.prediction import Refusal
 from memcalc.records.trace import (
     ONCE,
-    Aside,
+    AllocatorCall,
     Component,
     Mark,
     Phase,
@@ -62,7 +62,7 @@ class Timeline:
         self._refused: tuple[int, dict[str, Any]] | None = None
         """The last request that ran out of memory: its moment and its entry."""
         self.events: list[int] = []
-        self.asides: list[Aside] = []
+        self.asides: list[AllocatorCall] = []
         self.blocks: list[_Block] = []
         self._notes = notes
         self._live: dict[int, int] = {}
@@ -143,7 +143,7 @@ class Timeline:
         stream = self._streams.setdefault(known, len(self._streams))
         if known in self._notes.private and stream not in self._private:
             self._private.add(stream)
-            self.asides.append(Aside(index=len(self.events), what="keep_pool", stream=stream))
+            self._add_call("keep_pool", -1, stream)
         return stream
 
     def _free_block(self, entry: dict[str, Any], following: dict[str, Any]) -> None:
@@ -174,7 +174,7 @@ class Timeline:
 
     def _add_call(self, what: str, number: int, stream: int) -> None:
         index = len(self.events)
-        self.asides.append(Aside(index=index, what=what, storage=number, stream=stream))
+        self.asides.append(AllocatorCall(index=index, what=what, storage=number, stream=stream))
 
     def _settle_guesses(self) -> None:
         """Label the remaining blocks by their origin (copied from the host) or lifetime."""
@@ -189,7 +189,7 @@ class Timeline:
         index = len(self.events)
         last = self.asides[-1] if self.asides else None
         if last is None or (last.index, last.what) != (index, "empty_cache"):
-            self.asides.append(Aside(index=index, what="empty_cache"))
+            self.asides.append(AllocatorCall(index=index, what="empty_cache"))
 
     def _apply_notes(self, until: int) -> None:
         """Apply the notes up to a moment to living blocks."""

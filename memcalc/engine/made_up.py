@@ -1,8 +1,8 @@
 """Numbers of Python that know that they are made up, as are numbers computed from them.
 
 Each is a float or an int to all code. Comparing one is a decision. Where code takes its plain
-value, it escapes: nobody sees what that decides. So does each whole number that comes of made-up
-ones, for PyTorch and Python take it as a size without asking.
+value, it escapes: its decisions are not seen. So does each integer that is computed from made-up
+ones, because PyTorch and Python take it as a size without asking.
 """
 
 import math
@@ -22,7 +22,7 @@ class Follower(Protocol):
     """Notes what made-up numbers do."""
 
     def decide(self, found: bool, frame: FrameType | None) -> bool:
-        """Note a decision and return what it is."""
+        """Note a decision and return its outcome."""
 
     def escape(self) -> None:
         """Note that a number is no longer known to be made up."""
@@ -218,7 +218,7 @@ MadeUpInt = type("int", (int,), _members(int))
 
 
 def _write_plain_yaml(yaml: Any) -> None:
-    """Made-up numbers are written to YAML as plain ones."""
+    """Write made-up numbers to YAML as plain ones."""
     represented = yaml.representer.SafeRepresenter
     for made, plain in ((MadeUpFloat, "represent_float"), (MadeUpInt, "represent_int")):
         for dumper in (yaml.SafeDumper, yaml.Dumper):

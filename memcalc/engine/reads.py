@@ -57,7 +57,7 @@ class Reads:
         self._follow_tensors: Callable[[], None] | None = None
 
     def install(self, patches: Patches) -> None:
-        """Mark numbers that are read from now on."""
+        """Begin to mark numbers that are read."""
         made_up.install(patches, self)
         self._follow_tensors = functools.partial(made_up.follow_tensors, patches)
         for name in ("item", "__bool__", "tolist"):

@@ -66,7 +66,7 @@ class Unknown:
         self._most = _MOST_POSTPONED
 
     def vary(self, factor: float) -> None:
-        """Let numbers that nobody computed be other ones, and so many times as large.
+        """Let unknown numbers be other ones, and larger by a factor.
 
         Larger ones rise by each optimizer step. Smaller ones fall, and in tensors half of them are
         negative.

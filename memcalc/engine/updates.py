@@ -22,7 +22,7 @@ class Updates:
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def install(self, patches: Patches) -> None:
-        """Act after each step of an optimizer."""
+        """Register a hook after optimizer steps."""
         hook = optimizers.register_optimizer_step_post_hook(self._forget_first)
         patches.also(hook.remove)
 

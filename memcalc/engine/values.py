@@ -3,12 +3,12 @@
 Kernels do nothing over the stub driver, but its device memory is real memory of the host. What was
 copied there is read back. Behind an operator of PyTorch's that moves, compares or computes known
 numbers, the same operator runs on CPU tensors over the same bytes. Random numbers are drawn on the
-host. Numbers that nobody computes read as `memcalc.engine.unknown` says, and what follows from them
-is marked as made up.
+host. Unknown numbers read as `memcalc.engine.unknown` says, and numbers computed from them are
+marked as made up.
 
 Operators are followed below autograd, by a dispatch key that PyTorch keeps for fake tensors; no
-dispatch mode is needed. In backward only those are that ask the GPU how large their result is,
-but for Python code that runs there: a function's own backward, and a forward that is run again.
+dispatch mode is needed. In backward only operators that ask the GPU for their result's size are
+followed, and Python code that runs there: a function's own backward, and a recomputed forward.
 """
 
 import contextlib
@@ -41,8 +41,8 @@ from memcalc.engine.followed_operators import (
     WITH_COUNTS,
     ZEROS,
     Followed,
+    find_masks,
     is_composed,
-    masks_of,
     read_by,
     spread,
 )
@@ -98,7 +98,7 @@ class Values:
         self._keys = following.keys()
 
     def install(self, patches: Patches) -> None:
-        """Follow from now on, in this thread and in those that the program starts."""
+        """Begin to follow this thread, and those that the program starts."""
         if not stub.maps():
             self.reads.report_no_mapping()
             return
@@ -120,7 +120,7 @@ class Values:
         return original(args, kwargs, keys - self._keys)
 
     def stop(self) -> None:
-        """Follow no more in this thread: Python's exit has taken the operators' code away."""
+        """Stop following this thread: Python's exit has deleted the operators' code."""
         following.stop()
         self._when_unknown(None)
 
@@ -140,11 +140,11 @@ class Values:
                 packet = getattr(_aten, name, None)
                 for overload in packet.overloads() if packet is not None else ():
                     op = getattr(packet, overload)
-                    followed = Followed.of(op, base)
+                    followed = Followed.from_schema(op, base)
                     skipped = at == COUNTS and followed.given_result
                     if op.name() not in known or skipped or is_composed(op):
                         continue
-                    made = self._counted(followed) if at == COUNTS else self._followed(followed)
+                    made = self._wrap_count(followed) if at == COUNTS else self._wrap_op(followed)
                     library.impl(op.name().split("::")[1], made, at)
         if at == COUNTS:
             library.impl("equal", self._equal, at)
@@ -154,7 +154,7 @@ class Values:
 
     # ---- operators
 
-    def _followed(self, one: Followed) -> Callable[..., Any]:
+    def _wrap_op(self, one: Followed) -> Callable[..., Any]:
         """Return an operator that also computes its numbers."""
         keys, guard, op, base = self._keys, _C._ExcludeDispatchKeyGuard, one.op, one.base
         chooses = HIGHEST.get(op.name())
@@ -164,7 +164,7 @@ class Values:
         held, later = self._numbers.read_mark, self._numbers.unknown.postponed_kind
         end = ENDS.get(base) if chooses is None else None
 
-        def called(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             with guard(keys):
                 if special is not None:
                     return special(one, args, kwargs)
@@ -172,7 +172,7 @@ class Values:
                 if isinstance(first, list) and first:
                     first = next((each for each in first if each.numel()), first[0])
                 if not isinstance(first, torch.Tensor) or not first.is_floating_point():
-                    return self._computed(one, args, kwargs)
+                    return self._compute(one, args, kwargs)
                 if one.given_result:
                     return op(*args, **kwargs)
                 if chooses and first.is_cuda and self.state(first) != KNOWN:
@@ -186,12 +186,12 @@ class Values:
                         self._work_out(one, args, kwargs, out)
                     return out
                 if count <= small or (base in PUTS and count <= _PUT):
-                    return self._computed(one, args, kwargs)
+                    return self._compute(one, args, kwargs)
                 # Most calls of a training.
                 if not first.is_cuda or type(first) is not torch.Tensor:
                     return op(*args, **kwargs)
                 if count <= LARGE and (held(first) or (count <= _PUT and later(first) is not None)):
-                    return self._computed(one, args, kwargs)
+                    return self._compute(one, args, kwargs)
                 out = op(*args, **kwargs)
                 if one.writes:
                     self._numbers.unknown.drop(first)
@@ -201,29 +201,29 @@ class Values:
                     self._numbers.fill(out, self._numbers.unknown.ends[end])
                 return out
 
-        return called
+        return call
 
     def _find_special(self, one: Followed) -> Callable[[Followed, Any, Any], Any] | None:
-        """Return what an operator is followed by that copies, draws, makes or compares."""
+        """Return the follower of an operator that copies, draws, makes or compares."""
         if one.base in TRANSFERS:
             return self._transfers.copy
         if one.draws is not None:
             return self._draws.draw
         if one.base in MAKES:
-            return self._made
-        return self._compared if one.base in COMPARES else None
+            return self._create
+        return self._compare if one.base in COMPARES else None
 
-    def _counted(self, one: Followed) -> Callable[..., Any]:
-        """Return an operator that is told how large its result is."""
+    def _wrap_count(self, one: Followed) -> Callable[..., Any]:
+        """Return an operator that gets the size of its result."""
         keys, guard, op, base = self._keys, _C._ExcludeDispatchKeyGuard, one.op, one.base
 
-        def called(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             with guard(keys):
                 sparse = base == "_coalesce"
                 tensors = [args[0]._indices()] if sparse else tensors_in((args, kwargs))
                 if not any(each.is_cuda for each in tensors) or not is_plain(tensors):
                     return op(*args, **kwargs)
-                chosen_by = [each for each in masks_of(base, args) if self._is_made_up(each)]
+                chosen_by = [each for each in find_masks(base, args) if self._is_made_up(each)]
                 if chosen_by and not one.writes and self.reads.choose():
                     for each in chosen_by:
                         self._numbers.fill(each, True)
@@ -246,7 +246,7 @@ class Values:
                     self._work_out(one, args, kwargs, out)
                 return out
 
-        return called
+        return call
 
     def _clamps_nothing(self, tensor: torch.Tensor, least: Any) -> bool:
         """Return whether unknown numbers stay as they are, as in most calls of ReLU."""
@@ -259,7 +259,7 @@ class Values:
     def _is_made_up(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cuda and self.state(tensor) != KNOWN
 
-    def _made(self, one: Followed, args: Any, kwargs: Any) -> Any:
+    def _create(self, one: Followed, args: Any, kwargs: Any) -> Any:
         out = one.op(*args, **kwargs)
         if not out.is_cuda or not is_plain((out,)) or torch.cuda.is_current_stream_capturing():
             return out
@@ -272,7 +272,7 @@ class Values:
             self._work_out(one, args, kwargs, out)
         return out
 
-    def _computed(self, one: Followed, args: Any, kwargs: Any) -> Any:
+    def _compute(self, one: Followed, args: Any, kwargs: Any) -> Any:
         out = one.op(*args, **kwargs)
         if one.base not in MOVES or self._numbers.knows_some(args[0]):
             self._work_out(one, args, kwargs, out)
@@ -327,14 +327,14 @@ class Values:
         return self._numbers.host(tensor)
 
     def _distribute(self, base: str, out: torch.Tensor, dim: int) -> None:
-        """Rows of a softmax over unknown numbers sum to one when they are read."""
+        """Let rows of a softmax over unknown numbers sum to one when read."""
         if out.numel() <= LARGE and out.is_contiguous() and is_plain((out,)):
             log = base == "_log_softmax"
             make = functools.partial(distribution, out.shape, dim, log=log, dtype=out.dtype)
             self._numbers.unknown.postpone(out, make, made_up=True)
 
     def _spread(self, out: Any, args: Any, kwargs: Any, place: int, default: int | None) -> Any:
-        """Of scores that are not known each is the highest as often as any other."""
+        """Choose each of unknown scores as the highest equally often."""
         places = out[1] if isinstance(out, tuple) else out
         dim = args[place] if place < len(args) else kwargs.get("dim", default)
         if places.numel() <= _PUT and args[0].numel() and is_plain((places, args[0])):
@@ -343,8 +343,8 @@ class Values:
             self._say(BALANCED)
         return out
 
-    def _compared(self, one: Followed, args: Any, kwargs: Any) -> Any:
-        """Compare, and where one answer holds for all unknown numbers, at any size."""
+    def _compare(self, one: Followed, args: Any, kwargs: Any) -> Any:
+        """Compare; at any size where one answer holds for all unknown numbers."""
         out = one.op(*args, **kwargs)
         if one.given_result or not isinstance(out, torch.Tensor):
             self._work_out(one, args, kwargs, out)
@@ -357,7 +357,7 @@ class Values:
         return out
 
     def _read(self, tensor: torch.Tensor) -> Any:
-        """``tensor.item()``."""
+        """Return ``tensor.item()``."""
         with _C._ExcludeDispatchKeyGuard(self._keys):
             if tensor.is_cuda:
                 self._numbers.settle(tensor)
@@ -367,7 +367,7 @@ class Values:
             return number
 
     def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """``torch.equal``; it runs for the memory that it takes."""
+        """Return ``torch.equal``; it runs for the memory it takes."""
         with _C._ExcludeDispatchKeyGuard(self._keys):
             self._answer(1, 0)
             found = bool(_aten.equal.default(one, other))
@@ -392,7 +392,7 @@ class Values:
 
     @contextlib.contextmanager
     def nothing_equal(self) -> Iterator[None]:
-        """``torch.equal`` says no of all that is compared meanwhile."""
+        """Let ``torch.equal`` return False in this context."""
         self._nothing_equal = True
         try:
             yield

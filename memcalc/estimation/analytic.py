@@ -229,7 +229,7 @@ def least(plan: Plan, inventory: Inventory) -> int:
     if plan.adapters is not None:
         return weights // shards
     choice = registry.of(plan)
-    state = registry.state_of(choice, planned.parameters, plan).total(Place.DEVICE)
+    state = registry.compute_state(choice, planned.parameters, plan).total(Place.DEVICE)
     at_once = plan.optim_in_backward or choice.row.in_backward
     gradients = 0 if at_once else sum(parameter.bytes for parameter in planned.trainable)
     return (weights + gradients + state) // shards

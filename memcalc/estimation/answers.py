@@ -283,7 +283,7 @@ class Answers:
         if plan.engine is not None:
             from memcalc.estimation.serving import exact
 
-            kind += exact.method_of(plan)
+            kind += exact.find_vllm(plan)
         return cache.key(canonical(plan), config, kind)
 
 
@@ -298,7 +298,7 @@ def _one_run(plan: Plan) -> Plan:
 
 
 def _import_engine() -> Engine:
-    """Return the engine; imported here, for an answer that is known asks nobody."""
+    """Return the engine; imported here, because a cached answer does not need it."""
     from memcalc.estimation.engine import engine
 
     return engine

@@ -103,7 +103,7 @@ def state_for(question: ResolvedPlan, trace: Trace) -> OptimizerState:
     choice = question.choice
     whole = is_whole(question.plan)
     if whole and (choice.row.closed_form or not choice.traceable):
-        return registry.state_of(choice, trace.inventory.parameters, question.plan)
+        return registry.compute_state(choice, trace.inventory.parameters, question.plan)
     held = (trace.storages[number] for number in alive(trace, program_end(trace) - 1))
     return OptimizerState(
         optimizer=question.choice.name,

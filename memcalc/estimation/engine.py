@@ -109,7 +109,7 @@ class Engine:
             self._servers.clear()
 
     def predict(self, plan: Plan, **how: Any) -> Prediction:
-        """Run one plan; arguments and errors are those of ``predict_under``."""
+        """Run one plan; arguments and errors are as in ``predict_under``."""
         return self.predict_under(plan, (), **how)[0]
 
     def predict_under(
@@ -241,7 +241,7 @@ def _server(releases: Releases, gpu: Mapping[str, str], alone: bool) -> ForkServ
     # Nothing is compiled here: the import of Inductor must not make a folder.
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()
     added["TORCHINDUCTOR_CACHE_DIR"] = inductor
-    own = (variables.without_settings if releases.users_code else variables.composed)(os.environ)
+    own = (variables.without_settings if releases.users_code else variables.select)(os.environ)
     own |= {**gpu, **_ENVIRONMENT, **added}
     if alone:
         own[WARM] = ""  # The tests' own server started with another GPU.

@@ -54,7 +54,7 @@ def _estimate_by_closed_forms(
     if key not in inventories:
         inventories[key] = load_inventory(checked)
     tensors = apply_precision(inventories[key], plan)
-    state = registry.state_of(choice, tensors.parameters, plan)
+    state = registry.compute_state(choice, tensors.parameters, plan)
     answer = by_closed_forms(plan, source, tensors, state, choice, checked.gpu)
     return replace(
         answer,

@@ -22,7 +22,7 @@ from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import PhasePeak, Prediction, Span
 from memcalc.records.replay import Play
-from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace, components, most_of
+from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace, components, find_peak
 from memcalc.records.trace import highest as highest_events
 
 _CONVOLVES = ("convolution", "_convolution", "cudnn_convolution")
@@ -88,7 +88,7 @@ def _build(
     return replace(
         build_prediction(plan, inventory, question.choice, state, phases, held, "trace"),
         seq=trace.seq,
-        gradients=most_of(trace, Component.GRADIENTS),
+        gradients=find_peak(trace, Component.GRADIENTS),
         flops=trace.flops,
         sent=trace.sent,
         unknown={"flops": why or _NOT_COUNTED} if trace.flops is None else {},

@@ -15,7 +15,7 @@ from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.trace import EMULATED
 from memcalc.registry import Choice
-from memcalc.version import installed
+from memcalc.version import find_version
 
 _VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})(?![0-9])")
 ASSUMED = Target(capability=(8, 0), multiprocessors=108, torch=(2, 14))
@@ -123,7 +123,7 @@ def torch_version(text: str | None) -> tuple[int, int]:
     Raises:
         UsageError: the text is no version, or it is older than 2.0.
     """
-    found = _VERSION.match(text or installed("torch") or "")
+    found = _VERSION.match(text or find_version("torch") or "")
     if found is None:
         raise UsageError(f"--torch {text!r} is not a version: write it like --torch 2.13.")
     version = int(found[1]), int(found[2])

@@ -29,7 +29,7 @@ from memcalc.estimation.predict import predict, predict_with_settings
 from memcalc.estimation.processes import combine_ranks
 from memcalc.estimation.question import ASSUMED, ResolvedPlan, look_up
 from memcalc.estimation.replays import Replays, device_of_question, judge_devices, outcome
-from memcalc.estimation.serving.answer import Model, ServingEngine, predicted
+from memcalc.estimation.serving.answer import Model, ServingEngine, make_prediction
 from memcalc.estimation.serving.probe import generating, read
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack, unpack
@@ -157,7 +157,7 @@ class SimulatedRun:
         keep = bool(request.get("keep"))
         cudnn = self._apply_settings(rank)
         try:
-            with report_by_name(plan.model, crumbs.where):
+            with report_by_name(plan.model, crumbs.describe):
                 traced = run.trace(
                     self.program,
                     lengths=request.get("lengths", ()),
@@ -242,7 +242,7 @@ def _predict_serving(plan: Plan, speaker: Speaker) -> Prediction:
     state = state_for(probe.question, traced)
     prediction = predict(probe.question, traced, state, _make_player(speaker))
     serving = serves.serving(read(traced, probe.question.plan.batch), length)
-    return predicted(prediction, plan, serving, question.gpu)
+    return make_prediction(prediction, plan, serving, question.gpu)
 
 
 def _room(question: ResolvedPlan) -> int:

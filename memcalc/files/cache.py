@@ -26,7 +26,7 @@ from memcalc.files.untrusted_values import reason
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Trace
 from memcalc.units import GIB, parse_bytes
-from memcalc.version import PACKAGES, __version__, installed
+from memcalc.version import PACKAGES, __version__, find_version
 
 DEFAULT_SIZE = GIB
 """Room for some hundreds of traces of large models, or for all answers anybody asks for."""
@@ -77,7 +77,7 @@ def key(plan: Plan, config: dict[str, Any], kind: str) -> str:
         "plan": encode(plan),
         "config": config,
         "memcalc": [__version__, SCHEMA, _own_code()],
-        "packages": {name: installed(name) for name in (*PACKAGES, *_WHERE_USED)},
+        "packages": {name: find_version(name) for name in (*PACKAGES, *_WHERE_USED)},
     }
     text = json.dumps(question, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -164,7 +164,7 @@ def _evict(limit: int) -> None:
 
 @functools.cache
 def _own_code() -> str:
-    """Digest sizes and times of memcalc's own files: a changed checkout has other answers."""
+    """Return a hash of sizes and times of memcalc's own files: changed code has other answers."""
     digest = hashlib.sha256()
     for root in (Path(__file__).parent.parent, configs()):
         for folder_name, folders, files in os.walk(root):

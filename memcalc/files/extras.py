@@ -5,14 +5,14 @@ import importlib.util
 
 def lacking(needs: str, package: str, install: str = "", *, module: str = "") -> str | None:
     """Return a sentence if a package (or module of it) is not installed, or None."""
-    if is_here(module or package):
+    if can_import(module or package):
         return None
     what = install or package
     quoted = f"'{what}'" if "[" in what else what
     return f"{needs} {package}, which is not installed: type pip install {quoted}"
 
 
-def is_here(module: str) -> bool:
+def can_import(module: str) -> bool:
     """Return True if a module is installed, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None

@@ -16,8 +16,8 @@ from memcalc.files.untrusted_values import reason
 
 
 @contextlib.contextmanager
-def held(path: Path, *, patience: float = 0.0) -> Iterator[None]:
-    """Hold the lock of a file that is going to be written, or say that another program does.
+def hold(path: Path, *, patience: float = 0.0) -> Iterator[None]:
+    """Hold the lock of a file that will be written, or say that another program does.
 
     The lock dies with its process; the file that carries it is removed when it is let go.
 

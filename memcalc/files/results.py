@@ -28,7 +28,7 @@ PATIENCE = 60.0
 
 
 class Run(Answer, msgspec.Struct, frozen=True, kw_only=True):
-    """A plan, its prediction, and its measurement or why there is none."""
+    """A plan, its prediction, and its measurement or why it has none."""
 
     plan: Plan
     prediction: Prediction | None = None
@@ -128,7 +128,7 @@ def append(path: Path, run: Run | None, *, patience: float = PATIENCE) -> None:
         if run is not None:
             save(path, [run])
         return
-    with lock.held(path, patience=patience):
+    with lock.hold(path, patience=patience):
         runs = load(path) if os.path.exists(path) else []
         save(path, [*runs, run] if run is not None else runs)
 
@@ -142,12 +142,12 @@ def keep(path: Path, run: Run) -> str | None:
     try:
         append(path, run)
     except UsageError as error:
-        return f"{error} {_save_elsewhere(path, [run])}"
+        return f"{error} {_save_in_new_folder(path, [run])}"
     return None
 
 
-def _save_elsewhere(path: Path, runs: list[Run]) -> str:
-    """Save runs in a folder of their own; says where."""
+def _save_in_new_folder(path: Path, runs: list[Run]) -> str:
+    """Save runs in a new temporary folder; return a sentence with its path."""
     with contextlib.suppress(UsageError, OSError):
         place = Path(tempfile.mkdtemp(prefix="memcalc-")) / path.name[-100:]
         save(place, runs)
@@ -191,7 +191,7 @@ class ResultsWriter:
         try:
             save(self._path, self.runs)
         except UsageError as error:
-            self._say(f"error: {error} {_save_elsewhere(self._path, self.runs)}")
+            self._say(f"error: {error} {_save_in_new_folder(self._path, self.runs)}")
             self._path = None
             return False
         self._unsaved = False
@@ -209,7 +209,7 @@ def keeping(
             program writes it.
     """
     in_file = path is not None and not artifact.is_stream(path)
-    with lock.held(path) if path is not None and in_file else contextlib.nullcontext():
+    with lock.hold(path) if path is not None and in_file else contextlib.nullcontext():
         runs = load(path) if path is not None and in_file and os.path.exists(path) else []
         if runs and not more:
             raise UsageError(

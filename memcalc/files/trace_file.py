@@ -40,7 +40,7 @@ _in_common = operator.attrgetter(*_Kind.__struct_fields__)
 
 
 class _Packed(msgspec.Struct, array_like=True):
-    """A trace as it is written."""
+    """A trace in the form of its file."""
 
     bare: Trace
     """Without its storages."""

@@ -89,12 +89,12 @@ def toml(path: Path, most: int = MOST) -> dict[str, Any]:
         UsageError: it cannot be read, or is no TOML.
     """
     try:
-        return toml_of(content(path, most).decode("utf-8-sig"))
+        return parse_toml(content(path, most).decode("utf-8-sig"))
     except ValueError as error:
         raise UsageError(f"{path} is not valid TOML: {reason(error)}.") from None
 
 
-def toml_of(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML as plain values.
 
     Raises:

@@ -18,7 +18,7 @@ from memcalc.measure.gpu.nvml import Card, Nvml, NvmlError
 from memcalc.measure.gpu.sampler import is_wsl
 from memcalc.records.measurement import Fact
 from memcalc.units import format_bytes
-from memcalc.version import installed
+from memcalc.version import find_version
 
 _PACKAGES = (
     ("transformers", "the models", True),
@@ -173,12 +173,12 @@ def _card_fact(card: Card) -> Fact:
 
 def _package_facts() -> Iterator[Fact]:
     for package, use, needed in _PACKAGES:
-        if (version := installed(package)) is not None:
+        if (version := find_version(package)) is not None:
             yield Fact(name=package, value=version)
         else:
             advice = f"for {use}: pip install {package}"
             yield Fact(name=package, value="not installed", well=not needed, advice=advice)
-    if (version := installed("pynvml")) is not None:
+    if (version := find_version("pynvml")) is not None:
         yield Fact(
             name="pynvml",
             value=f"{version}, which is not NVIDIA's package",

@@ -13,7 +13,7 @@ from memcalc.engine.host_view import tensors_in
 from memcalc.records.measurement import OutOfMemory, StateReading
 from memcalc.records.trace import Phase
 from memcalc.units import parse_bytes
-from memcalc.version import installed
+from memcalc.version import find_version
 from memcalc.workload.wrapped_tensors import plain
 
 _SETTINGS = (
@@ -56,7 +56,7 @@ def versions() -> dict[str, str]:
     """Return the versions of PyTorch, CUDA and packages, and the GPU's compute capability."""
     found: dict[str, Any] = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
     for package in ("transformers", "bitsandbytes", "flash-attn", "memcalc"):
-        found[package] = installed(package)
+        found[package] = find_version(package)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         major, minor = torch.cuda.get_device_capability()
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())

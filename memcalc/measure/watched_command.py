@@ -39,7 +39,7 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandNow(msgspec.Struct, frozen=True):
-    """One sample of a running command."""
+    """A sample of a running command."""
 
     seconds: float
     """Since it began."""
@@ -65,7 +65,7 @@ def run(
     Args:
         command: its words.
         interval: seconds between samples.
-        environment: its variables; None: those of this process.
+        environment: its variables; None: this process's.
         seen: called with each sample.
         show: called with each line that it prints; None: it has this process's streams.
 
@@ -184,7 +184,7 @@ def _open_cards() -> Iterator[tuple[Nvml | None, list[CardWatch], str]]:
 def _showing(
     process: subprocess.Popen[bytes], show: Callable[[str], None] | None
 ) -> Iterator[None]:
-    """Hand on what a process prints, line by line, while the context lasts."""
+    """Show each line that a process prints, while the context lasts."""
     stream = process.stdout
     if stream is None or show is None:
         yield

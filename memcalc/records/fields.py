@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from memcalc.errors import SettingError
 from memcalc.records.plan import Plan
-from memcalc.records.values import check_value, format_scalar, parse_typed, plain, refusal, scalar
+from memcalc.records.values import check_value, format_scalar, parse_value, plain, refusal, scalar
 
 F = TypeVar("F", bound=Callable[..., Any])
 _ARGUMENT = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]+$")]
@@ -92,7 +92,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         if self.is_table and isinstance(given, tuple):
             return self.check(tuple(self._read_pair(text) for text in given))
         if isinstance(given, str) and not self.repeats:
-            return parse_typed(self.name, self.type, given)
+            return parse_value(self.name, self.type, given)
         return self.check(given)
 
     def write(self, value: Any) -> list[str]:

@@ -156,20 +156,20 @@ class Measurement(Answer, msgspec.Struct, frozen=True, kw_only=True):
         return self.gpu.total if self.gpu is not None else None
 
 
-def last_finished(readings: Iterable[PhaseReading]) -> int | None:
+def find_last_step(readings: Iterable[PhaseReading]) -> int | None:
     """Return the last step that ended with its gradients cleared, or None if none did."""
     return max((one.step for one in readings if one.phase is Phase.ZERO_GRAD), default=None)
 
 
 def steady_peaks(readings: Iterable[PhaseReading]) -> dict[Phase, dict[str, int]]:
-    """The highest level of each known rung in each phase of the steady step.
+    """Return the peak of each known rung in each phase of the steady step.
 
     The steady step is the last one that ended: by then all that a step leaves behind exists. What
     comes before the first step counts as its phases, and loading only where weights change on the
     way. Every phase of a run that generates counts.
     """
     known = tuple(readings)
-    last = last_finished(known)
+    last = find_last_step(known)
     prepared = any(reading.phase in (Phase.PREPARE, Phase.PREFILL) for reading in known)
     peaks: dict[Phase, dict[str, int]] = {}
     for reading in known:

@@ -71,12 +71,6 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(tensor for tensor in self.tensors if tensor.trainable and not tensor.buffer)
 
     @property
-    def held(self) -> int:
-        """Bytes of weights and of one gradient for each that is trained."""
-        weights = sum(tensor.bytes for tensor in self.tensors if not tensor.buffer)
-        return weights + sum(tensor.bytes for tensor in self.trainable)
-
-    @property
     def numel(self) -> int:
         """Number of parameters, tied ones once."""
         return sum(parameter.numel for parameter in self.parameters)

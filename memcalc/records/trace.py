@@ -78,7 +78,7 @@ GENERATION = (Phase.PREFILL, Phase.DECODE)
 
 
 class Storage(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of device memory and why it was there."""
+    """A piece of device memory and what it was for."""
 
     bytes: int
     component: Component
@@ -122,7 +122,7 @@ class PhaseReading(msgspec.Struct, frozen=True, kw_only=True):
     reserved: int | None = None
 
 
-class Aside(msgspec.Struct, frozen=True, kw_only=True):
+class AllocatorCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call of the allocator that neither allocates nor frees, before event ``index``."""
 
     index: int
@@ -181,7 +181,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool = False
     """A script ran as it is: what counts is the highest of all steps and of what lies around them,
     not only the last step."""
-    asides: tuple[Aside, ...] = ()
+    asides: tuple[AllocatorCall, ...] = ()
     groups: tuple[int, ...] = ()
     """Of a script: processes in each group that sent something."""
     readings: tuple[PhaseReading, ...] = ()
@@ -258,7 +258,7 @@ def components(trace: Trace, event: int) -> dict[Component, int]:
     return held
 
 
-def most_of(trace: Trace, component: Component) -> int:
+def find_peak(trace: Trace, component: Component) -> int:
     """Return the most bytes that one component holds at once."""
     level = most = 0
     for _, event, storage in walk(trace):
@@ -271,7 +271,7 @@ def most_of(trace: Trace, component: Component) -> int:
 def last_step(events: Sequence[int], marks: Sequence[Mark]) -> tuple[int, int]:
     """Return the events at which the last step begins and ends; evaluation or the end follows.
 
-    The last zero_grad is as long as the one before it; what dies after it, dies with the program.
+    The last zero_grad is as long as the one before it; later deaths belong to the exit.
     """
     final = max(mark.step for mark in marks)
     begin = next(m.index for m in marks if m.step == final and m.phase is Phase.FORWARD)

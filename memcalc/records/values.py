@@ -83,7 +83,7 @@ _NOT_RUN = {
 """Values of other tools that memcalc refuses, and why, by setting and value."""
 
 
-def parse_typed(name: str, kind: Any, text: str) -> Any:
+def parse_value(name: str, kind: Any, text: str) -> Any:
     """Parse a value of this type from its text on the command line.
 
     Raises:

@@ -13,7 +13,7 @@ import torch
 
 from memcalc.errors import UsageError
 from memcalc.imports import is_named, line, load
-from memcalc.registry.build_arguments import LEARNING_RATE, arguments_of
+from memcalc.registry.build_arguments import LEARNING_RATE, list_arguments
 from memcalc.registry.row import Choice
 
 
@@ -100,7 +100,7 @@ def _class(choice: Choice) -> Any:
 def _arguments(choice: Choice) -> dict[str, Any]:
     return {
         key: getattr(torch, str(value)) if key.endswith("_dtype") else value
-        for key, value in arguments_of(choice).items()
+        for key, value in list_arguments(choice).items()
     }
 
 

@@ -9,8 +9,8 @@ LEARNING_RATE = 1e-4
 _SETTLED = ("is_paged", "optim_bits", "percentile_clipping")
 
 
-def arguments_of(choice: Choice) -> dict[str, Any]:
-    """Return the arguments beside the learning rate; types (``*_dtype``) by their names."""
+def list_arguments(choice: Choice) -> dict[str, Any]:
+    """Return the arguments except the learning rate; types (``*_dtype``) by their names."""
     arguments: dict[str, Any] = {
         key: value
         for key, value in choice.given.items()

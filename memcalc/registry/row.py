@@ -129,11 +129,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         """Return all state after the first step, in order of allocation, each storage once.
 
         Args:
-            parameters: of the model; those that are frozen, and buffers, have no state.
+            parameters: all of the model; frozen ones and buffers have no state.
             loop: ``trainer`` keeps embeddings of bitsandbytes' 8-bit optimizers in 32 bit, as
                 transformers' Trainer does (trainer.py, 5.23).
             paged: managed memory exists; without it, as on the CPU, states are plain.
-            own_maps: every parameter has an optimizer, and so the shared state, of its own.
+            own_maps: every parameter has its own optimizer, and so its own shared state.
             reloaded: loaded from a checkpoint. bitsandbytes then copies its code maps for every
                 tensor and brings paged state back as plain device memory
                 (0.50.2, optim/optimizer.py ``load_state_dict``).
@@ -199,7 +199,7 @@ def _notes(
     return notes
 
 
-def state_of(choice: Choice, parameters: Sequence[Parameter], plan: Plan) -> OptimizerState:
+def compute_state(choice: Choice, parameters: Sequence[Parameter], plan: Plan) -> OptimizerState:
     """Return the state that a plan's optimizer holds; see ``Choice.state``.
 
     Raises:

@@ -20,7 +20,7 @@ _OWN_CODE_RUNS = ("torch", "transformers", "memcalc")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One optimizer as the file has it; see the file's head."""
+    """An optimizer as the file spells it; see the file's head."""
 
     path: str = msgspec.field(name="class")
     name: str = ""
@@ -57,7 +57,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def rows() -> tuple[Row, ...]:
     """Return all optimizers, torch's first."""
     text = Path(__file__).with_name("optimizers.toml").read_text("utf-8")
-    data = untrusted_values.toml_of(text)
+    data = untrusted_values.parse_toml(text)
     families = decode(tuple[bitsandbytes.Family, ...], data.pop("bitsandbytes"))
     by_package = decode(dict[str, tuple[Entry, ...]], data)
     found = {

@@ -171,7 +171,7 @@ def _table(prediction: Prediction, lines: int) -> Table:
         shown, rest = held, []
     sizes = [size for _, size in shown]
     # What is named is written as it is with -v; the last row takes what rounding leaves.
-    others = unit.rest(peak.requested, *sizes)
+    others = unit.write_difference(peak.requested, *sizes)
     numbers = [*map(unit.number, sizes), others] if rest else unit.numbers(sizes)
     body: list[tuple[Cell, ...]] = [
         (
@@ -199,7 +199,7 @@ def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
     peak = prediction.peak
 
     def more(what: str, *sizes: int) -> str:
-        return f"+ {unit.rest(*sizes)} {what}"
+        return f"+ {unit.write_difference(*sizes)} {what}"
 
     yield "requested", unit.number(peak.requested), "", "by tensors"
     if peak.allocated is not None:

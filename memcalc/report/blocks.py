@@ -17,7 +17,7 @@ from rich.text import Text
 
 from memcalc import untrusted_text
 from memcalc.units import Unit, format_bytes
-from memcalc.wrap import fold, tied, untied
+from memcalc.wrap import fold, tied, untie
 
 WIDTH = 100
 BAR = 16
@@ -118,7 +118,7 @@ def terminal(
             console.print(_line(block, width))
         elif isinstance(block, Table):
             console.print(_grid(block))
-    shown = untied(out.getvalue())
+    shown = untie(out.getvalue())
     if plain:
         shown = "".join(_PLAIN.get(sign, sign) for sign in shown)
     return untrusted_text.lines("".join(f"{text.rstrip()}\n" for text in shown.split("\n")[:-1]))

@@ -190,7 +190,7 @@ def _phases(measured: measurement.Measurement) -> Table:
     """Return the peak of each phase of the last step on every known rung."""
     rungs = Levels.__struct_fields__
     known = [r for r in rungs if any(getattr(p, r) is not None for p in measured.phases)]
-    last = measurement.last_finished(measured.phases) or 0
+    last = measurement.find_last_step(measured.phases) or 0
     rows = []
     for phase in Phase:
         steady = [r for r in measured.phases if r.phase is phase and r.step in (last, 0)]

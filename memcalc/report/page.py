@@ -137,7 +137,7 @@ def _templates() -> Environment:
         return value if isinstance(value, Markup) else untrusted_text.line(str(value))
 
     def breakable(text: str) -> Markup:
-        """Allow a line to end inside settings, which are long words."""
+        """Return text whose lines may break inside settings: long words."""
         return Markup(escape(untrusted_text.line(text)).replace("=", Markup("=<wbr>")))
 
     made = Environment(

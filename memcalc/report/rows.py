@@ -61,7 +61,7 @@ STYLES = {
 """In the order bands are stacked: what is always there lies at the bottom."""
 
 
-def name_apart(plan: Plan, others: Sequence[Plan]) -> str:
+def name_differences(plan: Plan, others: Sequence[Plan]) -> str:
     """Return the settings that tell a plan from others, such as ``adam8bit, batch 8``."""
     plain = ("optim", "precision", "gpu")
     return ", ".join(
@@ -82,7 +82,7 @@ def heading(prediction: Prediction, without: Collection[str] = ()) -> str:
 def labels(predictions: Sequence[Prediction]) -> list[str]:
     """Return a name for each, no two alike: the settings that differ, where that is enough."""
     plans = [one.plan for one in predictions]
-    for name in (lambda one: name_apart(one.plan, plans), heading):
+    for name in (lambda one: name_differences(one.plan, plans), heading):
         found = [name(one) for one in predictions]
         if len(set(found)) == len(found):
             return found
@@ -116,7 +116,7 @@ def describe(plan: Plan, seq: int | None, without: Collection[str] = ()) -> str:
         does = does if plan.generate is None else f"{plan.generate} tokens generated"
         cache = f"{plan.cache} cache" if plan.cache != "dynamic" else ""
         beams = f"{plan.beams} beams" if plan.beams > 1 else ""
-        rest = _others(plan, without)
+        rest = _list_settings(plan, without)
         return ", ".join(filter(None, (does, precision, size, base, adapters, cache, beams, *rest)))
     parts = [
         *(optim, precision, size),
@@ -131,7 +131,7 @@ def describe(plan: Plan, seq: int | None, without: Collection[str] = ()) -> str:
         "updates in backward" if plan.optim_in_backward else "",
         "resumed" if plan.resume else "",
         f"then {plan.eval} batches of evaluation" if plan.eval else "",
-        *_others(plan, without),
+        *_list_settings(plan, without),
     ]
     return ", ".join(filter(None, parts))
 
@@ -144,7 +144,7 @@ _DESCRIBED = {
 """Fields that a plan's line describes in words, or that stand elsewhere."""
 
 
-def _others(plan: Plan, without: Collection[str]) -> Iterator[str]:
+def _list_settings(plan: Plan, without: Collection[str]) -> Iterator[str]:
     """Yield the other settings that were asked for, as they are typed."""
     for name, value in changed_settings(plan).items():
         if name not in (*_DESCRIBED, *without) and FIELDS[name].option is not None:

@@ -84,9 +84,9 @@ def predict_gpus(
 
 
 def combine_ranks(found: Mapping[int, Simulated], answers: RankAnswers, plan: Plan) -> Simulated:
-    """Return the answer of the rank that needs most, beside the figures of all that were run.
+    """Return the answer of the rank that needs most, with the figures of all ranks that ran.
 
-    The exit code is that of a rank that failed, whether it needs most or not.
+    The exit code is a failed rank's, whether it needs most or not.
     """
     known = {rank: one.traced for rank, one in found.items() if one.traced is not None}
     code = next((one.ending.code for one in found.values() if one.ending.code), 0)
@@ -106,13 +106,13 @@ def combine_ranks(found: Mapping[int, Simulated], answers: RankAnswers, plan: Pl
             )
             for rank, one in sorted(known.items())
         )
-        told = tuple(_describe_others(answers, found))
+        told = tuple(_describe_other_ranks(answers, found))
         prediction = replace(prediction, ranks=rows, assumptions=(*told, *prediction.assumptions))
     ending = replace(found[most].ending, code=code)
     return Simulated(ending=ending, traced=replace(known[most], prediction=prediction))
 
 
-def _describe_others(answers: RankAnswers, found: Mapping[int, Simulated]) -> Iterator[str]:
+def _describe_other_ranks(answers: RankAnswers, found: Mapping[int, Simulated]) -> Iterator[str]:
     """Yield sentences on ranks that were not run, or have nothing on the GPU."""
     for rank, others in answers.alike.items():
         are, do = ("are", "do") if len(others) > 1 else ("is", "does")

@@ -28,10 +28,10 @@ def simulate(
     moved to the GPU inside have no values.
 
     Args:
-        gpu: which GPU; ``None``: any, without a limit of memory. Where memory runs out, the code
+        gpu: which GPU; None is any, without a limit of memory. Where memory runs out, the code
             finds ``torch.OutOfMemoryError``.
         steps: leave the block when an optimizer is about to go beyond these; 0: never.
-        torch: PyTorch version that will run; ``None``: the installed one.
+        torch: PyTorch version that will run; None is the installed one.
         alloc_conf: ``PYTORCH_ALLOC_CONF`` of the run.
 
     Raises:
@@ -56,7 +56,7 @@ def estimate(
     Args:
         model: a bundled name, a local folder or config.json, a hub name, or
             ``package.module:callable``; a ``memcalc.Plan``; or a ``torch.nn.Module``, which
-            stays as it is.
+            is not changed.
         method: ``trace`` runs the real code on a simulated GPU; ``analytic`` uses closed forms.
         use_cache: keep and reuse answers on disk.
         **settings: fields of ``Plan``. With a module: ``gpu``, ``torch`` and ``alloc_conf``, and

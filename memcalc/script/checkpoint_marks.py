@@ -32,7 +32,7 @@ def number_in(file: Any) -> int | None:
     return int(number) if before and before == _MARK.rpartition(b" ")[0] else None
 
 
-def number_of(path: Path | str) -> int | None:
+def read_number(path: Path | str) -> int | None:
     """Return the number of the mark that a file begins with, or None."""
     try:
         with open(path, "rb") as opened:
@@ -61,7 +61,7 @@ def remove_marks(noted: Path) -> None:
     """Remove the files that were noted, if they still have marks."""
     for path in noted_paths(noted):
         with contextlib.suppress(OSError):
-            if number_of(path) is not None:
+            if read_number(path) is not None:
                 os.unlink(path)
 
 

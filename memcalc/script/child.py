@@ -23,7 +23,7 @@ import msgspec
 import torch
 
 from memcalc.children.child import flush, show
-from memcalc.children.exit_reason import advice, text_of
+from memcalc.children.exit_reason import advice, format_error
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.follow.mail import EndlessWaitError
@@ -68,7 +68,7 @@ def run_program(request: Request, answered: Path) -> NoReturn:
 
 
 class _Run:
-    """One run of a program in this process."""
+    """A run of a program in this process."""
 
     def __init__(self, request: Request, answered: Path) -> None:
         self._request, self._answered = request, answered
@@ -233,15 +233,15 @@ def _report(error: BaseException) -> Ending:
         show(f"memcalc: {error}\n")
         return Ending(code=1)
     if isinstance(error, SystemExit):
-        return Ending(code=_code_of(error))
+        return Ending(code=_get_exit_code(error))
     lacks = stand_ins.lacking(error)
     if lacks:
         # It is run again, and ends like this no more.
         return Ending(code=1, lacks=lacks)
     _show(error)
-    of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(text_of(error))
+    of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(format_error(error))
     if of_a_number or isinstance(error, ZeroDivisionError | OverflowError):
-        _by_number.append(text_of(error))
+        _by_number.append(format_error(error))
     helps = advice(error)
     if not helps and isinstance(error, ModuleNotFoundError):
         way = stand_ins.how_to_install([error.name or ""])
@@ -254,7 +254,7 @@ def _report(error: BaseException) -> Ending:
 
 def _memory_error(error: BaseException) -> str:
     """Return PyTorch's words on memory; empty: another error."""
-    return text_of(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
+    return format_error(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
 
 
 _OTHER_PYTHON = (
@@ -267,14 +267,14 @@ _raised: dict[str, str] = {}
 
 def _serialize(error: BaseException) -> dict[str, str]:
     trace = "".join(traceback.format_exception(error))
-    found = {"kind": type(error).__name__, "text": text_of(error), "trace": trace}
+    found = {"kind": type(error).__name__, "text": format_error(error), "trace": trace}
     with contextlib.suppress(Exception):
         found["error"] = base64.b64encode(pickle.dumps(error)).decode()
     return found
 
 
 def _make_answer(session: Session, request: Request, ending: Ending) -> Answer:
-    traces, refusal = session.recorded(request.program.name)
+    traces, refusal = session.make_traces(request.program.name)
     if ending.out_of_memory:
         ending = msgspec.structs.replace(ending, refusal=refusal)
     return Answer(
@@ -287,12 +287,12 @@ def _make_answer(session: Session, request: Request, ending: Ending) -> Answer:
     )
 
 
-def _code_of(error: SystemExit) -> int:
+def _get_exit_code(error: SystemExit) -> int:
     if error.code is None:
         return 0
     if isinstance(error.code, int):
         return error.code & 0xFF
-    show(f"{text_of(error.code)}\n")
+    show(f"{format_error(error.code)}\n")
     return 1
 
 

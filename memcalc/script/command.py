@@ -66,7 +66,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(typed: str, folder: Path | None = None, python: str | None = None) -> Program:
-    """Find the Python program in a command as it is typed.
+    """Return the Python program of a typed command.
 
     Args:
         typed: the command.
@@ -74,7 +74,7 @@ def parse(typed: str, folder: Path | None = None, python: str | None = None) -> 
         python: the Python that runs it, whose console scripts come first; None: this one.
 
     Raises:
-        UsageError: there is none, or it starts others.
+        UsageError: it is no Python program, or starts others.
     """
     try:
         command = shlex.split(typed)

@@ -27,7 +27,7 @@ _CLONE = 0x40049409
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A file, link or folder as it was before, or its absence."""
+    """An earlier file, link or folder, or its absence."""
 
     path: bytes
     mode: int

@@ -93,7 +93,7 @@ def parse(launcher: str, words: Sequence[str], gpus: int | None = None) -> Launc
 
 
 def _torchrun(words: list[str], gpus: int | None, *, older: bool = False) -> Launch:
-    """Read torchrun's words, or those of the older launcher, which adds ``--local-rank``."""
+    """Read torchrun's words, or the older launcher's, which adds ``--local-rank``."""
     from torch.distributed.run import get_args_parser
 
     parser = get_args_parser()

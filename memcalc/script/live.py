@@ -19,7 +19,7 @@ from memcalc.estimation.kept import Traced, keep
 from memcalc.estimation.question import look_up
 from memcalc.records.prediction import Prediction
 from memcalc.script import pickling
-from memcalc.script.simulate import plan_of, run_work
+from memcalc.script.simulate import make_plan, run_work
 
 EMPTY = "Nothing was on the GPU: does the code use torch.device('cuda')?"
 
@@ -39,7 +39,7 @@ class Simulation:
 
     def __enter__(self) -> Simulation:
         self._entered = True
-        plan = plan_of([source_lines.find_line() or sys.argv[0] or "python"], **self._settings)
+        plan = make_plan([source_lines.find_line() or sys.argv[0] or "python"], **self._settings)
         frame = sys._getframe(1)
         body = pickling.body_at(frame)
         self._found, self._error = run_work(look_up(plan), pickling.dump("the block", body))
@@ -87,7 +87,7 @@ def run_in_child(work: Callable[[], Any], settings: Mapping[str, Any], name: str
         EstimateError: the process died.
         Exception: what the code raised.
     """
-    found, error = run_work(look_up(plan_of([name], **settings)), pickling.dump(name, work))
+    found, error = run_work(look_up(make_plan([name], **settings)), pickling.dump(name, work))
     if error is not None:
         raise error
     if found is not None:

@@ -46,7 +46,7 @@ def enter(shared: Path) -> Namespace:
 
     A script that a simulated script simulates is in one already.
 
-    ``shared``: a folder that stays as it is outside, for the record; the layers lie beside it.
+    ``shared``: a folder that is not covered, for the record; the layers lie next to it.
     """
     found = Namespace()
     if not is_inside():
@@ -202,7 +202,7 @@ def _mount(source: str, at: str, kind: str, flags: int = 0, options: str = "") -
 
 
 def _drop_capabilities() -> None:
-    """Give up the rights that a namespace of users grants: a script has those of its user."""
+    """Give up the rights that a namespace of users grants: a script has its user's."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITIES, 0)
     _libc.capset(header, (ctypes.c_uint32 * 6)())
 

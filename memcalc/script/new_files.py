@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from memcalc.script.checkpoint_marks import number_of
+from memcalc.script.checkpoint_marks import read_number
 from memcalc.script.namespace import Namespace, layer
 
 _OPAQUE = "user.overlay.opaque"
@@ -30,7 +30,7 @@ def carry_out(namespace: Namespace, shared: Path, checkpoints: set[str]) -> Carr
     """Put new files where the script put them, and leave checkpoints and what lies beside them.
 
     Args:
-        namespace: that of the script.
+        namespace: the script's.
         shared: the folder that it was entered with.
         checkpoints: folders in which nothing new is kept.
 
@@ -76,7 +76,7 @@ def _carry_new(found: Path, there: Path, carried: Carried) -> None:
     """Move out a file, or a folder with files, unless that holds a checkpoint."""
     modes = {path: path.lstat().st_mode for path in (found, *found.rglob("*"))}
     files = [path for path, mode in modes.items() if stat.S_ISREG(mode)]
-    if not files or any(number_of(path) is not None for path in files):
+    if not files or any(read_number(path) is not None for path in files):
         return
     for path, mode in modes.items():
         if stat.S_ISDIR(mode):

@@ -1,7 +1,7 @@
 """Notes what a program reads of its machine, so that an answer holds while that stays the same.
 
-Python tells an audit hook of files, folders, programs and hosts. Compiled readers of files tell
-nobody: so what the program's own files name is noted as well.
+Python tells an audit hook of files, folders, programs and hosts. Compiled readers of files do not:
+so what the program's own files name is noted as well.
 """
 
 import os
@@ -102,7 +102,7 @@ def own_paths(opened: Iterable[str], folders: Iterable[Path], ignored: Path) -> 
     packages |= {str(Path(__file__).resolve().parents[1]), os.path.join(sys.prefix, "lib")}
     roots = tuple(f"{one.rstrip('/')}/" for one in packages)
     found: set[str] = set()
-    waiting = [_source_of(one) for one in opened]
+    waiting = [_find_source(one) for one in opened]
     while waiting:
         path = waiting.pop()
         if path in found or f"{path}/".startswith(roots):
@@ -114,7 +114,7 @@ def own_paths(opened: Iterable[str], folders: Iterable[Path], ignored: Path) -> 
     return found
 
 
-def _source_of(path: str) -> str:
+def _find_source(path: str) -> str:
     """Return the source of compiled Python, which is made of it."""
     folder, name = os.path.split(path)
     if os.path.basename(folder) != "__pycache__" or not name.endswith(".pyc"):

@@ -29,7 +29,7 @@ _SAME = "the same peak"
 
 
 class _Tried(NamedTuple):
-    """One more run."""
+    """A further run."""
 
     found: Simulated | None
     outcome: str
@@ -39,7 +39,7 @@ class _Tried(NamedTuple):
 def both_ways(found: Simulated, again: Again, seconds: float) -> Simulated:
     """Run again with the decisions of one line after another taken the other way.
 
-    Where numbers go to the host, nobody sees what they decide: run with larger and smaller ones.
+    Decisions by numbers on the host are not seen: run with larger and smaller ones.
 
     Args:
         found: the run that was shown.

@@ -20,7 +20,7 @@ _SMALL = 1 << 20
 
 
 def dump(what: str, value: Any) -> bytes:
-    """Pickle a value for a process over the stub driver; large tensors travel without values.
+    """Return a pickled value for a process over the stub driver; large tensors lose their values.
 
     Raises:
         EstimateError: it cannot be sent.

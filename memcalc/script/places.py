@@ -22,7 +22,7 @@ _DEPTH, _MANY = 2, 1000
 def find_places(*, has_users: bool) -> dict[str, bool]:
     """Return what to cover, and mounts that overlays hide; folders come before what is inside.
 
-    ``has_users``: the namespace has users of its own. They can cover no folder in which others have
+    ``has_users``: the namespace has its own users. They can cover no folder in which others have
     mounted something, and can copy no folder that others own.
 
     Returns:

@@ -34,7 +34,7 @@ sys.exit(put_back(Path({shared!r}), *sys.argv[1:]))
 def protect(shared: Path) -> None:
     """Protect files from this process, before it has threads, or say that they are not.
 
-    ``shared``: what this process shares with memcalc's own, a folder in that of the run.
+    ``shared``: the folder that this process shares with memcalc's own, within the run's.
     """
     try:
         _protect(shared)

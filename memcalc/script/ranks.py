@@ -40,7 +40,7 @@ class Ranks:
     def __init__(
         self, request: Request, answered: Path, run: Callable[[Request, Path], NoReturn]
     ) -> None:
-        """``run`` runs the program of a request as one rank, and ends its process."""
+        """Take ``run``, which runs a request's program as one rank, and ends its process."""
         self._request, self._answered, self._run = request, answered, run
         self._folder = answered.parent / "mail"
         self._folder.mkdir()
@@ -75,7 +75,7 @@ class Ranks:
             self._start()
             self._reap()
             if rank == "all":
-                self._ask(self._find_others())
+                self._ask(self._find_missing_ranks())
             self._help()
             time.sleep(_LOOK)
         return self._answers(world)
@@ -118,7 +118,7 @@ class Ranks:
                 continue
             self._asked.append(rank)
             if rank in self._helpers:
-                mail.let_finish(self._folder, rank)
+                mail.ask_to_finish(self._folder, rank)
                 self._helpers.discard(rank)
             else:
                 self._waiting.append(rank)
@@ -146,13 +146,13 @@ class Ranks:
         flush()
         process = os.fork()
         if process == 0:
-            self._run_as(rank, helps=helps, scouts=scouts)
+            self._run_rank(rank, helps=helps, scouts=scouts)
         self._running[process] = rank
         if helps:
             self._helpers.add(rank)
 
-    def _run_as(self, rank: int, *, helps: bool, scouts: bool) -> NoReturn:
-        """Run as one rank in this copy."""
+    def _run_rank(self, rank: int, *, helps: bool, scouts: bool) -> NoReturn:
+        """Run one rank in this process."""
         die_with(os.getppid(), signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.update(self._environment(rank, helps=helps))
@@ -199,9 +199,9 @@ class Ranks:
             rank = self._running.pop(process, None)
             if rank is not None:
                 self._ended[rank] = os.waitstatus_to_exitcode(status)
-                mail.say_ended(self._folder, rank)
+                mail.announce_end(self._folder, rank)
 
-    def _find_others(self) -> Iterator[int]:
+    def _find_missing_ranks(self) -> Iterator[int]:
         """Yield a rank of each stage that has none yet, where messages are passed.
 
         Without messages the last is enough; it may hold a smaller share.
@@ -215,7 +215,7 @@ class Ranks:
         answer = self._file(rank, "answer")
         if rank in self._ended and answer.exists():
             return self._answer(rank).ties or Ties()
-        return mail.ties_of(self._folder, rank)
+        return mail.read_ties(self._folder, rank)
 
     def _answer(self, rank: int) -> Answer:
         """Return the answer of a rank that has ended.
@@ -241,7 +241,7 @@ class Ranks:
         if self._request.rank != "all":
             return RankAnswers(world=world, answers=found)
         stages = tuple(self._stages())
-        alike = dict(_find_alike(found, stages, world))
+        alike = dict(_match_ranks(found, stages, world))
         return RankAnswers(world=world, answers=found, stages=stages, alike=alike)
 
     def _stages(self) -> list[tuple[int, ...]]:
@@ -271,7 +271,7 @@ class Ranks:
         return self._answered.parent / f"rank{rank}.{kind}"
 
 
-def _find_alike(
+def _match_ranks(
     found: dict[int, Answer], stages: tuple[tuple[int, ...], ...], world: int
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield a rank that was run with the ranks that do the same and were not run.

@@ -43,7 +43,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """What numbers that are not computed decide in a run."""
+    """The way that unknown numbers decide in a run."""
 
     opposite: str = ""
     """A line whose decisions go the other way."""

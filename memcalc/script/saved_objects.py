@@ -1,6 +1,6 @@
 """Objects that a simulated run saved and loads again, pickled as by ``torch.save``.
 
-Storages are kept on the host: those of the GPU without most of their values, in untouched pages.
+Storages are kept on the host: the GPU's without most of their values, in untouched pages.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class SavedTensors(contextlib.AbstractContextManager["SavedTensors"]):
         return sorted(self._tensors)
 
     def offset_keys(self) -> list[str]:
-        """Return the names as the tensors lie in the file: those of larger elements first."""
+        """Return the names in the file's order of tensors: larger elements first."""
         return sorted(self._tensors, key=lambda name: (-self._tensors[name].element_size(), name))
 
     def metadata(self) -> Any:

@@ -49,7 +49,7 @@ class UnwrittenFiles:
             number, self._next = self._next, self._next + 1
             self._kept[number] = content
             if isinstance(file, str | bytes | os.PathLike):
-                self._forget_deleted()
+                self._forget_files()
                 self._mark(file, number, size)
             else:
                 file.write(marks.mark(number))
@@ -57,7 +57,7 @@ class UnwrittenFiles:
     def get(self, file: Any, missing: Any = None) -> Any:
         """Return what was saved to a file, or ``missing``."""
         is_path = isinstance(file, str | os.PathLike)
-        number = (marks.number_of if is_path else marks.number_in)(file)
+        number = (marks.read_number if is_path else marks.number_in)(file)
         if number is None and is_path:
             number = self._over.get(_identity(file))
         return missing if number is None else self._kept.get(number, missing)
@@ -81,7 +81,7 @@ class UnwrittenFiles:
         self._places.setdefault(number, []).append((held, os.fstat(held)))
 
     def _copy(self, original: Any, source: Any, target: Any, **kwargs: Any) -> Any:
-        number = marks.number_of(source)
+        number = marks.read_number(source)
         if number is None or os.path.isdir(target):
             return original(source, target, **kwargs)
         with self._lock:
@@ -89,7 +89,7 @@ class UnwrittenFiles:
         return target
 
     def _rename(self, original: Any, source: Any, target: Any, **kwargs: Any) -> None:
-        number = None if kwargs or is_inside() else marks.number_of(source)
+        number = None if kwargs or is_inside() else marks.read_number(source)
         if number is not None and _is_old(target):
             self._mark(target, number, 0)
             os.unlink(source)
@@ -98,10 +98,10 @@ class UnwrittenFiles:
         if not (kwargs or is_inside()):
             files = [os.path.join(at, name) for at, _, names in os.walk(target) for name in names]
             for path in files or [target]:
-                if marks.number_of(path) is not None:
+                if marks.read_number(path) is not None:
                     marks.note_mark(path)
 
-    def _forget_deleted(self) -> None:
+    def _forget_files(self) -> None:
         for number, places in list(self._places.items()):
             if all(_is_gone(number, *place) for place in places):
                 self._close_places(number)
@@ -119,7 +119,7 @@ class UnwrittenFiles:
 
 
 def _identity(path: Any) -> tuple[int, int]:
-    """Return the device and inode of a file; zeros: there is none."""
+    """Return the device and inode of a file, or zeros if it is missing."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -128,7 +128,7 @@ def _identity(path: Any) -> tuple[int, int]:
 
 
 def _is_old(path: Any) -> bool:
-    return os.path.isfile(path) and marks.number_of(path) is None
+    return os.path.isfile(path) and marks.read_number(path) is None
 
 
 def _is_same(descriptor: int, before: os.stat_result) -> bool:
@@ -184,9 +184,9 @@ class _Checkpoints:
         self._patches = patches
 
     def save(self, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        self._put(f, SavedObject(obj))
+        self._save(f, SavedObject(obj))
 
-    def _put(self, file: Any, content: SavedObject | SavedTensors) -> None:
+    def _save(self, file: Any, content: SavedObject | SavedTensors) -> None:
         self._files.put(file, content, content.bytes)
         self._patches.say(NOT_WRITTEN, source_lines.find_line())
 
@@ -203,7 +203,7 @@ class _Checkpoints:
 
         def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None) -> None:
             kept = {name: one.detach().to("cpu", copy=True) for name, one in tensors.items()}
-            self._put(filename, SavedTensors(kept, metadata))
+            self._save(filename, SavedTensors(kept, metadata))
 
         self._patches.set_everywhere(module, "save_file", save_file)
 

@@ -9,7 +9,7 @@ from memcalc.catalog import gpus
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import UsageError
 from memcalc.estimation.serving.run import require_python, start_vllm
-from memcalc.estimation.serving.started import prediction_of
+from memcalc.estimation.serving.started import convert_figures
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.script.command import PYTHON, SERVER, Program, split_assignments
@@ -28,7 +28,7 @@ _HIDDEN = ("--port", "0", "--host", "127.0.0.1")
 """Keeps the port of a server without clients apart from the user's own."""
 
 
-def server_of(plan: Plan) -> Program | None:
+def find_server(plan: Plan) -> Program | None:
     """Return the server that a plan's command starts, or None if it starts none.
 
     Raises:
@@ -86,7 +86,7 @@ def simulate_server(
         out=stderr_or_nothing(quiet=quiet),
         timeout=timeout,
     )
-    return prediction_of(plan, gpu, found)
+    return convert_figures(plan, gpu, found)
 
 
 def predict_served(answer: Answer, plan: Plan, gpu: Gpu | None) -> Prediction | None:
@@ -104,4 +104,4 @@ def predict_served(answer: Answer, plan: Plan, gpu: Gpu | None) -> Prediction | 
     refused, failed = found.refused is not None, bool(ending.code)
     if refused != failed or (found.engine is None and not refused):
         return None
-    return prediction_of(plan, gpu, found)
+    return convert_figures(plan, gpu, found)

@@ -25,21 +25,21 @@ from memcalc.script.imports import check_imports
 from memcalc.script.other_ways import both_ways
 from memcalc.script.process import Run
 from memcalc.script.records import Ending
-from memcalc.script.serving import server_of, simulate_server
+from memcalc.script.serving import find_server, simulate_server
 
 
 def simulate(
     plan: Plan, folder: Path | None = None, *, quiet: bool = False, timeout: float = math.inf
 ) -> Simulated:
-    """Run the program of a plan; what it prints goes to standard error.
+    """Run the program of a plan; its output goes to standard error.
 
     A server is ended as soon as its engine is up, and the engine's figures are the answer. If a
     program's memory runs out on the plan's GPU, it runs once more without a limit, which tells its
     whole need.
 
     Args:
-        plan: its command, the GPU, and the Python that runs it; ``None``: this one.
-        folder: where to run it; ``None``: here.
+        plan: its command, the GPU, and the Python that runs it; None is this one.
+        folder: where to run it; None is the current one.
         quiet: what it prints is not shown.
         timeout: seconds after which it is ended.
 
@@ -49,7 +49,7 @@ def simulate(
             a package that the script imports.
     """
     folder = Path.cwd() if folder is None else folder
-    server = server_of(plan)
+    server = find_server(plan)
     if server is not None:
         served = simulate_server(server, plan, folder, quiet=quiet, timeout=timeout)
         return Simulated(ending=Ending(code=0), traced=None, served=served)
@@ -110,7 +110,7 @@ def _run_unlimited(run: Run, rank: int, found: Simulated, room: int | None) -> S
     return replace(found, traced=add_ending(found.traced, found.ending, room))
 
 
-def plan_of(command: Sequence[str], **settings: Any) -> Plan:
+def make_plan(command: Sequence[str], **settings: Any) -> Plan:
     """Make a plan that runs a command; settings that are ``None`` are left out.
 
     Raises:

@@ -1,6 +1,6 @@
 """The environment of a user's program: its files, trackers, GPUs, packages and processes.
 
-One of several processes that train together runs in the script's own, the first if none is named.
+If several processes train together, one runs in the script's own: the first if none is named.
 Programs that it starts by subprocess see no simulated GPU, and are named.
 """
 
@@ -190,7 +190,7 @@ def run_spawned(patches: Patches, started: Callable[[int], None], rank: int) -> 
 
 
 def follow_lightning(patches: Patches, gpus: int, started: Callable[..., None]) -> None:
-    """Have Lightning start one process for each of these GPUs, of which one runs here.
+    """Let Lightning start one process for each of these GPUs, of which one runs here.
 
     ``started`` gets their number before the first runs.
     Source: fabric/strategies/launchers/subprocess_script.py and its like in pytorch/ (2.6).
@@ -215,7 +215,7 @@ def follow_lightning(patches: Patches, gpus: int, started: Callable[..., None]) 
 
 
 def python_commands(patches: Patches) -> dict[str, None]:
-    """Return the Python programs that will be started by subprocess, each once as it is typed."""
+    """Return the commands of Python programs that subprocess will start, each once."""
     found: dict[str, None] = {}
 
     def note(args: Any) -> None:

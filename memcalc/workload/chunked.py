@@ -103,11 +103,11 @@ def _returns_logits_of_head(model: torch.nn.Module, head: torch.nn.Module) -> bo
     finally:
         for hook in hooks:
             hook.remove()
-    whole = [_base_of(tensor) for tensor in given]
-    from_hidden = len(whole) == 1 and any(whole[0] is _base_of(states) for states in hidden)
+    whole = [_find_base(tensor) for tensor in given]
+    from_hidden = len(whole) == 1 and any(whole[0] is _find_base(states) for states in hidden)
     return from_hidden and _CHANGE_NOTHING.issuperset(name for name, _ in log.ran)
 
 
-def _base_of(tensor: torch.Tensor) -> torch.Tensor:
+def _find_base(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor that this one is a view of, or itself."""
     return tensor if tensor._base is None else tensor._base

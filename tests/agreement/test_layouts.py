@@ -6,7 +6,7 @@ import pytest
 
 from memcalc.catalog.plan import make
 from memcalc.estimation.answers import Answers
-from memcalc.script.simulate import plan_of, simulate
+from memcalc.script.simulate import make_plan, simulate
 from tests.agreement.test_pairs import LLAMA, peaks
 from tests.conftest import ROOT
 
@@ -65,7 +65,7 @@ def test_a_rank_of_a_layout_takes_what_its_script_takes(
     planned = peaks(Answers().trace(plan).trace)
     pair = str(ROOT / "tests" / "agreement" / "pairs" / script)
     command = ["torchrun", f"--nproc-per-node={world}", pair, str(tmp_path), *words]
-    run = simulate(plan_of(command, steps=0, gpu=SETTINGS["gpu"], rank=rank), quiet=True)
+    run = simulate(make_plan(command, steps=0, gpu=SETTINGS["gpu"], rank=rank), quiet=True)
     assert run.ending.code == 0
     simulated = peaks(run.traced.trace)
     assert simulated["requested"] == planned["requested"]

@@ -7,7 +7,7 @@ import pytest
 
 from memcalc.catalog.plan import make
 from memcalc.estimation.answers import Answers
-from memcalc.script.simulate import plan_of, simulate
+from memcalc.script.simulate import make_plan, simulate
 from tests.conftest import ROOT
 from tests.evidence.judged import DEEPSPEED
 
@@ -76,7 +76,7 @@ def of_script(config, name):
     file, *words = ("zero", name[-1]) if name in ENGINES else (name,)
     script = str(ROOT / "tests" / "agreement" / "pairs" / f"{file}.py")
     command = [*python, script, str(config.parent), *words]
-    found = simulate(plan_of(command, steps=0, gpu=SETTINGS["gpu"]), quiet=True)
+    found = simulate(make_plan(command, steps=0, gpu=SETTINGS["gpu"]), quiet=True)
     assert found.ending.code == 0
     return found.traced
 

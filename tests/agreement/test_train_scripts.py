@@ -9,7 +9,7 @@ from memcalc.advice.train_script import write
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
-from memcalc.script.simulate import plan_of, simulate
+from memcalc.script.simulate import make_plan, simulate
 
 TWO = {"devices": 2, "rank": 0}
 LORA = {"lora": "r=8,target=all-linear", "precision": "bf16"}
@@ -75,7 +75,7 @@ def test_a_script_takes_what_its_plan_takes(name, tmp_path, monkeypatch, forked_
     if plan.devices > 1:
         python = ["torchrun", f"--nproc-per-node={plan.devices}"]
     asked = {"steps": 0, "gpu": plan.gpu, "alloc_conf": plan.alloc_conf or None}
-    found = simulate(plan_of([*python, "train.py"], **asked), quiet=True)
+    found = simulate(make_plan([*python, "train.py"], **asked), quiet=True)
     assert found.ending.code == 0
     answers = Answers()
     planned = answers.trace(plan).trace

@@ -40,7 +40,7 @@ OWN = {"DATA_ROOT": "/data", "MODEL_WIDTH": "64"}
 
 
 def test_an_answer_depends_on_no_variable_of_the_shell():
-    assert variables.composed({**SHELL, **TELLING, **SILENT, **OWN}) == SHELL
+    assert variables.select({**SHELL, **TELLING, **SILENT, **OWN}) == SHELL
 
 
 def test_code_of_a_user_finds_its_own_variables_and_no_library_its_settings():

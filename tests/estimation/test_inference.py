@@ -107,7 +107,7 @@ def test_what_cannot_run_is_refused_with_its_reason(llama, settings, words):
     ("cache", "package"), [("quantized", "optimum-quanto"), ("quantized-hqq", "hqq")]
 )
 def test_a_cache_without_its_package_is_refused(llama, monkeypatch, cache, package):
-    monkeypatch.setattr(extras, "is_here", lambda module: False)
+    monkeypatch.setattr(extras, "can_import", lambda module: False)
     with pytest.raises(UsageError, match=f"pip install {package}"):
         estimate(llama, use_cache=False, generate=4, cache=cache)
 

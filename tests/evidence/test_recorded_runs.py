@@ -66,7 +66,7 @@ def test_the_optimizer_state_that_was_recorded_is_the_registrys():
         if tensors is None:  # only the usual head's is shipped
             continue
         choice = registry.find(plan.optim, dict(plan.optim_args))
-        state = registry.state_of(choice, tensors.parameters, plan)
+        state = registry.compute_state(choice, tensors.parameters, plan)
         assert [state.total(place) for place in places] == run["state"], plan
         seen += 1
     assert seen > 50

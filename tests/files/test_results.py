@@ -82,12 +82,12 @@ def test_a_lock_dies_with_its_process_and_leaves_no_file(tmp_path):
     path = tmp_path / "a.json"
     code = (
         "import os, pathlib; from memcalc.files import lock\n"
-        "with lock.held(pathlib.Path('a.json')): os._exit(0)"
+        "with lock.hold(pathlib.Path('a.json')): os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
     assert not any(tmp_path.glob("*.lock"))
-    with lock.held(path):
-        with pytest.raises(UsageError, match="Another memcalc"), lock.held(path):
+    with lock.hold(path):
+        with pytest.raises(UsageError, match="Another memcalc"), lock.hold(path):
             pass
         append_refused = pytest.raises(UsageError, match="Another memcalc")
         with append_refused:

@@ -152,7 +152,7 @@ def test_what_cannot_work_is_said_before_anything_runs(memcalc, tmp_path, option
 def test_two_commands_do_not_write_the_same_file(memcalc, tmp_path):
     from memcalc.files import lock
 
-    with lock.held(tmp_path / "out.json"):
+    with lock.hold(tmp_path / "out.json"):
         done = memcalc(*RUN, "-o", "out.json")
     assert done.returncode == 2
     assert "Another memcalc is writing out.json" in done.stderr

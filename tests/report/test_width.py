@@ -130,8 +130,8 @@ def test_parts_that_are_equal_are_written_alike_where_another_can_give_way():
 def test_a_gap_is_the_difference_of_the_figures_beside_it():
     before, after = int(13.84 * MIB), int(15.96 * MIB)
     assert (UNIT.number(before), UNIT.number(after)) == ("13.8", "16.0")
-    assert UNIT.rest(after, before) == "2.2"
-    assert UNIT.rest(before + 1, before) == "<0.1"
+    assert UNIT.write_difference(after, before) == "2.2"
+    assert UNIT.write_difference(before + 1, before) == "<0.1"
 
 
 def test_state_of_adapters_is_told_by_what_trains_as_its_rule_is(small_model):

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from memcalc.script.simulate import plan_of, simulate
+from memcalc.script.simulate import make_plan, simulate
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +19,6 @@ def run(tmp_path, monkeypatch):
 
     def run(text, *arguments, **settings):
         (tmp_path / "train.py").write_text(textwrap.dedent(text))
-        return simulate(plan_of(["python", "train.py", *arguments], **settings))
+        return simulate(make_plan(["python", "train.py", *arguments], **settings))
 
     return run

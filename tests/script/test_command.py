@@ -9,7 +9,7 @@ from memcalc.cli.simulate import _say_where_gpu_belongs
 from memcalc.errors import UsageError
 from memcalc.script.command import Program, to_type
 from memcalc.script.command import parse as parse_text
-from memcalc.script.simulate import plan_of, simulate
+from memcalc.script.simulate import make_plan, simulate
 
 
 def parse(words):
@@ -206,12 +206,12 @@ def test_a_console_script_may_be_told_a_python_file(here, monkeypatch):
 def test_a_program_finds_the_variables_that_stand_before_it(here):
     (here / "train.py").write_text("import os\nassert os.environ['SAID'] == '3'\n")
     for words, code in ((["SAID=3", "python", "train.py"], 0), (["python", "train.py"], 1)):
-        assert simulate(plan_of(words)).ending.code == code
+        assert simulate(make_plan(words)).ending.code == code
 
 
 def test_what_to_type_again_has_every_option_that_was_typed():
     typed = "--gpu t4 --steps 0 --torch 2.8 --alloc-conf a:b --python 'my py' --weights"
-    plan = plan_of(
+    plan = make_plan(
         ["python", "train.py"],
         gpu="t4",
         steps=0,
@@ -223,7 +223,7 @@ def test_what_to_type_again_has_every_option_that_was_typed():
     assert (
         to_simulate(plan, "-o x.json ") == f"memcalc simulate {typed} -o x.json -- python train.py"
     )
-    assert to_simulate(plan_of(["python", "train.py"])) == "memcalc simulate -- python train.py"
+    assert to_simulate(make_plan(["python", "train.py"])) == "memcalc simulate -- python train.py"
 
 
 @pytest.mark.parametrize(("given", "told"), [("t4", True), ("0", False)])

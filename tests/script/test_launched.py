@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from memcalc.records.trace import Component
-from memcalc.script.simulate import plan_of, simulate
+from memcalc.script.simulate import make_plan, simulate
 from tests.evidence.judged import DEEPSPEED
 
 LAUNCHED = """
@@ -127,7 +127,7 @@ def launch(tmp_path, monkeypatch):
 
     def launch(program):
         (tmp_path / "ranks.py").write_text(textwrap.dedent(program))
-        return simulate(plan_of(["torchrun", "--nproc-per-node", "4", "ranks.py"], steps=0))
+        return simulate(make_plan(["torchrun", "--nproc-per-node", "4", "ranks.py"], steps=0))
 
     return launch
 
@@ -137,7 +137,7 @@ def launch(tmp_path, monkeypatch):
 def test_deepspeed_without_a_launcher_says_what_to_type(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "alone.py").write_text("import deepspeed\ndeepspeed.init_distributed()\n")
-    assert simulate(plan_of(["python", "alone.py"])).ending.code == 1
+    assert simulate(make_plan(["python", "alone.py"])).ending.code == 1
     assert "type deepspeed or torchrun --nproc-per-node 1" in capfd.readouterr().err
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from memcalc.errors import UsageError
 from memcalc.records.trace import Component
-from memcalc.script.simulate import plan_of, simulate
+from memcalc.script.simulate import make_plan, simulate
 
 STAGES = """
     import os, torch, torch.distributed as dist
@@ -79,7 +79,7 @@ def ranks(tmp_path, monkeypatch):
     def run(text, rank, processes=None, **settings):
         (tmp_path / "train.py").write_text(textwrap.dedent(text))
         launcher = ["torchrun", "--nproc-per-node", str(processes)] if processes else ["python"]
-        return simulate(plan_of([*launcher, "train.py"], rank=rank, **settings))
+        return simulate(make_plan([*launcher, "train.py"], rank=rank, **settings))
 
     return run
 

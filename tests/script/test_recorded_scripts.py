@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from memcalc.script.simulate import plan_of, simulate
+from memcalc.script.simulate import make_plan, simulate
 from tests.conftest import ROOT
 
 RECORDED = json.loads((ROOT / "evidence/standin/torch2.14.json").read_text())[
@@ -27,7 +27,7 @@ def as_recorded(monkeypatch, tmp_path):
 
 
 def peaks(name):
-    plan = plan_of(
+    plan = make_plan(
         ["python", str(ROOT / "benchmarks" / "scripts" / f"{name}.py")],
         steps=0,
         gpu=RECORDED["gpu"],

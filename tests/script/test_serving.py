@@ -14,7 +14,7 @@ from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.serving import run
 from memcalc.estimation.serving.exact import _options
 from memcalc.estimation.serving.run import python_with_vllm
-from memcalc.estimation.serving.started import prediction_of
+from memcalc.estimation.serving.started import convert_figures
 from memcalc.records.engines import EngineFigures, Refused, Started, WorkerFigures
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component
@@ -22,7 +22,7 @@ from memcalc.report import predictions
 from memcalc.report.blocks import terminal
 from memcalc.script import serving
 from memcalc.script.records import Answer, Ending
-from memcalc.script.simulate import plan_of
+from memcalc.script.simulate import make_plan
 from memcalc.units import GIB
 
 H100 = gpus.find("H100 SXM")
@@ -41,7 +41,7 @@ STARTED = json.loads(pathlib.Path("evidence/serving/started.json").read_text())
 
 
 def find_server(words):
-    return serving.server_of(plan_of(words))
+    return serving.find_server(make_plan(words))
 
 
 def test_vllms_commands_are_recognized_however_they_are_typed():
@@ -99,7 +99,7 @@ def test_the_python_of_the_command_vllm_is_found(monkeypatch, tmp_path):
 
 
 def test_vllms_own_figures_are_the_answer_less_what_the_stub_does_not_charge():
-    found = prediction_of(PLAN, H100, Started(engine=ENGINE, workers=(WORKER,)))
+    found = convert_figures(PLAN, H100, Started(engine=ENGINE, workers=(WORKER,)))
     serving = found.serving
     assert (serving.most.blocks, serving.most.tokens) == (27632, 442112)
     assert serving.most.running == 53
@@ -121,7 +121,7 @@ def test_vllms_own_figures_are_the_answer_less_what_the_stub_does_not_charge():
 def test_figures_of_a_recorded_start_are_those_of_its_log(start):
     plan = make({"command": start["command"], "gpu": start["gpu"]})
     started = msgspec.convert(start["started"], Started)
-    serving = prediction_of(plan, gpus.find(start["gpu"]), started).serving
+    serving = convert_figures(plan, gpus.find(start["gpu"]), started).serving
     log = start["log"]
     assert serving.most.tokens == log["tokens"]
     assert round(serving.most.bytes / GIB, 2) == log["kv_gib"]
@@ -131,11 +131,11 @@ def test_figures_of_a_recorded_start_are_those_of_its_log(start):
 
 def test_a_length_that_was_asked_for_is_counted_by_vllm():
     engine = msgspec.structs.replace(ENGINE, length=2048, concurrency_at_length=215.875)
-    found = prediction_of(PLAN, H100, Started(engine=engine, workers=(WORKER,)))
+    found = convert_figures(PLAN, H100, Started(engine=engine, workers=(WORKER,)))
     assert (found.serving.length, found.serving.most.running) == (2048, 215)
     longer = msgspec.structs.replace(ENGINE, length=9000, concurrency_at_length=40.0)
     with pytest.raises(UsageError, match="takes sequences of 8,192 tokens"):
-        prediction_of(PLAN, H100, Started(engine=longer, workers=(WORKER,)))
+        convert_figures(PLAN, H100, Started(engine=longer, workers=(WORKER,)))
 
 
 def test_where_one_sequence_fits_only_at_best_it_is_tight():
@@ -143,7 +143,7 @@ def test_where_one_sequence_fits_only_at_best_it_is_tight():
         ENGINE, blocks=513, cache=513 * (2 << 20), tokens=8208, concurrency=1.002
     )
     worker = msgspec.structs.replace(WORKER, available=513 * (2 << 20))
-    found = prediction_of(PLAN, H100, Started(engine=engine, workers=(worker,)))
+    found = convert_figures(PLAN, H100, Started(engine=engine, workers=(worker,)))
     assert found.fit.verdict is FitVerdict.TIGHT
     assert (found.serving.least.running, found.serving.most.running) == (0, 1)
 
@@ -152,7 +152,7 @@ def test_the_driver_part_of_cuda_graphs_and_buffers_of_nccl_are_ranges():
     engine = msgspec.structs.replace(ENGINE, world=2)
     graphs = msgspec.structs.replace(WORKER, graphs=GIB // 2, captured=GIB // 4)
     fuller = msgspec.structs.replace(graphs, rank=1, available=WORKER.available - GIB)
-    found = prediction_of(PLAN, H100, Started(engine=engine, workers=(graphs, fuller)))
+    found = convert_figures(PLAN, H100, Started(engine=engine, workers=(graphs, fuller)))
     taken = {one.name: one for one in found.serving.taken}
     assert taken["CUDA graphs"].low == taken["CUDA graphs"].high == GIB // 2
     assert "256.0 MiB when captured" in taken["CUDA graphs"].source
@@ -179,7 +179,7 @@ def test_a_refusal_is_in_vllms_words():
     words = "To serve at least one request with the model's max seq len (131072), 16 GiB is needed"
     refused = Started(workers=(WORKER,), refused=Refused(kind="ValueError", text=words))
     with pytest.raises(UsageError) as caught:
-        prediction_of(PLAN, H100, refused)
+        convert_figures(PLAN, H100, refused)
     assert words in str(caught.value)
     assert "weights 15.0 GiB" in str(caught.value)
 
@@ -205,17 +205,17 @@ def test_a_script_that_fails_or_goes_on_is_not_answered_by_its_engine(ending, re
 def test_a_process_that_dies_is_no_refusal():
     died = Started(refused=Refused(kind="RuntimeError", text="cancelled"))
     with pytest.raises(EstimateError, match=r"one of its processes ended\. It says: cancelled"):
-        prediction_of(PLAN, H100, died)
+        convert_figures(PLAN, H100, died)
 
 
 def test_a_release_that_says_less_is_named():
     bare = EngineFigures(version="0.9.0", longest=8192)
     with pytest.raises(EstimateError, match=r"vLLM 0\.9\.0 .* does not say its blocks and cache"):
-        prediction_of(PLAN, H100, Started(engine=bare, workers=(WORKER,)))
+        convert_figures(PLAN, H100, Started(engine=bare, workers=(WORKER,)))
     with pytest.raises(EstimateError, match="keeps no KV cache, so vLLM profiles"):
-        prediction_of(PLAN, H100, Started(engine=bare))
+        convert_figures(PLAN, H100, Started(engine=bare))
     with pytest.raises(EstimateError, match="does not say how it divided memory"):
-        prediction_of(PLAN, H100, Started(engine=ENGINE))
+        convert_figures(PLAN, H100, Started(engine=ENGINE))
 
 
 def test_a_plan_is_spelled_as_vllm_serve_takes_it():

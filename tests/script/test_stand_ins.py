@@ -7,7 +7,7 @@ import pytest
 import memcalc
 from memcalc.engine.packages.stand_ins import STAND_INS, lacking
 from memcalc.errors import EstimateError
-from memcalc.script.simulate import plan_of, simulate
+from memcalc.script.simulate import make_plan, simulate
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed"
@@ -128,7 +128,7 @@ def test_the_compiled_part_of_an_installed_package_is_stood_in_for(run):
 def test_a_package_that_needs_a_compiler_is_refused_with_a_way(tmp_path, package, said):
     (tmp_path / "train.py").write_text(f"import {package}")
     with pytest.raises(EstimateError, match=said):
-        simulate(plan_of(["python", "train.py"]), tmp_path)
+        simulate(make_plan(["python", "train.py"]), tmp_path)
 
 
 def test_a_block_of_code_gets_stand_ins_too():

@@ -17,7 +17,7 @@ import torch
 
 from memcalc.engine.patches import Patches
 from memcalc.script import saving
-from memcalc.script.checkpoint_marks import number_of
+from memcalc.script.checkpoint_marks import read_number
 from memcalc.script.saved_objects import SavedObject
 from memcalc.script.saving import UnwrittenFiles
 
@@ -154,7 +154,7 @@ def test_functions_that_were_imported_by_name_before_write_nothing_either(tmp_pa
     finally:
         patches.undo()
     assert early.save is before
-    assert number_of("a.safetensors") == 0
+    assert read_number("a.safetensors") == 0
 
 
 def test_threads_save_and_look_at_once(files):

@@ -70,11 +70,11 @@ def chapter_of_saved(saved: Prediction, answers: Answers, *, depth: int | None =
     elif code is not None:
         found = f"no timeline: {code} is Python code, and a file does not run code"
     else:
-        found = _trace_again(saved, answers, depth)
+        found = _retrace(saved, answers, depth)
     return Chapter(prediction=saved, notes=(found,)) if isinstance(found, str) else found
 
 
-def _trace_again(saved: Prediction, answers: Answers, depth: int | None) -> Chapter | str:
+def _retrace(saved: Prediction, answers: Answers, depth: int | None) -> Chapter | str:
     """Return a saved prediction with the trace of a new run, or why it has no trace."""
     try:
         answer = answers.trace(saved.plan)
@@ -107,7 +107,7 @@ def explain(
         model: as for ``memcalc.estimate``.
         under: bytes, or a size such as ``"15 GiB"``: find the cheapest plan within this limit.
             Where a GPU is named and the plan does not fit it, its memory is the limit.
-        depth: cut modules' paths to so many names.
+        depth: cut modules' paths to this number of names.
         remedies: estimate changed plans.
         use_cache: keep and reuse traces on disk.
         **settings: fields of ``Plan``.

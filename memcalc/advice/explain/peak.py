@@ -34,7 +34,7 @@ def deaths(trace: Trace) -> dict[int, Death]:
     return found
 
 
-def why_kept(
+def find_reason(
     trace: Trace, number: int, death: Death | None, *, set_to_none: bool
 ) -> tuple[str, str]:
     """Return why a storage stays alive: a sentence with ``{}`` for a module, and that module."""
@@ -126,7 +126,7 @@ def _moment(
     for number in alive(trace, event):
         storage = trace.storages[number]
         components[storage.component] += storage.bytes
-        why, where = why_kept(trace, number, deaths.get(number), set_to_none=plan.set_to_none)
+        why, where = find_reason(trace, number, deaths.get(number), set_to_none=plan.set_to_none)
         module, indices = layers.cut(storage.module, depth)
         other, others = layers.cut(where, depth)
         variable = trace.whole and storage.component is not Component.OPTIMIZER_STATE

@@ -60,5 +60,5 @@ class Explanation(Answer, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def figures(self) -> Figures:
-        """The figures of the plan as it is."""
+        """The figures of the unchanged plan."""
         return figures(self.prediction)

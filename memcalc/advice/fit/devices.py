@@ -103,13 +103,13 @@ def gpus_that_fit(
     for gpu in among:
         alike.setdefault((gpu.capability, gpu.multiprocessors), []).append(gpu)
     rows: list[GpuFit] = []
-    jobs = [functools.partial(_try_alike, gpus, plan, runs) for gpus in alike.values()]
+    jobs = [functools.partial(_try_group, gpus, plan, runs) for gpus in alike.values()]
     for found in runs.answers.iterate_results(jobs):
         rows = sorted([*rows, *found], key=lambda row: (row.price is None, row.price, row.capacity))
         yield tuple(rows)
 
 
-def _try_alike(gpus: list[catalog.Gpu], plan: Plan, runs: Runs) -> list[GpuFit]:
+def _try_group(gpus: list[catalog.Gpu], plan: Plan, runs: Runs) -> list[GpuFit]:
     there = [replace(plan, gpu=gpu.name) for gpu in gpus]
     devices = tuple(make_device(gpu, plan=one) for gpu, one in zip(gpus, there, strict=True))
     fits: tuple[Fit | None, ...] = (None,) * len(gpus)

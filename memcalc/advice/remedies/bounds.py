@@ -33,7 +33,7 @@ _OUTPUTS = {"outputs", "kv cache"}
 """Remedies that free what a loop's variable keeps beyond the step."""
 
 
-def most_saved(prediction: Prediction, remedies: Iterable[Remedy], kept: int | None) -> int:
+def bound_savings(prediction: Prediction, remedies: Iterable[Remedy], kept: int | None) -> int:
     """Return the most requested bytes that remedies together can save at the peak of a run.
 
     ``kept``: those that ``kept_beyond_step`` returns; None: they are not known.

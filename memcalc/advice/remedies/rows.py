@@ -262,7 +262,7 @@ def checkpoint_all() -> Remedy:
     )
 
 
-def spread_over(plan: Plan, count: int) -> Remedy:
+def shard_over_gpus(plan: Plan, count: int) -> Remedy:
     """Return the remedy that shares the model and the samples of a step among several GPUs."""
     return row(
         *(3, f"{count} GPUs", f"over {count} GPUs ({SHARDED})"),

@@ -211,7 +211,7 @@ class _Finder:
                 return self._requested[run] > room
             if plan not in self._possible | self.ruled_out:
                 before = self._trier.before.peak.requested
-                too_large = before - self._trier.most_saved(stage) > room
+                too_large = before - self._trier.bound_savings(stage) > room
                 if not too_large and self._inventory is not None:
                     too_large = least(plan, self._inventory) > room
                 (self.ruled_out if too_large else self._possible).add(plan)
@@ -309,7 +309,7 @@ def _worth_a_run(remedies: Sequence[Remedy], trials: Trials, found: Search | Non
         if one.unfit is None
         and one.rank <= dearest
         # Its run is a replay of the plan's own.
-        and (one.key == "expandable" or trials.most_saved([one]) >= least)
+        and (one.key == "expandable" or trials.bound_savings([one]) >= least)
     ]
 
 

@@ -36,7 +36,7 @@ class Trials:
         """Try nothing yet.
 
         Args:
-            base: the answer of the plan as it is.
+            base: the answer of the unchanged plan.
             answers: answers the changed plans.
             memory: bytes in place of the GPU's own, for a traced plan.
             begun: answers that are under way.
@@ -60,9 +60,9 @@ class Trials:
         saving = trial.saving(self.before, rung)
         return -saving if saving is not None else 1 << 60
 
-    def most_saved(self, remedies: Iterable[Remedy]) -> int:
+    def bound_savings(self, remedies: Iterable[Remedy]) -> int:
         """Return the most requested bytes that remedies together can save at the plan's peak."""
-        return bounds.most_saved(self._as_it_is, remedies, self._kept_beyond_step)
+        return bounds.bound_savings(self._as_it_is, remedies, self._kept_beyond_step)
 
     @functools.cached_property
     def _kept_beyond_step(self) -> int | None:

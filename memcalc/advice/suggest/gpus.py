@@ -12,7 +12,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from memcalc.advice.remedies.records import Remedy, figures
-from memcalc.advice.remedies.rows import accumulate, checkpoint_all, spread_over
+from memcalc.advice.remedies.rows import accumulate, checkpoint_all, shard_over_gpus
 from memcalc.advice.remedies.trials import apply
 from memcalc.advice.search import Sample, largest
 from memcalc.advice.suggest.records import Suggestion, Suggestions
@@ -148,7 +148,7 @@ def _lean(plan: Plan, count: int) -> tuple[Remedy, ...]:
     """Return checkpointing and micro-batches, over several GPUs with shards."""
     spread: tuple[Remedy, ...] = ()
     if count > 1:
-        spread = (spread_over(plan, count),)
+        spread = (shard_over_gpus(plan, count),)
         plan = apply(plan, *spread)
     pieces = max(n for n in range(1, PIECES + 1) if plan.batch % n == 0)
     return (*spread, checkpoint_all(), accumulate(plan, pieces))

@@ -119,7 +119,7 @@ def snippet(plan: Plan, program: str) -> str:
         variant=variant,
         knows_scheme=plan.scheme in (None, *known.schemes),
         knows_precision=not known.precisions or plan.precision in known.precisions,
-        knows_layout=accelerate.layout_of(plan) in ("", *known.layouts),
+        knows_layout=accelerate.name_layout(plan) in ("", *known.layouts),
         names_optimizer=not _OPTIMIZER_KEYS.isdisjoint(settings),
         optimizer=_optimizer(plan),
     )

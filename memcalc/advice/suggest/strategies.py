@@ -28,7 +28,7 @@ def ways(plan: Plan) -> Iterator[Remedy]:
     A checkpoint that is quantized already takes adapters alone.
     """
     if find_scheme(models.find(plan.model).config) is None:
-        yield from _unquantized(plan)
+        yield from _list_full_weights(plan)
     half = half_precision(plan)
     scheme = plan.scheme or "nf4-dq"
     bits = 4 if "4" in scheme else 8
@@ -52,7 +52,7 @@ def find_way(plan: Plan, key: str) -> Remedy | None:
     return next((way for way in ways(plan) if way.key == key), None)
 
 
-def _unquantized(plan: Plan) -> Iterator[Remedy]:
+def _list_full_weights(plan: Plan) -> Iterator[Remedy]:
     half = half_precision(plan)
     yield Remedy(
         key="full",

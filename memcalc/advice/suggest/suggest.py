@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from memcalc.advice.remedies.records import Change, Figures, Remedy, figures, fit_goal
-from memcalc.advice.remedies.rows import SHARDED, SHARDS, spread_over
+from memcalc.advice.remedies.rows import SHARDED, SHARDS, shard_over_gpus
 from memcalc.advice.remedies.search import candidates, search
 from memcalc.advice.remedies.trials import Trials, apply, change
 from memcalc.advice.suggest.records import Suggestion, Suggestions
@@ -99,11 +99,11 @@ class Growing:
         self.found: list[Suggestion] = []
 
     def add_all(self, found: Iterable[Suggestion]) -> None:
-        """Add each suggestion as soon as it is known, and show all."""
+        """Add suggestions one by one, and show all after each."""
         for one in found:
             self.found.append(one)
             self.found.sort(key=self._sort_key)
-            self._seen(self._ordered())
+            self._seen(self._sort())
 
     def of_way(self, way: Remedy) -> Suggestion:
         """Return the first suggestion of a way."""
@@ -117,14 +117,14 @@ class Growing:
         """
         if all(one.error is not None for one in self.found):
             raise UsageError(self.found[0].error or "Nothing can be tried.")
-        return self._ordered()
+        return self._sort()
 
     def _sort_key(self, one: Suggestion) -> tuple[int, str, bool]:
         # More GPUs come after the way itself, remedies after the plan without.
         key = one.way.key
         return self._order.index(key.partition(" x ")[0]), key, len(one.remedies) > 0
 
-    def _ordered(self) -> Suggestions:
+    def _sort(self) -> Suggestions:
         found = self.found
         if self._empty.gpu is not None:
             found = sorted(found, key=lambda one: (one.figures is None, not one.tight))
@@ -197,7 +197,7 @@ class _Finder:
             return self._search(way, answer)
         shards = tuple(one for one in candidates(undivided) if one.key == SHARDED)
         before = figures(answer)
-        less = self._less_divided(way, undivided, before) if fit_goal(before) is None else None
+        less = self._find_layout(way, undivided, before) if fit_goal(before) is None else None
         return less or self._search(way, answer, shards)
 
     def find_over_several(self, way: Remedy) -> Iterator[Suggestion]:
@@ -205,7 +205,7 @@ class _Finder:
         for count in COUNTS:
             if self._plan.batch * self._plan.grad_accum % count:
                 return
-            spread = spread_over(self._plan, count)
+            spread = shard_over_gpus(self._plan, count)
             more = replace(
                 way,
                 key=f"{way.key} x {count}",
@@ -259,7 +259,7 @@ class _Finder:
 
         return Suggestion(way=way, closest=min(every, key=distance))
 
-    def _less_divided(self, way: Remedy, plan: Plan, divided: Figures) -> Suggestion | None:
+    def _find_layout(self, way: Remedy, plan: Plan, divided: Figures) -> Suggestion | None:
         """Find the layout that divides least and fits, or None if only the last one does."""
         assert divided.fit is not None
         outside = divided.context.low if divided.context is not None else 0

@@ -1,6 +1,6 @@
 """Folders in memcalc's cache that are made once: engine environments, and releases of cuDNN.
 
-One process makes a folder at a time, and writes its marker last: without it, it is unfinished.
+Each is filled under a lock, and gets its marker last: a folder without marker is unfinished.
 """
 
 import contextlib
@@ -124,11 +124,11 @@ def _alone() -> Iterator[None]:
         )
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(lock.held(place / "install"))
+            stack.enter_context(lock.hold(place / "install"))
         except UsageError:
             tell(Progress("another memcalc is making an engine environment: waiting for it"))
             try:
-                stack.enter_context(lock.held(place / "install", patience=_PATIENCE))
+                stack.enter_context(lock.hold(place / "install", patience=_PATIENCE))
             except UsageError:
                 raise EstimateError(
                     f"Another memcalc has held {place} for an hour: end it, or set MEMCALC_CACHE "

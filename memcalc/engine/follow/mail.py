@@ -155,8 +155,8 @@ def from_environment() -> Mail | None:
     return Mail(Path(folder), int(os.environ[RANK]), helps=HELPER in os.environ)
 
 
-def ties_of(folder: Path, rank: int) -> Ties:
-    """Return how a rank is tied to others, as far as it has told."""
+def read_ties(folder: Path, rank: int) -> Ties:
+    """Return the groups and peers that a rank has noted so far."""
     with contextlib.suppress(FileNotFoundError):
         return msgspec.json.decode((folder / f"{rank}.ties").read_bytes(), type=Ties)
     return Ties()
@@ -169,13 +169,13 @@ def waiting(folder: Path) -> Iterator[tuple[int, Wait]]:
             yield int(path.stem), msgspec.json.decode(path.read_bytes(), type=Wait)
 
 
-def let_finish(folder: Path, rank: int) -> None:
-    """Have a helper run on to its end."""
+def ask_to_finish(folder: Path, rank: int) -> None:
+    """Let a helper run to its end."""
     (folder / f"{rank}.asked").touch()
 
 
-def say_ended(folder: Path, rank: int) -> None:
-    """Tell the others that a rank sends no more."""
+def announce_end(folder: Path, rank: int) -> None:
+    """Tell the others that a rank has ended."""
     (folder / f"{rank}.ended").touch()
 
 

@@ -79,7 +79,7 @@ class Observer:
         """Handle the start of a step, after all optimizers have stepped."""
 
     def pauses(self, step: int) -> None:
-        """Handle the start of a gap; ``step`` is that of the forward that may follow."""
+        """Handle the start of a gap; ``step`` is the one of a forward that may follow."""
 
 
 class Phases:

@@ -140,7 +140,7 @@ class Session:
         """Return the optimizer state for the models that were there at the peak."""
         return self.models.state(self.counters.peak_interval(*self.counters.notes))
 
-    def recorded(self, name: str) -> tuple[dict[int, Trace], Refusal | None]:
+    def make_traces(self, name: str) -> tuple[dict[int, Trace], Refusal | None]:
         """Return a trace for each GPU, and the request that failed last, once the program ended."""
         # One that is made by hand ends before the next backward.
         alike = range(self.phases.settled, self.phases.step + (BY_HAND not in self.steps.made))

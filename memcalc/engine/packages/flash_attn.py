@@ -233,7 +233,7 @@ index_first_axis = _IndexFirstAxis.apply
 
 
 def index_put_first_axis(values: torch.Tensor, indices: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return so many rows: the given ones at the indices, zeros elsewhere."""
+    """Return ``rows`` rows: the given ones at the indices, zeros elsewhere."""
     found = values.new_zeros(rows, *values.shape[1:])
     found[indices] = values
     return found

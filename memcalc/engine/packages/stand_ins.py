@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from memcalc.children.exit_reason import causes, text_of
+from memcalc.children.exit_reason import causes, format_error
 
 
 class StandIn(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ def lacking(error: BaseException | None) -> str:
     for cause in causes(error):
         named = str(cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
         for package, one in STAND_INS.items():
-            told = isinstance(cause, ImportError) and re.search(one.asked, text_of(cause))
+            told = isinstance(cause, ImportError) and re.search(one.asked, format_error(cause))
             if (named.partition(".")[0] == package or told) and is_missing(package):
                 return package
     return ""

@@ -144,9 +144,9 @@ def write_worker(worker: Any, available: int) -> None:
     runner = getattr(worker, "model_runner", None)
     graphs = _whole(worker, "cudagraph_memory_estimate")
     applied = graphs if graphs is not None and _takes_graphs_off() else 0
-    tensors = weights_of(runner)
+    tensors = list_weights(runner)
     weights, requested = _whole(runner, "model_memory_usage"), _whole(worker, "requested_memory")
-    consumed, activations = _consumed(worker, weights), None
+    consumed, activations = _read_consumed_bytes(worker, weights), None
     if requested is not None and consumed is not None:
         activations = requested - consumed - applied - available
     figures = WorkerFigures(
@@ -163,8 +163,8 @@ def write_worker(worker: Any, available: int) -> None:
     write(f"worker-{os.getpid()}", figures)
 
 
-def _consumed(worker: Any, weights: int | None) -> int | None:
-    """Return the bytes taken for good; earlier releases say those outside PyTorch, and weights."""
+def _read_consumed_bytes(worker: Any, weights: int | None) -> int | None:
+    """Return the bytes that stay taken; earlier releases name those outside PyTorch."""
     found = _whole(worker, "total_consumed")
     outside = _whole(worker, "non_torch_memory")
     if found is None and outside is not None and weights is not None:
@@ -206,7 +206,7 @@ def _make_caches(original: Any, core: Any, *args: Any, **kwargs: Any) -> Any:
 def engine_figures(config: Any, planned: Any) -> EngineFigures:
     """Return the settings that an engine chose, and its own count of sequences.
 
-    ``planned``: vLLM's plan of the KV cache; ``None``: this release has none.
+    ``planned`` is vLLM's plan of the KV cache, or None in releases without one.
     """
     vllm = importlib.import_module("vllm")
     cache, model = config.cache_config, config.model_config
@@ -282,7 +282,7 @@ def _takes_graphs_off() -> bool:
     return bool(getattr(settings, "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", False))
 
 
-def weights_of(runner: Any) -> list[Any]:
+def list_weights(runner: Any) -> list[Any]:
     """Return the tensors of a runner's model, if it is loaded."""
     model: Any = getattr(runner, "model", None)
     return list(model.parameters()) if hasattr(model, "parameters") else []

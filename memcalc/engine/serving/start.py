@@ -138,15 +138,15 @@ def read(folder: Path) -> Started:
     refused = sorted(folder.glob("refused-*.json"))
     engines = sorted(folder.glob("engine-*.json"))
     workers = sorted(
-        (_decoded(path, WorkerFigures) for path in folder.glob("worker-*.json")),
+        (_decode(path, WorkerFigures) for path in folder.glob("worker-*.json")),
         key=lambda one: one.rank,
     )
     return Started(
-        engine=_decoded(engines[0], EngineFigures) if engines else None,
+        engine=_decode(engines[0], EngineFigures) if engines else None,
         workers=tuple(workers),
-        refused=_decoded(refused[0], Refused) if refused and not engines else None,
+        refused=_decode(refused[0], Refused) if refused and not engines else None,
     )
 
 
-def _decoded(path: Path, kind: type[T]) -> T:
+def _decode(path: Path, kind: type[T]) -> T:
     return msgspec.json.decode(path.read_bytes(), type=kind)

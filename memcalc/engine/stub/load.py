@@ -105,7 +105,7 @@ def prepare(root: Path, cuda: str, paths: Sequence[str] = ()) -> Stub:
         found = _read_record(record)
         if found is not None:
             return found
-        with lock.held(record, patience=_PATIENCE):
+        with lock.hold(record, patience=_PATIENCE):
             found = _read_record(record)
             return found if found is not None else _write(folder, library, own, packages, version)
     except OSError as error:
@@ -216,7 +216,7 @@ def libraries() -> Path:
         )
     try:
         kept.mkdir(parents=True, exist_ok=True)
-        with lock.held(kept / build.MARK, patience=_PATIENCE):
+        with lock.hold(kept / build.MARK, patience=_PATIENCE):
             if not build.is_current(kept, machine):
                 build.build(kept, compiler, machine)
     except CompileError as error:

@@ -67,7 +67,7 @@ class ServingEngine:
         """Return the plan of the forward pass that the figures are read from."""
         ends = [*self._model.windows, self._model.positions]
         # Within its window, a layer keeps every token.
-        return probe.plan_of(self._plan, self.size, min((n for n in ends if n), default=None))
+        return probe.make_plan(self._plan, self.size, min((n for n in ends if n), default=None))
 
     def serving(self, read: Read, length: int) -> Serving:
         """Return what the engine reserves, and how many sequences of this length fit.
@@ -79,7 +79,7 @@ class ServingEngine:
         latent = {"latent": self._model.latent is not None} if self._rules is sglang else {}
         share = float(self._rules.share(self._given, self._gpu, **latent))
         budget = math.ceil(self._gpu.memory * share)
-        taken = tuple(self._taken(read, share))
+        taken = tuple(self._itemize(read, share))
         ends = [budget - sum(one.high for one in taken), budget - sum(one.low for one in taken)]
         if ends[1] <= 0:
             raise UsageError(self._refusal(taken, share, budget))
@@ -125,7 +125,7 @@ class ServingEngine:
             )
         return int(longest)
 
-    def _taken(self, read: Read, share: float) -> Sequence[Taken]:
+    def _itemize(self, read: Read, share: float) -> Sequence[Taken]:
         several = (self._plan.devices,) if self._plan.devices > 1 else ()
         parts = {part.name: part for part in outside_span(self._gpu, groups=several).parts}
         found = [Taken(name="weights", low=read.weights, high=read.weights, source="traced")]
@@ -189,7 +189,7 @@ def _item(part: Span, share: float, name: str = CONTEXT) -> Taken:
     )
 
 
-def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Prediction:
+def make_prediction(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Prediction:
     """Return the prediction for an engine, from the prediction of the traced pass."""
     weights = next(one.low for one in serving.taken if one.name == "weights")
     cache = serving.least.bytes
@@ -205,12 +205,12 @@ def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Predi
         components=components,
         phases=(PhasePeak(phase=Phase.PREFILL, requested=requested),),
         peak=Peak(phase=Phase.PREFILL, requested=requested),
-        fit=fit_of(serving, gpu),
+        fit=judge_fit(serving, gpu),
         rules_of_thumb=(),
         flops=None,
         context=None,
         serving=serving,
-        assumptions=_assumed(serving),
+        assumptions=_describe_rules(serving),
         uncounted=(
             "buffers of top-p and top-k sampling without FlashInfer",
             "images and audio",
@@ -222,7 +222,7 @@ def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Predi
     )
 
 
-def fit_of(serving: Serving, gpu: Gpu) -> Fit:
+def judge_fit(serving: Serving, gpu: Gpu) -> Fit:
     """Judge whether an engine serves one sequence at least, at both ends of its range."""
     verdict = FitVerdict.DOES_NOT_FIT
     if serving.most.running:
@@ -236,7 +236,7 @@ def fit_of(serving: Serving, gpu: Gpu) -> Fit:
     )
 
 
-def _assumed(serving: Serving) -> tuple[str, ...]:
+def _describe_rules(serving: Serving) -> tuple[str, ...]:
     title = TITLES[serving.engine]
     each = sum(kind.layers * kind.bytes for kind in serving.kinds)
     layers = " and ".join(

@@ -11,7 +11,7 @@ from memcalc.catalog import gpus, positions
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.serving.run import python_with_vllm, start_vllm
-from memcalc.estimation.serving.started import prediction_of
+from memcalc.estimation.serving.started import convert_figures
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.progress import Progress, tell
@@ -19,8 +19,8 @@ from memcalc.records.progress import Progress, tell
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32"}
 
 
-def method_of(plan: Plan) -> str:
-    """Return which vLLM would start for a plan: a release, or a Python; empty: none."""
+def find_vllm(plan: Plan) -> str:
+    """Return the vLLM of a plan: its release, or the Python that has it, or empty."""
     if plan.engine != "vllm":
         return ""
     return plan.vllm or python_with_vllm() or ""
@@ -32,7 +32,7 @@ def answer(plan: Plan, source: ModelSource) -> Prediction | MemcalcError | None:
     Returns:
         ``None``: there is no vLLM here, or it did not start for a reason that is not the plan's.
     """
-    if not method_of(plan):
+    if not find_vllm(plan):
         return None
     try:
         python = python_with_vllm(None, plan.vllm)
@@ -65,7 +65,7 @@ def _answer(plan: Plan, source: ModelSource, python: str) -> Prediction:
             length=length,
             out=log,
         )
-    made = prediction_of(plan, gpu, found)
+    made = convert_figures(plan, gpu, found)
     return replace(made, seq=length - (plan.generate or 0))
 
 
@@ -76,7 +76,7 @@ def _length(plan: Plan, source: ModelSource) -> int:
 
 
 def _model(source: ModelSource, scratch: Path) -> Iterator[str]:
-    """Yield the words that name the model; a bundled config is written to a folder of its own.
+    """Yield the words that name the model; a bundled config is written to its own folder.
 
     Tokenizers take no GPU memory, and are not fetched.
     """

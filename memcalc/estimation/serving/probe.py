@@ -96,7 +96,7 @@ def generating(plan: Plan) -> Plan:
     )
 
 
-def plan_of(plan: Plan, size: Size, longest: int | None) -> Plan:
+def make_plan(plan: Plan, size: Size, longest: int | None) -> Plan:
     """Return the plan whose first pass is the engine's largest.
 
     Sequences that would be longer than ``longest`` become more and shorter ones.

@@ -37,10 +37,10 @@ _TO_GET_IT = (
 def python_with_vllm(python: str | None = None, release: str | None = None) -> str | None:
     """Return the Python that has vLLM: the named one, this one, or the one of the command ``vllm``.
 
-    ``release``: of an environment that is made where there is none, such as ``0.33``.
+    ``release``, such as ``0.33``, names an environment, which is made if missing.
 
     Returns:
-        ``None``: there is none on this machine.
+        The path of a Python, or None if this machine has none.
 
     Raises:
         SettingError: the release is not understood.
@@ -88,7 +88,7 @@ def start_vllm(
 ) -> Started:
     """Run a command of vLLM's over the stub driver until its engine is up or refuses.
 
-    Args (the others are those of ``start.start``):
+    Args (the others are as in ``start.start``):
         words: its arguments, such as ``serve MODEL``.
         gpu: each of the machine's GPUs.
         count: GPUs of the machine; 1: a server's usual number.

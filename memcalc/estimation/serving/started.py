@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.fits import CODE, NCCL, outside_span
-from memcalc.estimation.serving.answer import fit_of
+from memcalc.estimation.serving.answer import judge_fit
 from memcalc.estimation.serving.vllm import GRAPHS_HIGH
 from memcalc.records.engines import EngineFigures, Started, WorkerFigures
 from memcalc.records.model import OptimizerState
@@ -27,14 +27,14 @@ _OF_PROCESSES = ("RuntimeError", "BrokenPipeError", "EOFError", "ConnectionReset
 models that it refuses are errors of value, and memory that runs out is one of its own."""
 
 
-def prediction_of(plan: Plan, gpu: Gpu, found: Started) -> Prediction:
+def convert_figures(plan: Plan, gpu: Gpu, found: Started) -> Prediction:
     """Make the prediction of an engine's own figures.
 
     Raises:
         UsageError: the engine refused to start; in its own words.
         EstimateError: this release of the engine does not say what is needed.
     """
-    engine, worker = _settled(found, gpu)
+    engine, worker = _require_figures(found, gpu)
     serving = _serving(engine, worker, gpu)
     kept = (worker.consumed or 0) - (worker.weights or 0)
     components = {
@@ -59,9 +59,9 @@ def prediction_of(plan: Plan, gpu: Gpu, found: Started) -> Prediction:
         optimizer_state=OptimizerState(optimizer="", implementation="", tensors=()),
         rules_of_thumb=(),
         method=METHOD,
-        fit=fit_of(serving, gpu),
+        fit=judge_fit(serving, gpu),
         serving=serving,
-        assumptions=tuple(_assumed(engine, worker)),
+        assumptions=tuple(_describe_start(engine, worker)),
         uncounted=(
             *(("workspaces of FlashInfer's all-reduce",) if engine.world > 1 else ()),
             "other processes on the GPU",
@@ -71,7 +71,7 @@ def prediction_of(plan: Plan, gpu: Gpu, found: Started) -> Prediction:
     )
 
 
-def _settled(found: Started, gpu: Gpu) -> tuple[EngineFigures, WorkerFigures]:
+def _require_figures(found: Started, gpu: Gpu) -> tuple[EngineFigures, WorkerFigures]:
     """Return the engine, and its GPU with the least room for a KV cache."""
     if found.refused is not None:
         until = "; ".join(_until_then(found))
@@ -145,7 +145,7 @@ def _serving(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Serving:
         setting="gpu_memory_utilization",
         memory=gpu.memory,
         budget=worker.requested or worker.available,
-        taken=(*_counted(worker), *outside),
+        taken=(*_itemize(worker), *outside),
         gpus=engine.world,
         kinds=(),
         block=engine.block or 1,
@@ -158,7 +158,7 @@ def _serving(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Serving:
     )
 
 
-def _counted(worker: WorkerFigures) -> Iterator[Taken]:
+def _itemize(worker: WorkerFigures) -> Iterator[Taken]:
     """Yield the items that vLLM itself takes off its share."""
     kept = None
     if worker.consumed is not None and worker.weights is not None:
@@ -212,7 +212,7 @@ def _capacity(engine: EngineFigures, available: int, charged: int, at_once: floa
     )
 
 
-def _assumed(engine: EngineFigures, worker: WorkerFigures) -> Iterator[str]:
+def _describe_start(engine: EngineFigures, worker: WorkerFigures) -> Iterator[str]:
     yield (
         f"vLLM {engine.version} itself started on the simulated GPU, with dummy weights; figures "
         "are its own"

@@ -118,9 +118,9 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
 
     def blocks(self, length: int) -> int:
         """Return the blocks that a sequence takes."""
-        return sum(count * self._of(kind, length) for kind, count in self.each)
+        return sum(count * self._count_blocks(kind, length) for kind, count in self.each)
 
-    def _of(self, kind: Layers, length: int) -> int:
+    def _count_blocks(self, kind: Layers, length: int) -> int:
         if kind.window is None:
             return -(-length // self.block)
         # One more: a window need not begin where a block does.

@@ -23,7 +23,7 @@ from memcalc.files import results
 from memcalc.measure import process
 from memcalc.measure.gpu.sampler import Sampler
 from memcalc.measure.recording.recording import Recording, Seen
-from memcalc.records.measurement import Measurement, last_finished
+from memcalc.records.measurement import Measurement, find_last_step
 from memcalc.records.plan import Plan
 
 _KEPT_STEPS = 2
@@ -126,7 +126,7 @@ class Recorder:
         more = self._nvml_fields()
         readings = recording.counters.readings()
         if error is None:
-            last = last_finished(readings) or 0
+            last = find_last_step(readings) or 0
             readings = tuple(one for one in readings if one.step <= last)
         failure = recording.failure(error)
         seconds = self._seconds_per_step() if self._cuda else None

@@ -95,7 +95,7 @@ def child_environment(plan: Plan) -> dict[str, str]:
     """Return the environment of a run: only the variables that it needs, to be repeatable."""
     shell = os.environ
     device = {name: value for name, value in shell.items() if name.startswith(_DEVICE_PREFIXES)}
-    kept = {**variables.composed(shell), **device}
+    kept = {**variables.select(shell), **device}
     if plan.alloc_conf:
         kept["PYTORCH_ALLOC_CONF"] = plan.alloc_conf
     kept.setdefault("TRANSFORMERS_VERBOSITY", "error")

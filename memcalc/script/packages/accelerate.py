@@ -19,7 +19,7 @@ def install(patches: Patches) -> None:
     """Run programs of accelerate's launcher here, once it is imported."""
 
     def replace(module: ModuleType) -> None:
-        def run_here(original: Any, args: Any) -> None:
+        def run(original: Any, args: Any) -> None:
             if args.no_python:
                 original(args)
                 return
@@ -37,7 +37,7 @@ def install(patches: Patches) -> None:
                 f"{'-m ' if args.module else ''}{started}"
             )
 
-        patches.wrap(module, "simple_launcher", run_here)
+        patches.wrap(module, "simple_launcher", run)
         for name in ("multi_gpu_launcher", "deepspeed_launcher"):
             patches.wrap(module, name, refuse)
 

@@ -63,7 +63,7 @@ def _name_memory(patches: Patches, counters: Counters) -> None:
 
     worker = "vllm.v1.worker.gpu_worker"
     kept = {"initialize_from_config": naming(Component.KV_CACHE, caches)}
-    kept["load_model"] = naming(Component.WEIGHTS, plugin.weights_of)
+    kept["load_model"] = naming(Component.WEIGHTS, plugin.list_weights)
     for name, around in kept.items():
         patches.wrap_later(worker, f"Worker.{name}", around)
 
@@ -78,7 +78,7 @@ def _note_sleep(patches: Patches, counters: Counters) -> None:
         if address in sys.modules[module].CuMemAllocator.get_instance().pointer_to_data:
             counters.send_away(device, address, size)
 
-    def map_again(original: Any, handle: Any) -> None:
+    def remap(original: Any, handle: Any) -> None:
         original(handle)
         counters.bring_back(handle[0], handle[2])
 
@@ -89,7 +89,7 @@ def _note_sleep(patches: Patches, counters: Counters) -> None:
 
     module = "vllm.device_allocator.cumem"
     patches.wrap_later(module, "unmap_and_release", unmap)
-    patches.wrap_later(module, "create_and_map", map_again)
+    patches.wrap_later(module, "create_and_map", remap)
     patches.wrap_later(module, "CuMemAllocator._python_free_callback", free)
 
 

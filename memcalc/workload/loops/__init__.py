@@ -28,7 +28,7 @@ WITH_A_LAYOUT = ("deepspeed", "pipeline")
 """Loops that are not chosen by name: a script around a layout's library is written so."""
 
 
-def list_trained(model: torch.nn.Module, weight_decay: float) -> list[Any]:
+def list_trainable(model: torch.nn.Module, weight_decay: float) -> list[Any]:
     """Return the parameters that train, as one group; the optimizer knows its weight decay."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
@@ -56,7 +56,7 @@ class Loop(msgspec.Struct, frozen=True, kw_only=True):
     """Gradients are clipped to this norm where the plan says nothing else."""
     wide_embeddings: bool = False
     """8-bit optimizers keep the states of embeddings in 32 bit."""
-    groups: Callable[[torch.nn.Module, float], list[Any]] = list_trained
+    groups: Callable[[torch.nn.Module, float], list[Any]] = list_trainable
     """The parameters, or groups of them, that the optimizer is made over; told the weight decay
     that was asked for."""
 

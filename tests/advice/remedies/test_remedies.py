@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from memcalc.advice.explain.records import Explanation
-from memcalc.advice.remedies.bounds import kept_beyond_step, most_saved
+from memcalc.advice.remedies.bounds import bound_savings, kept_beyond_step
 from memcalc.advice.remedies.records import Figures, Remedy, Search, Trial, limit_goal
 from memcalc.advice.remedies.search import advise, candidates, search, stages
 from memcalc.advice.remedies.trials import apply
@@ -176,7 +176,7 @@ class Scales:
     def each(self, stages):
         return map(self.one, stages)
 
-    def most_saved(self, remedies):
+    def bound_savings(self, remedies):
         return self.before.peak.requested
 
     def one(self, remedies):
@@ -365,7 +365,7 @@ def test_no_remedy_saves_more_than_the_bound_by_which_it_is_left_out(explained, 
     before = explained.figures.peak.requested
     bounds = {}
     for trial in explained.trials:
-        bounds[trial.remedy.key] = most_saved(traced.prediction, [trial.remedy], kept)
+        bounds[trial.remedy.key] = bound_savings(traced.prediction, [trial.remedy], kept)
         assert before - trial.figures.peak.requested <= bounds[trial.remedy.key], trial.remedy.key
     assert bounds["expandable"] == 0
     assert bounds["LoRA"] == before
@@ -385,7 +385,7 @@ def test_a_screen_tries_no_remedy_that_saves_little_or_trains_something_else(exp
         def sort_key(self, trial):
             return 0
 
-        def most_saved(self, remedies):
+        def bound_savings(self, remedies):
             return 0 if remedies[0].key in ("outputs", "in backward") else 1 << 19
 
     plan = traced.prediction.plan
