@@ -59,7 +59,7 @@ def driver(tmp_path):
     found = Driver(folder=compile_driver(tmp_path), script=tmp_path / "script")
     found.write(card(used=6 * GIB), process(77, GIB, name="other"))
     path = os.pathsep.join([str(tmp_path / "path"), found.env()["PYTHONPATH"]])
-    found.environment = found.env(PYTHONPATH=path, GPU=A)
+    found.environment = found.env(PYTHONPATH=path, GPU=A, COLUMNS="120")
     return found
 
 
