@@ -61,7 +61,6 @@ def test_a_command_runs_again_when_what_it_reads_has_changed_and_not_before(
     for name, text in (
         ("rows.json", "[[1.0, 2.0], [3.0, 4.0]]"),
         ("layers.py", FILES["layers.py"].replace("8", "9000")),
-        ("settings.json", '{ "data": "rows.json"}'),
         ("checkpoint.pt", ""),  # the script might look for it
     ):
         (tmp_path / name).write_text(text)
