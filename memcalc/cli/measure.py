@@ -73,7 +73,7 @@ def command(
 
 
 def _measure(requests: list[Request], writer: ResultsWriter, watcher: Watcher) -> bool:
-    """Measure what the file does not have yet; False: interrupted."""
+    """Measure what the file does not have yet, failed runs again; return False if interrupted."""
     done = [run.plan for run in writer.runs if run.measurement is not None]
     again = [one for one in requests if one.plan not in done]
     anew = [one.plan for one in again]

@@ -76,10 +76,12 @@ def only_prediction(data: dict[str, Any], path: Path) -> Prediction:
 
 
 def plans_in(data: dict[str, Any], path: Path, verb: str) -> list[Plan]:
-    """The plans of the answers in a result file, which are answered again; a command never is.
+    """Return the plans of a result file, to be answered again; refuse a file that names code.
+
+    Plans of commands are returned too; their kept traces answer, and they never run again.
 
     Raises:
-        UsageError: it is damaged, or names code, which is not run for a file.
+        UsageError: it is damaged, or names the user's code.
     """
     plans = [found.plan for found in predictions(data, path)]
     code = next(

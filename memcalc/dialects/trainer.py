@@ -55,7 +55,9 @@ def has_effect(name: str) -> bool:
 
 
 def read_arguments(keys: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the arguments of the Trainer that change memory, by the names of the keys' format.
+    """Read the Trainer's arguments that change memory from a file's keys.
+
+    ``given``: settings that were typed beside the file, which decide its layout too.
 
     Raises:
         UsageError: one asks for what memcalc does not answer.

@@ -165,13 +165,13 @@ def _find_descriptor(path: Path) -> int | None:
     return int(path.name)
 
 
-def _create(path: Path) -> tuple[int, bool]:
-    """Open a new file, which has no name yet where the file system can do that.
+def _open_new(path: Path) -> tuple[int, bool]:
+    """Open a new file for a path, without a name where the file system can do that.
 
     A process that is killed leaves nothing then.
 
     Returns:
-        Its descriptor, and whether it has its name.
+        Its descriptor, and True if the file is at ``path`` already.
     """
     with contextlib.suppress(OSError):
         return os.open(path.parent, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o666), False
@@ -189,7 +189,7 @@ def put(path: Path, data: bytes) -> None:
         old = None
     beside = path.with_name(f".memcalc-{os.urandom(6).hex()}")
     try:
-        descriptor, is_named = _create(beside)
+        descriptor, is_named = _open_new(beside)
         with open(descriptor, "wb") as file:
             if old is not None:
                 if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):

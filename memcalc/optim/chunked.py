@@ -50,7 +50,7 @@ class Scratch:
 def adam_32bit(
     params: _Tensors, grads: _Tensors, state1: _Tensors, state2: _Tensors, s: Scalars
 ) -> None:
-    """Update in place; moments are float32."""
+    """Step Adam in place, chunk by chunk: parameters and both float32 moments."""
     work = Scratch(params[0].device)
 
     def update(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> None:
@@ -67,7 +67,7 @@ def adam_8bit(
     params: _Tensors, grads: _Tensors, state1: _Tensors, state2: _Tensors,
     absmax1: _Tensors, absmax2: _Tensors, qmap1: Tensor, qmap2: Tensor, s: Scalars,
 ) -> None:  # fmt: skip
-    """Update in place; moments are uint8 codes with a scale for each block."""
+    """Step Adam in place, chunk by chunk; moments are uint8 codes with a scale for each block."""
     work = Scratch(params[0].device)
     tables1 = code_tables(qmap1.device, signed=True)
     tables2 = code_tables(qmap2.device, signed=False)

@@ -76,7 +76,7 @@ class Ranks:
             self._reap()
             if rank == "all":
                 self._ask(self._find_missing_ranks())
-            self._help()
+            self._start_or_end_helpers()
             time.sleep(_LOOK)
         return self._answers(world)
 
@@ -129,8 +129,8 @@ class Ranks:
         while self._waiting and len(self._running) - len(self._helpers) < max(1, cores):
             self._fork(self._waiting.popleft(), scouts=scouts)
 
-    def _help(self) -> None:
-        """Start the ranks whose messages others wait for, which may be asked for later."""
+    def _start_or_end_helpers(self) -> None:
+        """Start the ranks whose messages others wait for; kill helpers once nothing else runs."""
         for _, wait in list(mail.waiting(self._folder)):
             if wait.source in self._running.values() or wait.source in self._ended:
                 continue

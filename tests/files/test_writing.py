@@ -247,6 +247,7 @@ def test_every_format_of_predictions_and_checks_is_written(tmp_path):
 
 _KILLED = """
 import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 from pathlib import Path
 from memcalc.files import artifact
 os.fsync = lambda descriptor: os.kill(os.getpid(), int(sys.argv[2]))

@@ -67,7 +67,7 @@ def row(
 
 
 def of_step(plan: Plan) -> Iterator[Remedy]:
-    """Yield what frees memory that a step need not hold: lists, gradients, outputs, a cache."""
+    """Yield what spares a step memory: a fused optimizer, no kept gradients, outputs, KV cache."""
     choice = registry.of(plan)
     if choice.kind in ("foreach", "for-loop"):
         settled = tuple(one for one in plan.optim_args if one[0] not in ("fused", "foreach"))

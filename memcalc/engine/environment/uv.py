@@ -170,7 +170,9 @@ class Uv:
 
 @contextlib.contextmanager
 def open_uv(folder: Path) -> Iterator[Uv]:
-    """Yield uv to fill a folder with; its downloads are deleted afterwards.
+    """Yield uv to fill a folder with; delete its downloads afterwards.
+
+    If this process is killed meanwhile, the folder is deleted too.
 
     Raises:
         EstimateError: uv is not here and cannot be fetched.

@@ -68,10 +68,10 @@ def divide(model: Any, rank: Rank, mesh: Any) -> None:
 
 
 def _divide_by_own_plan(model: Any, rank: Rank, mesh: Any, *, has_adapters: bool) -> None:
-    """Divide a model as transformers does, by the plan in the model's config.
+    """Divide a model by transformers' own plan for it, which takes neither adapters nor options.
 
     Raises:
-        UsageError: transformers has no plan for it, or the plan does not take an option.
+        UsageError: transformers has no plan for it, or there are adapters or options.
     """
     refusal = f"{{}}: choose --parallel fsdp2 for {type(model).__name__}."
     asked = {name for name in ("sequence_parallel", "divide_embedding") if rank.options.get(name)}
