@@ -41,7 +41,9 @@ def read(data: Mapping[str, Any], path: Path) -> Any:
     Raises:
         UsageError: it is damaged.
     """
-    name = str(data["kind"])
+    name = str(data.get("kind"))
+    if name not in KINDS:
+        raise UsageError(f"{path} is damaged: it holds no answer of a kind that memcalc writes.")
     return part(KINDS[name], data.get("record", data), path, name)
 
 

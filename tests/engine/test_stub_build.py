@@ -56,6 +56,8 @@ build.build(Path({str(tmp_path)!r}), compiler, {platform.machine()!r})
             "memcalc_stub_hold_back",
             "memcalc_stub_others",
             "memcalc_stub_visible",
+            "memcalc_stub_keep_up",
+            "memcalc_stub_transfer",
         ),
     }
     os.truncate(tmp_path / build.NAME, 0)

@@ -31,6 +31,8 @@ def cases():
 def trace(small_model):
     def traced(layout, loop, **more):
         settings = {"gpu": "A100-80GB", "batch": 2, "seq": 32, "optim": "adamw", **more}
+        if layout == "cp":
+            settings["seq"] = 64 * 4  # Ring attention in fp32 takes multiples of 64 for each part.
         if layout != "single":
             settings |= {"devices": 4, "parallel": SPREAD.get(layout, layout)}
         model = "Qwen/Qwen2.5-0.5B" if layout == "tp" else small_model

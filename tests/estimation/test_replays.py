@@ -30,8 +30,10 @@ def check(traced):
     trace = traced.trace
     (found,) = Replays(trace, engine.player()).on([roomy_card(look_up(traced.prediction.plan))])
     assert (found.refused, found.retries) == (None, 0)
+    # PyTorch counts as requested what waits for another stream, too; a reading does not.
+    waits = any(aside.what == "used_by" for aside in trace.asides)
     for reading, peaks in zip(trace.readings, found.intervals, strict=True):
-        for rung in ALLOCATOR_RUNGS:
+        for rung in ALLOCATOR_RUNGS[waits:]:
             assert getattr(peaks, rung) == getattr(reading, rung), (reading.phase, reading.step)
     assert found.peaks.reserved == outcome(trace).peaks.reserved
 
