@@ -108,7 +108,7 @@ mapped = open("/proc/self/maps").read()
 def test_what_the_library_lacks_is_made_to_do_nothing(tmp_path):
     _, root, cuda = needs_cuda_torch()
     needs_the_machine()
-    lacking = ("cublasSgemm_v2", "cudaLaunchKernelExC", "cuLaunchKernel")
+    lacking = ("cublasDdot_v2", "cudaGraphLaunch", "cublasZgemm_v2")
     code = """
 import json, platform, sys
 from pathlib import Path
