@@ -8,7 +8,7 @@ from memcalc.records.model import Place
 from memcalc.records.prediction import LONGER, RUNGS, OnGpu, Prediction, Varied
 from memcalc.records.trace import EMULATED, NO_GRADIENT, UNCOMPUTED, Component
 from memcalc.report import rows, serving
-from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
+from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table, gauge
 from memcalc.report.rows import STYLES
 from memcalc.units import Unit, format_bytes, unit_for
 from memcalc.workload import layouts
@@ -28,9 +28,7 @@ def blocks(prediction: Prediction) -> list[Block]:
     most, fit, bar = 2 * (_COLUMNS - 6), prediction.fit, []
     if fit is not None:
         part = fit.needed / max(fit.limit, 1)
-        full = min(round(part * _BAR), _BAR)
-        drawn = "█" * full + "░" * (_BAR - full)
-        bar.append(Line(f"  {drawn} {part:.0%} of the {fit.gpu}"))
+        bar.append(Line(f"  {gauge(part, _BAR)} {part:.0%} of the {fit.gpu}"))
     above: list[Block] = [
         headline(prediction),
         *bar,

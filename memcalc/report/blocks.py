@@ -203,6 +203,12 @@ def bar(part: float) -> str:
     return "█" * (halves // 2) + "▌" * (halves % 2) or ("▌" if part > 0 else "")
 
 
+def gauge(part: float, columns: int) -> str:
+    """Draw how full something is, in so many columns; more than full is drawn as full."""
+    filled = min(round(part * columns), columns)
+    return "█" * filled + "░" * (columns - filled)
+
+
 def markdown(blocks: Iterable[Block]) -> str:
     """Write blocks as Markdown; sizes are in the unit that their column names."""
     parts: list[str] = []

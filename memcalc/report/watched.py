@@ -7,6 +7,7 @@ from memcalc import untrusted_text
 from memcalc.measure.followed import Followed
 from memcalc.measure.gpu.sampler import CardWatch
 from memcalc.measure.watched_command import CommandNow
+from memcalc.report.blocks import gauge
 from memcalc.units import format_bytes
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
@@ -31,8 +32,7 @@ def _card_lines(card: CardWatch, pids: frozenset[int]) -> Iterator[str]:
     if level is None:
         return
     memory = level.memory
-    filled = round(_BAR * memory.used / memory.total)
-    bar = "█" * filled + "░" * (_BAR - filled)
+    bar = gauge(memory.used / memory.total, _BAR)
     peak = "n/a" if card.peak_process is None else format_bytes(card.peak_process)
     yield (
         f"{card.card.name}  {bar} {format_bytes(memory.used)} of {format_bytes(memory.total)}, "
