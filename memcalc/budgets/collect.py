@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from memcalc.budgets.judge import Remedy, no_remedy
 from memcalc.budgets.records import BudgetedRun, Evidence
-from memcalc.budgets.remembered import recall, remember
+from memcalc.budgets.remembered import find_key, recall, remember
 from memcalc.catalog import models
 from memcalc.catalog.plan import STEPS
 from memcalc.errors import MemcalcError, SettingError, UsageError
@@ -268,7 +268,8 @@ def simulate_command(
         timeout: seconds after which it is ended.
         use_cache: keep what it took, and answer from what was kept.
     """
-    if use_cache and (known := recall(plan, folder)) is not None:
+    key = find_key(plan, folder) if use_cache else None
+    if (known := recall(key)) is not None:
         return known
     began = time.time()
     try:
@@ -291,6 +292,5 @@ def simulate_command(
         at = f" in {where.phase.value} at {where.line}" if where is not None else ""
         doubt = f"{name}: GPU memory ran out{at}"
     evidence = Evidence(prediction=replace(found.traced.prediction, plan=plan), doubt=doubt)
-    if use_cache:
-        remember(plan, folder, evidence, found.opened, began)
+    remember(key, plan, folder, evidence, found.opened, began)
     return evidence

@@ -33,37 +33,40 @@ class _Remembered(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[str, str]
 
 
-def recall(plan: Plan, folder: Path) -> Evidence | None:
+def recall(key: str | None) -> Evidence | None:
     """Return the kept answer of a command, or None if something changed: it has to run."""
-    name = _key(plan, folder)
-    found = cache.load(name, _Remembered) if name is not None else None
+    found = cache.load(key, _Remembered) if key is not None else None
     return found.evidence if found is not None and found.states == _states(found.states) else None
 
 
-def remember(plan: Plan, folder: Path, evidence: Evidence, noted: Opened, began: float) -> None:
+def remember(
+    key: str | None, plan: Plan, folder: Path, evidence: Evidence, noted: Opened, began: float
+) -> None:
     """Keep what a command took, unless something that it depends on is unknown.
 
     ``began``: the time before the run; what changed since then may have been read before or after.
     """
-    name = _key(plan, folder)
-    if name is None or noted.unknown:
+    if key is None or noted.unknown:
         return
     words = {
         str(folder / word) for word in (plan.command or "").split() if (folder / word).exists()
     }
     beside = {str(folder), *(str(Path(word).parent) for word in words)}
     paths = opened.own_paths({*noted.paths, *words}, [Path(one) for one in beside], cache.folder())
-    if not any(map(_changed_since, paths, [began] * len(paths))):
+    if not any(_changed_since(path, began) for path in paths):
         states = _states({*paths, *beside})
-        cache.store(name, _Remembered(evidence=evidence, states=states))
+        cache.store(key, _Remembered(evidence=evidence, states=states))
 
 
 def _changed_since(path: str, began: float) -> bool:
     return os.path.isfile(path) and os.stat(path).st_mtime >= began
 
 
-def _key(plan: Plan, folder: Path) -> str | None:
-    """Return the name of a command's answer, or None where its packages are not known."""
+def find_key(plan: Plan, folder: Path) -> str | None:
+    """Return the key of a command's answer, or None where its packages are not known.
+
+    It reads the names and versions of all packages, so ask once for each command.
+    """
     if plan.python not in (None, sys.executable):
         return None
     packages = sorted((one.metadata["Name"], one.version) for one in metadata.distributions())
