@@ -4,6 +4,7 @@ import functools
 import sys
 
 import torch
+from own_loop import train
 from peft import LoraConfig, get_peft_model
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
@@ -23,14 +24,5 @@ model = FullyShardedDataParallel(
     use_orig_params=True,
 )
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(4):
-    batch = {
-        name: torch.randint(config.vocab_size, (2, 128), device="cuda")
-        for name in ("input_ids", "labels")
-    }
-    outputs = model(**batch)
-    loss = outputs.loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+train(model, optimizer, config.vocab_size)
 torch.distributed.destroy_process_group()

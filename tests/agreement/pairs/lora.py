@@ -3,6 +3,7 @@
 import sys
 
 import torch
+from own_loop import train
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -11,13 +12,4 @@ model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 model = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
 model.to("cuda").train()
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(4):
-    batch = {
-        name: torch.randint(config.vocab_size, (2, 128), device="cuda")
-        for name in ("input_ids", "labels")
-    }
-    outputs = model(**batch)
-    loss = outputs.loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+train(model, optimizer, config.vocab_size)

@@ -5,6 +5,7 @@ import tempfile
 
 import bitsandbytes
 import torch
+from own_loop import train
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -26,13 +27,4 @@ model = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules="all
 model.train()
 trained = [p for p in model.parameters() if p.requires_grad]
 optimizer = bitsandbytes.optim.PagedAdamW8bit(trained, lr=1e-4)
-for _ in range(4):
-    batch = {
-        name: torch.randint(config.vocab_size, (2, 128), device="cuda")
-        for name in ("input_ids", "labels")
-    }
-    outputs = model(**batch)
-    loss = outputs.loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
+train(model, optimizer, config.vocab_size)
