@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memcalc.engine.comparisons import SMALL
-from memcalc.engine.followed_operators import MOVES, PUTS, Followed
 from memcalc.engine.host_view import Place, map_tensors
-from memcalc.engine.unknown import Later
+from memcalc.engine.values.rules import MOVES, PUTS, SMALL, Followed
+from memcalc.engine.values.unknown import Later
 
 if TYPE_CHECKING:
-    from memcalc.engine.device_numbers import Numbers
+    from memcalc.engine.values.known import Numbers
 
 _DEEPEST = 32
 """The longest chain of deferred operators: Python calls them recursively."""
