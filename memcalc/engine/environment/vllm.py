@@ -15,6 +15,8 @@ _LEFT_OUT = (
     *("torchaudio", "torchcodec", "pynvvideocodec", "fastsafetensors", "instanttensor"),
     *NVIDIA,
 )
+_NEEDED = ("setuptools", "cuda-python>=12.8")
+"""What vLLM's own requirements leave open: a cuda-python before 12.8 overwrites cuda-bindings."""
 
 
 def existing() -> str | None:
@@ -36,7 +38,7 @@ def find(release: Release) -> str:
         tell(Progress(f"{title}: {_SIZE}, once"))
         with open_uv(folder) as uv:
             uv.make_venv()
-            wanted = [release.requirement("vllm"), "setuptools"]
+            wanted = [release.requirement("vllm"), *_NEEDED]
             pins = uv.resolve(wanted, preferred={}, excluded=_LEFT_OUT)
             uv.install(pins, where=["--python", _python(folder)], what=title)
 
