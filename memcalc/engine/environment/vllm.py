@@ -15,6 +15,8 @@ _LEFT_OUT = (
     *("torchaudio", "torchcodec", "pynvvideocodec", "fastsafetensors", "instanttensor"),
     *NVIDIA,
 )
+_BINDINGS = "cuda-python>=12.9"
+"""Earlier releases hold a copy of cuda-bindings, and overwrite the newer one that vLLM imports."""
 
 
 def existing() -> str | None:
@@ -36,7 +38,7 @@ def find(release: Release) -> str:
         tell(Progress(f"{title}: {_SIZE}, once"))
         with open_uv(folder) as uv:
             uv.make_venv()
-            wanted = [release.requirement("vllm"), "setuptools"]
+            wanted = [release.requirement("vllm"), "setuptools", _BINDINGS]
             pins = uv.resolve(wanted, preferred={}, excluded=_LEFT_OUT)
             uv.install(pins, where=["--python", _python(folder)], what=title)
 
