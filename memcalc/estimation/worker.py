@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from memcalc.catalog import models
 from memcalc.children.child import Speaker
-from memcalc.engine import driver, ranks, replay, run, simulated_gpu
+from memcalc.engine import driver, ranks, replay, run, simulated_gpu, values
 from memcalc.engine import program as programs
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.alloc_conf import without_fraction
@@ -60,6 +60,9 @@ def warm(architecture: str = "", *modules: str) -> None:
         if architecture:
             with contextlib.suppress(ImportError):
                 importlib.import_module(f"transformers.{name}")
+    # All read what follows: a fork has it from here.
+    look_up(Plan(model="gpt2", gpu="t4"))
+    values.prepare()
     if modules:
         with simulated_gpu.answer_without_cuda(ASSUMED):
             bitsandbytes.load(modules)
