@@ -3,8 +3,8 @@
 Kernels do nothing over the stub driver, but its device memory is real memory of the host. What was
 copied there is read back. Behind an operator of PyTorch's that moves, compares or computes known
 numbers, the same operator runs on CPU tensors over the same bytes. Random numbers are drawn on the
-host. Unknown numbers read as `memcalc.engine.unknown` says, and numbers computed from them are
-marked as made up.
+host. Unknown numbers read as made-up ones, and what is computed from them is marked as such, on the
+GPU and on the host.
 
 Operators are followed below autograd, by a dispatch key that PyTorch keeps for fake tensors; no
 dispatch mode is needed. In backward only operators that ask the GPU for their result's size are
@@ -21,11 +21,23 @@ from typing import Any
 import torch
 from torch.optim import optimizer as optimizers
 
-from memcalc.engine import following
-from memcalc.engine.comparisons import SMALL, constant_answer, is_finiteness_test
-from memcalc.engine.device_numbers import KNOWN, MADE_UP, UNKNOWN, Numbers
-from memcalc.engine.draws import Draws
-from memcalc.engine.followed_operators import (
+from memcalc.engine.host_view import (
+    Place,
+    cpu_view,
+    is_plain,
+    largest_plain,
+    map_tensors,
+    tensors_in,
+)
+from memcalc.engine.patches import Patches
+from memcalc.engine.stub import load as stub
+from memcalc.engine.values import threads
+from memcalc.engine.values.copies import Transfers
+from memcalc.engine.values.deferred import can_defer, choose_later, defer
+from memcalc.engine.values.draws import Draws
+from memcalc.engine.values.known import KNOWN, MADE_UP, UNKNOWN, Numbers
+from memcalc.engine.values.reads import Reads
+from memcalc.engine.values.rules import (
     COMPARES,
     DISTRIBUTIONS,
     ENDS,
@@ -37,36 +49,30 @@ from memcalc.engine.followed_operators import (
     MOVES,
     PUTS,
     RESULTS,
+    SMALL,
     TRANSFERS,
     WITH_COUNTS,
     ZEROS,
     Followed,
+    constant_answer,
     find_masks,
     is_composed,
+    is_finiteness_test,
     read_by,
     spread,
 )
-from memcalc.engine.following import COUNTS, VALUES
-from memcalc.engine.host_view import (
-    Place,
-    cpu_view,
-    is_plain,
-    largest_plain,
-    map_tensors,
-    tensors_in,
-)
-from memcalc.engine.later import can_defer, choose_later, defer
-from memcalc.engine.patches import Patches
-from memcalc.engine.reads import Reads
-from memcalc.engine.stub import load as stub
-from memcalc.engine.transfers import Transfers
-from memcalc.engine.unknown import distribution
-from memcalc.engine.updates import Updates
+from memcalc.engine.values.threads import COUNTS, VALUES
+from memcalc.engine.values.unknown import distribution
+from memcalc.engine.values.updates import Updates
 
+Rule = Callable[[Followed, Any, Any], Any]
+"""Runs an operator with its positional and keyword arguments, and computes its numbers."""
 _aten: Any = torch.ops.aten
 _C: Any = torch._C
 _UPDATED = 1 << 8
 """Elements of the largest tensors that are updated on the host: running sums, no weights."""
+_DRAWN = 1 << 16
+"""Elements of the largest tensors of unknown shares by which places are drawn."""
 _PUT = 1 << 20
 """Elements of the largest tensors of unknown floats into which known numbers are put."""
 BALANCED = (
@@ -78,7 +84,7 @@ BALANCED = (
 def prepare() -> None:
     """Read the operators to follow, so that forks of this process need not."""
     for at in (VALUES, COUNTS):
-        following.pass_through(at)
+        threads.pass_through(at)
         _list_followed(at)
 
 
@@ -106,8 +112,8 @@ class Values:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._libraries: list[Any] = []
-        self.reads = Reads(say)
-        self._numbers = Numbers(self.reads.limit)
+        self._numbers = Numbers(lambda: self.reads.limit())
+        self.reads = Reads(say, self._numbers)
         self._transfers = Transfers(self._numbers, self._work_out)
         self._nothing_equal = False
         self._draws = Draws(self._numbers, self._work_out)
@@ -120,7 +126,7 @@ class Values:
         self.state, self.know = self._numbers.state, self._numbers.know
         self.knows, self.host = self._numbers.knows, self._numbers.host
         self.vary = self._numbers.unknown.vary
-        self._keys = following.keys()
+        self._keys = threads.keys()
 
     def install(self, patches: Patches) -> None:
         """Begin to follow this thread, and those that the program starts."""
@@ -128,7 +134,7 @@ class Values:
             self.reads.report_no_mapping()
             return
         for at in (VALUES, COUNTS):
-            following.pass_through(at)
+            threads.pass_through(at)
             self._implement(at)
         # Operators such as flex_attention have Python kernels, and ask for one of the first key.
         patches.wrap(torch._ops, "_compute_keyset", self._without_ours)
@@ -139,14 +145,14 @@ class Values:
         patches.also(stepped.remove)
         patches.also(self._end)
         self.reads.install(patches)
-        following.install(patches)
+        threads.install(patches)
 
     def _without_ours(self, original: Any, args: Any, kwargs: Any, keys: Any) -> Any:
         return original(args, kwargs, keys - self._keys)
 
     def stop(self) -> None:
         """Stop following this thread: Python's exit has deleted the operators' code."""
-        following.stop()
+        threads.stop()
         self._when_unknown(None)
 
     def _end(self) -> None:
@@ -170,9 +176,23 @@ class Values:
 
     def _wrap_op(self, one: Followed) -> Callable[..., Any]:
         """Return an operator that also computes its numbers."""
-        keys, guard, op, base = self._keys, _C._ExcludeDispatchKeyGuard, one.op, one.base
-        chooses = HIGHEST.get(op.name())
-        special = self._find_special(one) if chooses is None else None
+        keys, guard, on_host = self._keys, _C._ExcludeDispatchKeyGuard, self._numbers.on_host
+        follow = self._find_special(one) or self._make_rule(one)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with guard(keys):
+                out = follow(one, args, kwargs)
+                if on_host and not is_finiteness_test(one, args):
+                    self._numbers.carry_on_host(
+                        (args, kwargs), tensors_in((out, *one.written(args, kwargs)))
+                    )
+                return out
+
+        return call
+
+    def _make_rule(self, one: Followed) -> Rule:
+        """Return what follows an operator that computes, by what its first tensor holds."""
+        op, base, chooses = one.op, one.base, HIGHEST.get(one.op.name())
         small = _UPDATED if one.updates else SMALL
         waits = can_defer(one) and base not in MOVES
         held, postponed = self._numbers.read_mark, self._numbers.unknown.postponed_kind
@@ -180,54 +200,59 @@ class Values:
         waiting = (False,), (False, True)
         end = ENDS.get(base) if chooses is None else None
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with guard(keys):
-                if special is not None:
-                    return special(one, args, kwargs)
-                first = args[0] if args else None
-                if isinstance(first, list) and first:
-                    first = next((each for each in first if each.numel()), first[0])
-                if not isinstance(first, torch.Tensor) or not first.is_floating_point():
-                    return self._compute(one, args, kwargs)
-                if one.given_result:
-                    return op(*args, **kwargs)
-                if chooses and first.is_cuda and self.state(first) != KNOWN:
-                    return self._spread(op(*args, **kwargs), args, kwargs, *chooses)
-                count = first.numel()
-                if waits and count <= SMALL:
-                    out = op(*args, **kwargs)
-                    if base == "clamp_min" and self._clamps_nothing(first, args[1]):
-                        return out
-                    if not defer(self._numbers, one, args, kwargs, out):
-                        self._work_out(one, args, kwargs, out)
-                    return out
-                if count <= small or (base in PUTS and count <= _PUT):
-                    return self._compute(one, args, kwargs)
-                # Most calls of a training.
-                if not first.is_cuda or type(first) is not torch.Tensor:
-                    return op(*args, **kwargs)
-                if count <= LARGE and (held(first) or postponed(first) in waiting[count <= _PUT]):
-                    return self._compute(one, args, kwargs)
+        def follow(_: Followed, args: Any, kwargs: Any) -> Any:
+            first = args[0] if args else None
+            if isinstance(first, list) and first:
+                first = next((each for each in first if each.numel()), first[0])
+            if not isinstance(first, torch.Tensor) or not first.is_floating_point():
+                return self._compute(one, args, kwargs)
+            if one.given_result:
+                return op(*args, **kwargs)
+            if chooses and first.is_cuda and self.state(first) != KNOWN:
+                return self._spread(op(*args, **kwargs), args, kwargs, *chooses)
+            count = first.numel()
+            if waits and count <= SMALL:
                 out = op(*args, **kwargs)
-                if one.writes:
-                    self._numbers.unknown.drop(first)
-                elif base in DISTRIBUTIONS:
-                    self._distribute(base, out, args[1])
-                elif end is not None and isinstance(out, torch.Tensor):
-                    self._numbers.fill(out, self._numbers.unknown.ends[end])
+                if base == "clamp_min" and self._clamps_nothing(first, args[1]):
+                    return out
+                if not defer(self._numbers, one, args, kwargs, out):
+                    self._work_out(one, args, kwargs, out)
                 return out
+            if count <= small or (base in PUTS and count <= _PUT):
+                return self._compute(one, args, kwargs)
+            # Most calls of a training.
+            if not first.is_cuda or type(first) is not torch.Tensor:
+                return op(*args, **kwargs)
+            if count <= LARGE and (held(first) or postponed(first) in waiting[count <= _PUT]):
+                return self._compute(one, args, kwargs)
+            out = op(*args, **kwargs)
+            if one.writes:
+                self._numbers.unknown.drop(first)
+            elif base in DISTRIBUTIONS:
+                self._distribute(base, out, args[1])
+            elif end is not None and isinstance(out, torch.Tensor):
+                self._numbers.fill(out, self._numbers.unknown.ends[end])
+            return out
 
-        return call
+        return follow
 
-    def _find_special(self, one: Followed) -> Callable[[Followed, Any, Any], Any] | None:
+    def _find_special(self, one: Followed) -> Rule | None:
         """Return the follower of an operator that copies, draws, makes or compares."""
         if one.base in TRANSFERS:
             return self._transfers.copy
+        if one.base == "multinomial":
+            return self._choose_by_chance
         if one.draws is not None:
             return self._draws.draw
         if one.base in MAKES:
             return self._create
         return self._compare if one.base in COMPARES else None
+
+    def _choose_by_chance(self, one: Followed, args: Any, kwargs: Any) -> Any:
+        """Draw places by shares: each equally often where these are many and unknown."""
+        if args[0].numel() > _DRAWN and args[0].is_cuda and self.state(args[0]) != KNOWN:
+            return self._spread(one.op(*args, **kwargs), args, kwargs, 4, -1)
+        return self._draws.draw(one, args, kwargs)
 
     def _wrap_count(self, one: Followed) -> Callable[..., Any]:
         """Return an operator that gets the size of its result."""
@@ -237,14 +262,20 @@ class Values:
             with guard(keys):
                 sparse = base == "_coalesce"
                 tensors = [args[0]._indices()] if sparse else tensors_in((args, kwargs))
-                if not any(each.is_cuda for each in tensors) or not is_plain(tensors):
+                if not is_plain(tensors):
                     return op(*args, **kwargs)
+                if not any(each.is_cuda for each in tensors):
+                    out = op(*args, **kwargs)
+                    if any(self.state(each) != KNOWN for each in tensors):
+                        self.reads.take_size()
+                        self._numbers.carry_on_host(tensors, tensors_in((out, args[0])))
+                    return out
                 chosen_by = [each for each in find_masks(base, args) if self._is_made_up(each)]
                 if chosen_by and not one.writes and self.reads.choose():
                     for each in chosen_by:
                         self._numbers.fill(each, True)
                 if base in LENGTHS and any(map(self._is_made_up, tensors)):
-                    self.reads.escape()
+                    self.reads.take_size()
                 most = max(each.numel() for each in tensors)
                 made, numbers = self._numbers.time_call(
                     most, read_by, op, base, args, kwargs, self._numbers.host, self.knows
@@ -376,6 +407,8 @@ class Values:
 
     def _read(self, tensor: torch.Tensor) -> Any:
         """Return ``tensor.item()``."""
+        if tensor.is_cpu and self.state(tensor) != KNOWN:
+            self.reads.note()
         with _C._ExcludeDispatchKeyGuard(self._keys):
             if tensor.is_cuda:
                 self._numbers.settle(tensor)
@@ -403,9 +436,8 @@ class Values:
             return self.reads.decide(equal, sys._getframe(1)) if MADE_UP in states else equal
 
     def _note(self, address: int) -> None:
-        """Note a read of an unknown number, but not of a known one in an intermediate buffer."""
-        source = self._transfers.source
-        if source is None or self.state(source) != KNOWN:
+        """Note a read of an unknown number, but not of one that a copy takes to the host."""
+        if self._transfers.source is None:
             self.reads.note()
 
     @contextlib.contextmanager
