@@ -2,8 +2,7 @@
 
 import os
 from importlib import import_module
-from pathlib import Path
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -11,6 +10,7 @@ from typer.core import TyperGroup
 from memcalc.errors import UsageError
 from memcalc.version import __version__
 
+HELP = {"help_option_names": ["-h", "--help"]}
 COMPLETE = "_MEMCALC_COMPLETE"
 """What a shell sets in the environment when it asks what could be typed."""
 
@@ -40,35 +40,6 @@ _HOMES = {"compare": ("measure", "compare"), "list": ("lists", "command")}
 """Module and command of a verb, where they are not ``command`` of the module of its name."""
 
 
-def read_without_pydantic(params: list[Any]) -> list[Any]:
-    """Let typer 0.29 and newer read parameters without pydantic, and return them.
-
-    Importing pydantic takes longer than all the rest of a command line; texts, files and values
-    with their parser need nothing of it.
-    """
-    for param in params:
-        if hasattr(param, "get_runtime_param"):
-            param.get_runtime_param = _Plain(param.type_descriptor).itself
-    return params
-
-
-class _Plain:
-    """Reader of one parameter, in place of typer's."""
-
-    def __init__(self, described: Any) -> None:
-        kind = next(iter(get_args(described.annotation)), described.annotation)
-        self._read = described.parameter_info.parser or (Path if kind is Path else None)
-
-    def itself(self) -> Self:
-        return self
-
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        several = param.multiple or param.nargs == -1
-        if value is None or self._read is None:
-            return () if several and value is None else value
-        return tuple(map(self._read, value)) if several else self._read(value)
-
-
 class _Verbs(TyperGroup):
     """A group that imports a verb's module when the verb is typed, and for nothing else."""
 
@@ -76,9 +47,6 @@ class _Verbs(TyperGroup):
         super().__init__(**attributes)
         # A mistyped verb is compared with these names.
         self.commands: Any = dict.fromkeys(VERBS)
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return read_without_pydantic(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the verb; a model or a recipe in its place is estimated."""
@@ -127,7 +95,7 @@ _app = typer.Typer(
     add_completion=False,
     # Panels are drawn by parts of rich that take longer to import than everything else.
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
 )
 
 

@@ -2,26 +2,30 @@
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from memcalc.cli import offers
-from memcalc.cli.command import Command, show_all_options
+from memcalc.cli.app import HELP
+from memcalc.cli.command import Command, say, show_all_options
 from memcalc.cli.output import formats, join_names
-from memcalc.cli.table import find_row
-from memcalc.cli.values import find_value
+from memcalc.cli.table import find_row, read_table
+from memcalc.cli.values import VALUES, Value, find_value
 from memcalc.dialects import FILES
+from memcalc.errors import UsageError
 from memcalc.files.offline import stay_offline
 from memcalc.records.fields import COMPARED, FIELDS, Field
 
-AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+_AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Settings of a verb that takes a command: options behind the command are the command's own."""
 SEVERAL = ("gpu", *(name for name in COMPARED if name != "gpu"))
 """Settings that take several values with commas between; each makes a plan of its own."""
+_OPTION = re.compile(r"--?[A-Za-z]")
 _ALSO = {"gpu": "-g", "batch": "--batch-size"}
 """Second names of options, as other tools have them."""
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
@@ -30,15 +34,15 @@ _NAMED |= {"lora": "r=16", "rank": "N", "transformers": "VERSION", **dict.fromke
 
 
 def verb(
-    *examples: str, fetches: bool = False, settings_of: Any = None, **more: Any
+    *examples: str, fetches: bool = False, starts_command: bool = False, settings_of: Any = None
 ) -> Callable[[Callable[..., None]], Command]:
     """Make a command of a function.
 
     Args:
         examples: what may be typed, for the end of its help.
         fetches: it may need what ``--offline`` forbids.
+        starts_command: it takes another command, with options of its own.
         settings_of: makes ``settings`` of a plan's options; None: the verb takes no plan.
-        more: for typer.
     """
 
     def make_command(function: Callable[..., None]) -> Command:
@@ -47,22 +51,30 @@ def verb(
         own = {one.name: _declare(name, one) for one in _parameters(function)}
         plan = _plan_parameters() if own.pop("settings", None) is not None else []
         added = [_declare(name, _switch("offline"))] if fetches else []
+        shown = [*plan[:1], *own.values(), *plan[1:], *added]
+        names = {one.name for one in shown}
+        switches = [] if starts_command else [s for s in _switches() if s.setting in names]
 
         @functools.wraps(function)
         def run(**typed: Any) -> None:
             if typed.pop("offline", False):
                 stay_offline()
             typed.pop("help_all", None)
+            for switch in switches:
+                if typed.pop(switch.name):
+                    typed[switch.setting] = switch.take()
             if plan:
                 given = {one.name: typed.pop(one.name) for one in plan if one.name != "help_all"}
                 typed["settings"] = settings_of(given)
             function(**typed)
 
         # The verb's own come first in help.
-        _set_parameters(run, [*plan[:1], *own.values(), *plan[1:], *added])
+        _set_parameters(run, [*shown, *(switch.declare() for switch in switches)])
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         words = inspect.getdoc(function)
-        single.command(cls=Command, help=words, epilog="\n".join(examples), **more)(run)
+        context = HELP | (_AS_TYPED if starts_command else {})
+        epilog = "\n".join(examples)
+        single.command(cls=Command, help=words, epilog=epilog, context_settings=context)(run)
         command = typer.main.get_command(single)
         assert isinstance(command, Command)
         return command
@@ -70,8 +82,47 @@ def verb(
     return make_command
 
 
+class _Switch(NamedTuple):
+    """A switch of other tools, such as ``--fp16``, in place of an option of ours."""
+
+    typed: str
+    setting: str
+    value: str
+
+    @property
+    def name(self) -> str:
+        """The parameter's name."""
+        return self.typed.removeprefix("--")
+
+    def declare(self) -> Parameter:
+        """Return the hidden parameter."""
+        told = typer.Option(self.typed, hidden=True)
+        return _switch(self.name).replace(annotation=Annotated[bool, told])
+
+    def take(self) -> str:
+        """Return the value of our option, and say which half is meant."""
+        if (half := self.value.removeprefix("amp-")) != self.value:
+            say(
+                f"memcalc: {self.typed} is taken as --{self.setting} {self.value} (fp32 weights, "
+                f"as the Trainer's --{half}); for weights in {half}: --precision {half}"
+            )
+        return self.value
+
+
+def _switches() -> Iterable[_Switch]:
+    for typed, ours in read_table().switches.items():
+        option, value = ours.split()
+        yield _Switch(typed, option.removeprefix("--"), value)
+
+
 def _parameters(function: Callable[..., None]) -> Iterable[Parameter]:
     return inspect.signature(function, eval_str=True).parameters.values()
+
+
+def _as_declared(parameter: Parameter) -> Value:
+    """Return the form of a value by its parameter's type: a path, or a text."""
+    path = "Path" in str(parameter.annotation)
+    return Value("PATH", lambda _, text: Path(text)) if path else VALUES["text"]
 
 
 def _switch(name: str) -> Parameter:
@@ -98,22 +149,25 @@ def _declare(verb_name: str, parameter: Parameter) -> Parameter:
         if row.kinds:
             listed = {one: None for kind in row.kinds.split() for one in formats(kind)}
             words = f"{join_names(list(listed))}."
-        more: dict[str, Any] = {"metavar": row.metavar or row.argument or None}
-        if row.value:
-            value = find_value(row.value)
-            spelled = row.names.split(" ")[0] or name
-            more["parser"] = functools.partial(_parse, spelled, value.read)
-            more["metavar"] = more["metavar"] or value.metavar
-        if row.argument:
-            told = typer.Argument(help=words, show_default=False, **more)
-        else:
-            told = typer.Option(*row.names.split(" "), help=words, **more)
+        value = find_value(row.value) if row.value else _as_declared(parameter)
+        metavar = row.metavar or row.argument or value.metavar
+        names = row.names.split(" ")
+        more: dict[str, Any] = {"help": words, "metavar": metavar}
+        if parameter.annotation is not bool:
+            more["parser"] = functools.partial(_parse, names[0] or name, value, metavar)
+        told = (
+            typer.Option(*names, **more) if names[0] else typer.Argument(show_default=False, **more)
+        )
     return parameter.replace(annotation=Annotated[parameter.annotation, told])
 
 
-def _parse(name: str, read: Callable[[str, str], Any], text: Any) -> Any:
-    # A default is a value already.
-    return read(name, text) if isinstance(text, str) else text
+def _parse(name: str, value: Value, metavar: str, text: Any) -> Any:
+    """Read an option's text; the name of another option is no value."""
+    if not isinstance(text, str):
+        return text  # A default is a value already.
+    if name.startswith("-") and _OPTION.match(text):
+        raise UsageError(f"{name} needs a value: type {name} {metavar}.")
+    return value.read(name, text)
 
 
 def plan_option(field: Field) -> Any:
@@ -130,6 +184,7 @@ def plan_option(field: Field) -> Any:
         f"--{field.option}",
         help=words,
         metavar=metavar,
+        parser=functools.partial(_parse, f"--{field.option}", VALUES["text"], metavar),
         autocompletion=offers.find_offer(field),
         rich_help_panel=field.group,
     )

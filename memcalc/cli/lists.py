@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from memcalc.cli.app import HELP
 from memcalc.cli.declare import verb
 from memcalc.cli.output import terminal_width
 from memcalc.errors import UsageError
@@ -105,7 +106,7 @@ _app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
 )
 command: Any = typer.main.get_group(_app)
 command.commands = {"models": models, "optimizers": optimizers, "gpus": gpus}

@@ -12,7 +12,7 @@ import typer
 from msgspec.structs import replace
 
 from memcalc.cli.command import say
-from memcalc.cli.declare import AS_TYPED, verb
+from memcalc.cli.declare import verb
 from memcalc.cli.output import chosen, deliver_predictions, formats, put
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import keep_last
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "memcalc simulate --gpu a100-80gb -- trl sft --config sft.yaml",
     "memcalc simulate --rank all -- torchrun --nproc-per-node 4 pipeline.py",
     "memcalc simulate --gpu h100 -- vllm serve Qwen/Qwen2.5-7B --max-model-len 8192",
-    context_settings=AS_TYPED,
+    starts_command=True,
     fetches=True,
 )
 def command(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import typer
 
 from memcalc.cli.command import say
-from memcalc.cli.declare import AS_TYPED, verb
+from memcalc.cli.declare import verb
 from memcalc.cli.output import width
 from memcalc.cli.progress import EVERY
 
@@ -19,7 +19,7 @@ _REDRAWN = 4
 @verb(
     "memcalc watch -- python train.py",
     "memcalc watch -- torchrun --nproc-per-node 2 train.py",
-    context_settings=AS_TYPED,
+    starts_command=True,
 )
 def command(words: list[str]) -> None:
     """Run any command and show its GPU memory live, by process and by step.

@@ -74,6 +74,11 @@ def test_a_command_of_vllm_without_an_engine_is_refused(words):
         find_server(words)
 
 
+def test_sglang_is_answered_by_its_rules():
+    with pytest.raises(UsageError, match="memcalc estimate Q/q --engine sglang --gpu h100"):
+        find_server(["python", "-m", "sglang.launch_server", "--model-path", "Q/q", "--tp", "2"])
+
+
 @pytest.mark.parametrize(
     ("options", "said"), [([], "name the GPU"), (["--gpu", "h100"], "--vllm 0.33")]
 )
@@ -202,9 +207,10 @@ def test_a_script_that_fails_or_goes_on_is_not_answered_by_its_engine(ending, re
     assert (found is not None) is served
 
 
-def test_a_process_that_dies_is_no_refusal():
-    died = Started(refused=Refused(kind="RuntimeError", text="cancelled"))
-    with pytest.raises(EstimateError, match=r"one of its processes ended\. It says: cancelled"):
+@pytest.mark.parametrize("kind", ["RuntimeError", "AttributeError", "ImportError"])
+def test_what_cannot_run_here_is_no_refusal(kind):
+    died = Started(refused=Refused(kind=kind, text="cancelled"))
+    with pytest.raises(EstimateError, match=f"could not run .* It says: {kind}: cancelled"):
         convert_figures(PLAN, H100, died)
 
 

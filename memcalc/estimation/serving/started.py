@@ -22,9 +22,8 @@ from memcalc.units import format_bytes
 METHOD = "engine"
 """Method of an answer that the engine itself gave."""
 _SOURCE = "vLLM"
-_OF_PROCESSES = ("RuntimeError", "BrokenPipeError", "EOFError", "ConnectionResetError")
-"""Errors with which vLLM ends where one of its processes has died, or cannot run here; settings and
-models that it refuses are errors of value, and memory that runs out is one of its own."""
+_REFUSALS = ("ValueError", "ValidationError", "NotImplementedError", "OutOfMemoryError")
+"""Errors with which vLLM refuses settings, models and GPUs; with all others it cannot run here."""
 
 
 def convert_figures(plan: Plan, gpu: Gpu, found: Started) -> Prediction:
@@ -75,10 +74,10 @@ def _require_figures(found: Started, gpu: Gpu) -> tuple[EngineFigures, WorkerFig
     """Return the engine, and its GPU with the least room for a KV cache."""
     if found.refused is not None:
         until = "; ".join(_until_then(found))
-        if found.refused.kind in _OF_PROCESSES:
+        if found.refused.kind not in _REFUSALS:
             raise EstimateError(
-                f"vLLM did not start on the simulated {gpu.name}: one of its processes ended. It "
-                f"says: {found.refused.text.strip()}"
+                f"vLLM could not run on the simulated {gpu.name}. It says: "
+                f"{found.refused.kind}: {found.refused.text.strip()}"
             )
         raise UsageError(
             f"vLLM does not start on {gpu.name}. It says: {found.refused.text.strip()}"
