@@ -68,14 +68,13 @@ def list_bundled_files() -> dict[str, Path]:
     return {file.stem.replace("--", "/"): file for file in files}
 
 
-def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
+def find(name: str) -> ModelSource:
     """Find a model by name.
 
     Args:
         name: a bundled name (``gpt2`` and ``openai-community/gpt2`` are the same), a folder with
             a config.json, a config.json, a hub name (``org/model``, ``org/model@revision``), or
             ``package.module:callable``.
-        trust_remote_code: accept a config whose model is defined by code in its repository.
 
     Raises:
         UsageError: there is no such model, or its config makes no sense.
@@ -102,12 +101,12 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
     path = Path(os.path.expanduser(name))
     if is_local(name) or os.path.exists(path):
         config = _read(path / "config.json" if os.path.isdir(path) else path)
-        return _check_config(name, "local", config, trust_remote_code)
+        return _check_config(name, "local", config)
     same = _find_same_sizes(name)
     if same is not None:
         return same
     config, revision = _from_hub(name)
-    return replace(_check_config(name, "hub", config, trust_remote_code), revision=revision)
+    return replace(_check_config(name, "hub", config), revision=revision)
 
 
 def canonical(name: str) -> str:
@@ -219,9 +218,9 @@ def _read(path: Path) -> Any:
     )
 
 
-def _check_config(name: str, origin: str, config: Any, trust: bool) -> ModelSource:
+def _check_config(name: str, origin: str, config: Any) -> ModelSource:
     checked = validate(config, name)
-    if "auto_map" in checked and not trust:
+    if "auto_map" in checked:
         raise UsageError(
             f"{name} is defined by code in its own repository, which memcalc does not run: "
             "write a callable that builds it and name it as package.module:callable."

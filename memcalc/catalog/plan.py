@@ -145,8 +145,8 @@ STEPS = 3
 """Optimizer steps after which a command is stopped by default."""
 
 
-def to_simulate(plan: Plan, options: str = "", command: str | None = None) -> str:
-    """Return the ``memcalc simulate`` line for a plan; ``command`` replaces the plan's own."""
+def to_simulate(plan: Plan, options: str = "") -> str:
+    """Return the ``memcalc simulate`` line for a plan."""
     typed = {
         "--gpu": plan.gpu,
         "--steps": None if plan.steps in (None, STEPS) else str(plan.steps),
@@ -157,7 +157,7 @@ def to_simulate(plan: Plan, options: str = "", command: str | None = None) -> st
     }
     words = [f"{name} {shlex.quote(value)} " for name, value in typed.items() if value]
     words += ["--weights "] if plan.weights else []
-    return f"memcalc simulate {''.join(words)}{options}-- {command or plan.command}"
+    return f"memcalc simulate {''.join(words)}{options}-- {plan.command}"
 
 
 _ARGS_ALONE = "engine_args needs engine: name vllm or sglang."

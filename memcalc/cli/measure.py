@@ -143,7 +143,7 @@ def compare(files: list[Path]) -> None:
     deliver("table", None, accuracy.blocks(runs))
 
 
-class _Followed:
+class _ProgressOfRuns:
     """Keeps the moving line up to date, and leaves a line for each run that has ended."""
 
     def __init__(self, steps: Steps) -> None:
@@ -179,4 +179,4 @@ class _Followed:
 def follow() -> Iterator[Watcher]:
     """An observer of the runs that reports on standard error."""
     with progress("starting") as steps:
-        yield _Followed(steps)
+        yield _ProgressOfRuns(steps)

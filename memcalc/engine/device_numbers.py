@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from memcalc.engine.followed_operators import MASKS
 from memcalc.engine.host_view import Place, cpu_view, one_thread, tensors_in
@@ -44,6 +45,8 @@ class Numbers:
         self.unknown = Unknown()
         self._stop_computing = stop_computing
         self._left = _MOST_SECONDS
+        self._copied: tuple[StorageWeakRef, object, torch.Tensor] | None = None
+        """The last large tensor that was copied: its storage, place and version, and the copy."""
         driver = ctypes.CDLL(None)
         self._mark, self._holds = driver.memcalc_stub_mark, driver.memcalc_stub_holds
         self._zero = driver.memcalc_stub_zero
@@ -130,8 +133,24 @@ class Numbers:
             if found is not None:
                 return found
             state = self.state(tensor)
-        now = self.host(tensor).clone()
+        now = self._copy(tensor)
         return Later(lambda: now, made_up=state == MADE_UP)
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy the present numbers of a tensor; copy a large one again only if it changed.
+
+        A mask is the same for all layers.
+        """
+        if tensor.numel() <= TIMED or not tensor.is_cuda or tensor.is_inference():
+            return self.host(tensor).clone()
+        state = Place.from_tensor(tensor), tensor._version
+        if self._copied is not None:
+            storage, known, copy = self._copied
+            if known == state and not storage.expired():
+                return copy
+        copy = self.host(tensor).clone()
+        self._copied = StorageWeakRef(tensor.untyped_storage()), state, copy
+        return copy
 
     def write_result(self, out: Any, made: Any, made_up: bool, *, finite: bool = False) -> None:
         """Write a result computed on the host to the memory of the operator's own result.

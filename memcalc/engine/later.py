@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memcalc.engine.comparisons import SMALL
-from memcalc.engine.followed_operators import MOVES, PUTS, Followed
-from memcalc.engine.host_view import Place, map_tensors
+from memcalc.engine.followed_operators import LARGE, MOVES, PUTS, Followed
+from memcalc.engine.host_view import Place, is_plain, map_tensors
 from memcalc.engine.unknown import Later
 
 if TYPE_CHECKING:
     from memcalc.engine.device_numbers import Numbers
 
+_WAITS = 1 << 16
+"""Elements above which a ``where`` waits: smaller ones are computed in less time."""
 _DEEPEST = 32
 """The longest chain of deferred operators: Python calls them recursively."""
 
@@ -75,6 +77,31 @@ def defer(numbers: Numbers, one: Followed, args: Any, kwargs: Any, out: Any) -> 
     numbers.unknown.postpone(out, Later(make, depth=depth + 1), made_up=True)
     if depth >= _DEEPEST:
         numbers.settle(out)
+    return True
+
+
+def choose_later(numbers: Numbers, one: Followed, args: Any, out: Any) -> bool:
+    """Delay computing a large ``where`` of floats until its result is first read.
+
+    Fused attention makes such a mask in every layer, and nothing but its kernel reads it.
+
+    Returns:
+        True if it is delayed.
+    """
+    if type(out) is not torch.Tensor or not out.is_floating_point() or len(args) != 3:
+        return False
+    if not _WAITS < out.numel() <= LARGE or not out.is_contiguous() or not is_plain((*args, out)):
+        return False
+    if not out.is_cuda or torch.cuda.is_current_stream_capturing():
+        return False
+    late = [numbers.later(each) for each in args]
+    depth = 1 + max(each.depth for each in late)
+    if depth > _DEEPEST:
+        return False
+    make = Later(lambda: one.op(*_resolve(late)), depth=depth)
+    # Each holds a copy of its condition: those of freed masks go first.
+    numbers.unknown.forget_freed()
+    numbers.unknown.postpone(out, make, made_up=any(each.made_up for each in late))
     return True
 
 

@@ -117,7 +117,7 @@ class Unknown:
             made_up: True if the numbers follow from unknown ones.
         """
         if len(self._postponed) > self._most:
-            self._forget_freed()
+            self.forget_freed()
         storage = tensor.untyped_storage()
         self._postponed[storage._cdata] = _Postponed(
             StorageWeakRef(storage), make, made_up, tensor.data_ptr(), tensor.dtype
@@ -136,7 +136,11 @@ class Unknown:
         if not isinstance(make, Later) or found.dtype != place.dtype:
             return None
         first = (place.address - found.at) // place.dtype.itemsize
-        return Later(lambda: make().as_strided(place.shape, place.stride, first), depth=make.depth)
+        return Later(
+            lambda: make().as_strided(place.shape, place.stride, first),
+            depth=make.depth,
+            made_up=found.made_up,
+        )
 
     def postponed_kind(self, tensor: torch.Tensor) -> bool | None:
         """Return True if a storage's postponed numbers are made up; None without postponed ones."""
@@ -172,7 +176,8 @@ class Unknown:
         # Another storage may have taken the place of one that was freed.
         return None if found.storage.expired() or found.at != storage.data_ptr() else found
 
-    def _forget_freed(self) -> None:
+    def forget_freed(self) -> None:
+        """Drop the postponed numbers of freed tensors."""
         kept = {key: one for key, one in self._postponed.items() if not one.storage.expired()}
         self._postponed = kept
         self._most = max(_MOST_POSTPONED, 2 * len(kept))

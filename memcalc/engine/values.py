@@ -15,7 +15,7 @@ import contextlib
 import ctypes
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ from memcalc.engine.host_view import (
     map_tensors,
     tensors_in,
 )
-from memcalc.engine.later import can_defer, defer
+from memcalc.engine.later import can_defer, choose_later, defer
 from memcalc.engine.patches import Patches
 from memcalc.engine.reads import Reads
 from memcalc.engine.stub import load as stub
@@ -73,6 +73,31 @@ BALANCED = (
     "`topk`, `argmax` and the like choose each place equally often where scores are not computed "
     "here, as a balanced router does"
 )
+
+
+def prepare() -> None:
+    """Read the operators to follow, so that forks of this process need not."""
+    for at in (VALUES, COUNTS):
+        following.pass_through(at)
+        _list_followed(at)
+
+
+@functools.cache
+def _list_followed(at: str) -> tuple[Followed, ...]:
+    """Return the operators that are followed at a dispatch key."""
+    known = set(_C._dispatch_get_all_op_names())
+    found: dict[str, Followed] = {}
+    for base in RESULTS if at == VALUES else WITH_COUNTS:
+        for name in {base, base if base.endswith("_") else f"{base}_"}:
+            packet = getattr(_aten, name, None)
+            for overload in packet.overloads() if packet is not None else ():
+                op = getattr(packet, overload)
+                if op.name() not in known or op.name() in found or is_composed(op):
+                    continue
+                followed = Followed.from_schema(op, base)
+                if at == VALUES or not followed.given_result:
+                    found[op.name()] = followed
+    return tuple(found.values())
 
 
 class Values:
@@ -102,9 +127,9 @@ class Values:
         if not stub.maps():
             self.reads.report_no_mapping()
             return
-        for at, names in ((VALUES, RESULTS), (COUNTS, WITH_COUNTS)):
+        for at in (VALUES, COUNTS):
             following.pass_through(at)
-            self._implement(at, names)
+            self._implement(at)
         # Operators such as flex_attention have Python kernels, and ask for one of the first key.
         patches.wrap(torch._ops, "_compute_keyset", self._without_ours)
         self._when_unknown(self._noting)
@@ -129,23 +154,12 @@ class Values:
         self._libraries.clear()
         self.reads.end()
 
-    def _implement(self, at: str, names: Sequence[str]) -> None:
+    def _implement(self, at: str) -> None:
         library = torch.library.Library("aten", "IMPL")
         self._libraries.append(library)
-        known = set(_C._dispatch_get_all_op_names())
-        done: set[str] = set()
-        for base in names:
-            for name in {base, base if base.endswith("_") else f"{base}_"} - done:
-                done.add(name)
-                packet = getattr(_aten, name, None)
-                for overload in packet.overloads() if packet is not None else ():
-                    op = getattr(packet, overload)
-                    followed = Followed.from_schema(op, base)
-                    skipped = at == COUNTS and followed.given_result
-                    if op.name() not in known or skipped or is_composed(op):
-                        continue
-                    made = self._wrap_count(followed) if at == COUNTS else self._wrap_op(followed)
-                    library.impl(op.name().split("::")[1], made, at)
+        for followed in _list_followed(at):
+            made = self._wrap_count(followed) if at == COUNTS else self._wrap_op(followed)
+            library.impl(followed.op.name().split("::")[1], made, at)
         if at == COUNTS:
             library.impl("equal", self._equal, at)
         else:
@@ -161,7 +175,9 @@ class Values:
         special = self._find_special(one) if chooses is None else None
         small = _UPDATED if one.updates else SMALL
         waits = can_defer(one) and base not in MOVES
-        held, later = self._numbers.read_mark, self._numbers.unknown.postponed_kind
+        held, postponed = self._numbers.read_mark, self._numbers.unknown.postponed_kind
+        # Known numbers are computed with at any size, made-up ones in small tensors.
+        waiting = (False,), (False, True)
         end = ENDS.get(base) if chooses is None else None
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -190,7 +206,7 @@ class Values:
                 # Most calls of a training.
                 if not first.is_cuda or type(first) is not torch.Tensor:
                     return op(*args, **kwargs)
-                if count <= LARGE and (held(first) or (count <= _PUT and later(first) is not None)):
+                if count <= LARGE and (held(first) or postponed(first) in waiting[count <= _PUT]):
                     return self._compute(one, args, kwargs)
                 out = op(*args, **kwargs)
                 if one.writes:
@@ -274,6 +290,8 @@ class Values:
 
     def _compute(self, one: Followed, args: Any, kwargs: Any) -> Any:
         out = one.op(*args, **kwargs)
+        if one.base == "where" and choose_later(self._numbers, one, args, out):
+            return out
         if one.base not in MOVES or self._numbers.knows_some(args[0]):
             self._work_out(one, args, kwargs, out)
         return out

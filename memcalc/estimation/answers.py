@@ -10,10 +10,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msgspec.structs import replace
 
+from memcalc.catalog import gpus
 from memcalc.catalog.plan import to_simulate
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation import kept
@@ -27,8 +28,7 @@ from memcalc.records.prediction import Prediction
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from memcalc.estimation.engine import Engine, JudgedRun
-    from memcalc.estimation.fits import Device
+    from memcalc.estimation.engine import Engine
 
 Answer = Prediction | MemcalcError
 T = TypeVar("T")
@@ -51,6 +51,7 @@ class Answers:
         workers: int | None = 1,
         counted: bool = False,
         figures: bool = False,
+        memory: int | None = None,
         saved: Sequence[Traced] = (),
         timeout: float = math.inf,
     ) -> None:
@@ -61,12 +62,16 @@ class Answers:
             workers: the most runs at once. With None the machine's memory decides.
             counted: answers have the operations of a step, which takes one step more.
             figures: answers need only the peaks of the ladder, which halves the time of a run.
+            memory: bytes of the GPU, in place of its own.
             saved: traced runs of commands; a command is never run again here.
             timeout: seconds after which a run is ended.
         """
         self._timeout = timeout
         self._use_cache = use_cache
         self._counted, self._figures = counted, figures
+        self.memory = memory
+        self.runs = 0
+        """Runs that were made; answers from the cache need none."""
         self._saved = {one.prediction.plan: one for one in saved}
         self._workers = workers
         self._checked: dict[Plan, Checked | MemcalcError] = {}
@@ -105,6 +110,17 @@ class Answers:
             raise traced
         assert isinstance(traced, Traced)
         return traced, map(self._add_notes, others, cast(Iterator[Answer], found))
+
+    def predict_one(self, plan: Plan) -> Prediction:
+        """Answer one plan.
+
+        Raises:
+            MemcalcError: it cannot be answered.
+        """
+        (found,) = self.predict([plan])
+        if isinstance(found, MemcalcError):
+            raise found
+        return found
 
     def traces(self, plans: Sequence[Plan]) -> Iterator[Traced | MemcalcError]:
         """Trace several plans in parallel, in order; a plan that fails yields its error."""
@@ -168,16 +184,15 @@ class Answers:
         finally:
             waiting.clear()
 
-    def judge(
-        self, plan: Plan, devices: Sequence[Device], lengths: Sequence[int] = ()
-    ) -> JudgedRun:
-        """Run one plan, over batches of these lengths if any; return its peaks and fit by device.
+    def predict_lengths(self, plan: Plan, lengths: Sequence[int]) -> Prediction:
+        """Run one plan over a batch of each of these lengths.
 
         Raises:
             MemcalcError: it cannot be answered.
         """
         with self._turn:
-            return _import_engine().judge(plan, devices, lengths, timeout=self._timeout)
+            how = {"lengths": lengths, "figures": True, "timeout": self._timeout}
+            return _import_engine().predict(plan, **how)
 
     def _answer_each(
         self, plans: Sequence[Plan], traced: Collection[Plan]
@@ -188,9 +203,9 @@ class Answers:
         """
         known = {one: self._load_trace(one) if one in traced else self._load(one) for one in plans}
         missing = [plan for plan, found in known.items() if found is None]
-        alike: dict[Plan, list[Plan]] = {}
+        alike: dict[object, list[Plan]] = {}
         for plan in missing:
-            alike.setdefault(plan if plan in traced else _one_run(plan), []).append(plan)
+            alike.setdefault(plan if plan in traced else _find_run(plan), []).append(plan)
         groups = list(alike.values())
         runs = self.map_parallel(lambda group: self._run(group, group[0] in traced), groups)
         fresh = zip(groups, runs, strict=True)
@@ -202,22 +217,23 @@ class Answers:
             yield found
 
     def _run(self, plans: Sequence[Plan], traced: bool) -> Sequence[Traced | Answer]:
-        """Run the first of some plans; the others have other settings of the allocator alone."""
-        plan, *others = plans
+        """Run the first of some plans; the others are answered by replays of its run."""
+        plan = plans[0]
         checked = self._check(plan)
+        how: dict[str, Any] = {"memory": self.memory, "timeout": self._timeout}
+        self.runs += 1
         try:
             with self._turn:
                 if traced:
-                    return [_import_engine().trace(plan, timeout=self._timeout)]
+                    return [_import_engine().trace(plan, **how)]
                 if plan.engine is not None and isinstance(checked, Checked):
                     from memcalc.estimation.serving import exact
 
                     found = exact.answer(plan, checked.source)
                     if found is not None:
                         return [found]
-                how = {"counted": self._counted, "figures": self._figures}
-                confs = [one.alloc_conf for one in others]
-                return _import_engine().predict_under(plan, confs, timeout=self._timeout, **how)
+                how |= {"counted": self._counted, "figures": self._figures}
+                return _import_engine().predict_together(plans, **how)
         except MemcalcError as error:
             return [error] * len(plans)
         except OSError as error:
@@ -284,17 +300,24 @@ class Answers:
             from memcalc.estimation.serving import exact
 
             kind += exact.find_vllm(plan)
+        if self.memory is not None:
+            kind += f" in {self.memory}"
         return cache.key(canonical(plan), config, kind)
 
 
-def _one_run(plan: Plan) -> Plan:
-    """Return one plan for all that differ in settings of the allocator alone, and share a run.
+def _find_run(plan: Plan) -> object:
+    """Return a key that is equal for all plans that one run answers.
 
-    A generation runs on its GPU's size, and ranks are runs of their own.
+    They differ in settings of the allocator, and in GPUs of one compute capability with equally
+    many multiprocessors, which run the same kernels. A generation runs on its GPU's size, and ranks
+    are runs of their own.
     """
     alone = plan.target != "cpu" and plan.generate is None and plan.engine is None
-    shares = alone and plan.devices == 1 and plan.rank is None
-    return replace(plan, alloc_conf="") if shares else plan
+    if not alone or plan.devices > 1 or plan.rank is not None:
+        return plan
+    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
+    kernels = (gpu.capability, gpu.multiprocessors) if gpu is not None else None
+    return replace(plan, alloc_conf="", gpu=None), kernels
 
 
 def _import_engine() -> Engine:

@@ -18,16 +18,14 @@ from memcalc.children import variables
 from memcalc.children.client import WARM, ForkServer
 from memcalc.engine import driver, environment, replay, simulated_gpu
 from memcalc.errors import EstimateError, took_too_long
-from memcalc.estimation.fits import Device
 from memcalc.estimation.kept import Traced
 from memcalc.estimation.question import find_user_code, look_up
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import DamagedTraceError, unpack
-from memcalc.records.levels import Levels
 from memcalc.records.model import Inventory
 from memcalc.records.names import FLASH_ATTN
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, Prediction
+from memcalc.records.prediction import Prediction
 from memcalc.records.replay import Play
 
 T = TypeVar("T")
@@ -49,18 +47,6 @@ _ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
-
-
-class JudgedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The peaks of a run, and its fit on each of some devices."""
-
-    peaks: Levels
-    """In bytes."""
-    fits: tuple[Fit, ...]
-    seq: int | None
-    """Tokens per sample of the run, or None if the model takes no tokens."""
-    assumptions: tuple[str, ...] = ()
-    uncounted: tuple[str, ...] = ()
 
 
 class Releases(NamedTuple):
@@ -109,56 +95,46 @@ class Engine:
             self._servers.clear()
 
     def predict(self, plan: Plan, **how: Any) -> Prediction:
-        """Run one plan; arguments and errors are as in ``predict_under``."""
-        return self.predict_under(plan, (), **how)[0]
+        """Run one plan; arguments and errors are as in ``predict_together``."""
+        return self.predict_together([plan], **how)[0]
 
-    def predict_under(
+    def predict_together(
         self,
-        plan: Plan,
-        confs: Sequence[str],
+        plans: Sequence[Plan],
         *,
         counted: bool = False,
         figures: bool = False,
+        memory: int | None = None,
+        lengths: Sequence[int] = (),
         timeout: float = math.inf,
     ) -> list[Prediction]:
-        """Run one plan, and answer it under other settings of the allocator by replays.
+        """Run the first plan, and answer the others by replays of its run.
 
         Args:
-            plan: what to run.
-            confs: these other settings; each adds an answer.
+            plans: they differ in GPUs that run the same kernels, and in settings of the allocator.
             counted: run one step more, for its floating-point operations.
             figures: the ladder is enough, and scratch of kernels may count as temporary.
+            memory: bytes of the GPU, in place of its own.
+            lengths: train on one batch of each of these lengths.
             timeout: seconds after which the run is ended.
 
         Raises:
             MemcalcError: it cannot be answered.
         """
-        more = {"confs": list(confs)} if confs else {}
-        answer = self._run(plan, timeout, counted=counted, figures=figures, **more)
+        plan, *others = plans
+        request = {"counted": counted, "figures": figures, "memory": memory, "lengths": lengths}
+        answer = self._run(plan, timeout, others=[encode(one) for one in others], **request)
         found = [answer["prediction"], *answer.get("others", ())]
         return [decode(Prediction, one) for one in found]
 
-    def trace(self, plan: Plan, *, timeout: float = math.inf) -> Traced:
+    def trace(self, plan: Plan, *, memory: int | None = None, timeout: float = math.inf) -> Traced:
         """Run one plan; return the prediction with its events. Raises like ``predict``."""
-        answer = self._run(plan, timeout, keep=True)
+        answer = self._run(plan, timeout, keep=True, memory=memory)
         try:
             trace = unpack(decode(bytes, answer["trace"]))
         except DamagedTraceError as error:
             raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
         return Traced(prediction=decode(Prediction, answer["prediction"]), trace=trace)
-
-    def judge(
-        self,
-        plan: Plan,
-        devices: Sequence[Device],
-        lengths: Sequence[int] = (),
-        *,
-        timeout: float = math.inf,
-    ) -> JudgedRun:
-        """Run one plan, over batches of these lengths if any; return its peaks and fits."""
-        encoded = [encode(device) for device in devices]
-        answer = self._run(plan, timeout, devices=encoded, lengths=list(lengths))
-        return decode(JudgedRun, answer["judged"])
 
     def inventory(self, plan: Plan) -> Inventory:
         """Return the tensors of a plan's model and adapters; the model is not run."""

@@ -29,6 +29,8 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
     choice: Choice
     gpu: Gpu | None
     target: Target
+    memory: int | None = None
+    """Bytes of the GPU, in place of its own."""
     notes: tuple[str, ...]
     """Assumptions about the model and the target, as sentences."""
 
@@ -52,8 +54,10 @@ def canonical(plan: Plan) -> Plan:
     )
 
 
-def look_up(plan: Plan) -> ResolvedPlan:
+def look_up(plan: Plan, memory: int | None = None) -> ResolvedPlan:
     """Look up the optimizer, GPU and PyTorch that a plan names.
+
+    ``memory``: bytes of the GPU, in place of its own.
 
     Raises:
         UsageError: it names something unknown.
@@ -61,7 +65,9 @@ def look_up(plan: Plan) -> ResolvedPlan:
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     target, notes = resolve(plan, gpu)
     notes = (*models.notes(plan.model), *notes)
-    return ResolvedPlan(plan=plan, choice=registry.of(plan), gpu=gpu, target=target, notes=notes)
+    return ResolvedPlan(
+        plan=plan, choice=registry.of(plan), gpu=gpu, target=target, memory=memory, notes=notes
+    )
 
 
 def find_user_code(plan: Plan) -> str | None:

@@ -12,18 +12,20 @@ from msgspec.structs import asdict, replace
 
 from memcalc.engine.alloc_conf import without_fraction
 from memcalc.engine.simulated_gpu import MEMORY
-from memcalc.estimation.fits import Device, cards_to_try, judge, make_device
-from memcalc.estimation.question import ResolvedPlan, look_up
+from memcalc.estimation.fits import Device, make_device
+from memcalc.estimation.question import ResolvedPlan
 from memcalc.records.levels import Levels
-from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, PhasePeak, Prediction
+from memcalc.records.prediction import ALLOCATOR_RUNGS, PhasePeak
 from memcalc.records.replay import Call, Card, Play, Replay, Wanted
 from memcalc.records.trace import Phase, Trace, components, counts
 from memcalc.records.trace import highest as highest_events
 
 
-def device_of_question(question: ResolvedPlan) -> Device | None:
-    """Return the GPU of a question as a device, or None if it names no GPU."""
-    return make_device(question.gpu, plan=question.plan) if question.gpu is not None else None
+def find_device(question: ResolvedPlan) -> Device | None:
+    """Return the GPU of a question as a device, or None if it names no GPU and no size."""
+    if question.gpu is None and question.memory is None:
+        return None
+    return make_device(question.gpu, question.memory, question.plan)
 
 
 class Replays:
@@ -111,7 +113,7 @@ def replay_full_gpu(question: ResolvedPlan, run: Replays, unlimited: Levels) -> 
         The peaks of the replay. None if everything has room, or freeing cached blocks does not
         help.
     """
-    device = device_of_question(question)
+    device = find_device(question)
     if device is None:
         return None
     if unlimited.reserved <= device.room(device.context.high):
@@ -122,27 +124,6 @@ def replay_full_gpu(question: ResolvedPlan, run: Replays, unlimited: Levels) -> 
             if found.refused is None:
                 return outcome(read_replay(found, run.trace))
     return None
-
-
-def on_device(prediction: Prediction, trace: Trace, device: Device, play: Play) -> Prediction:
-    """Return a prediction with the fit on another device than the plan's GPU."""
-    (fit,) = judge_devices(look_up(prediction.plan), Replays(trace, play), [device])
-    return replace(prediction, fit=fit)
-
-
-def judge_devices(
-    question: ResolvedPlan, run: Replays, devices: Sequence[Device], reached: Levels | None = None
-) -> list[Fit]:
-    """Judge whether a run fits each of some devices.
-
-    ``reached``: its peaks without a limit; by default they are read from the trace.
-    """
-    peaks = reached if reached is not None else outcome(run.trace).peaks
-    settings = question.settings
-    tried = [cards_to_try(settings, device, peaks) for device in devices]
-    # The larger context first, for all devices at once: the smaller one is tried where that fails.
-    run.on([cards[0] for cards in tried if cards])
-    return [judge(run.on, settings, device, peaks) for device in devices]
 
 
 def list_calls(trace: Trace) -> Iterator[Call]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from memcalc.catalog import models
 from memcalc.children.child import Speaker
-from memcalc.engine import driver, ranks, replay, run, simulated_gpu
+from memcalc.engine import driver, ranks, replay, run, simulated_gpu, values
 from memcalc.engine import program as programs
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.alloc_conf import without_fraction
@@ -23,12 +23,11 @@ from memcalc.engine.cudnn.library import Library, Missing
 from memcalc.engine.packages import bitsandbytes, stand_ins
 from memcalc.errors import UsageError
 from memcalc.estimation.base_prediction import state_for
-from memcalc.estimation.engine import JOB, RUN, JudgedRun
-from memcalc.estimation.fits import Device
-from memcalc.estimation.predict import predict, predict_with_settings
+from memcalc.estimation.engine import JOB, RUN
+from memcalc.estimation.predict import predict, predict_by_replay
 from memcalc.estimation.processes import combine_ranks
 from memcalc.estimation.question import ASSUMED, ResolvedPlan, look_up
-from memcalc.estimation.replays import Replays, device_of_question, judge_devices, outcome
+from memcalc.estimation.replays import Replays, find_device
 from memcalc.estimation.serving.answer import Model, ServingEngine, make_prediction
 from memcalc.estimation.serving.probe import generating, read
 from memcalc.files.artifact import decode, encode
@@ -60,6 +59,9 @@ def warm(architecture: str = "", *modules: str) -> None:
         if architecture:
             with contextlib.suppress(ImportError):
                 importlib.import_module(f"transformers.{name}")
+    # All read what follows: a fork has it from here.
+    look_up(Plan(model="gpt2", gpu="t4"))
+    values.prepare()
     if modules:
         with simulated_gpu.answer_without_cuda(ASSUMED):
             bitsandbytes.load(modules)
@@ -91,7 +93,7 @@ def answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
         if request.get("inventory"):
             source = models.find(plan.model)
             return {"inventory": encode(whole(source, tasks.choose(source, plan.task), plan))}
-        simulated = SimulatedRun(look_up(plan), speaker, request)
+        simulated = SimulatedRun(look_up(plan, request.get("memory")), speaker, request)
         if "rank" in request:
             return {"trace": pack(simulated.trace(request["rank"]))}
         return _answer_of_ranks(simulated, request, _make_player(speaker))
@@ -163,7 +165,7 @@ class SimulatedRun:
                     lengths=request.get("lengths", ()),
                     detailed=keep,
                     # Figures alone do not need the names of operators.
-                    named=not request.get("figures") and "devices" not in request,
+                    named=not request.get("figures"),
                     counted=keep or bool(request.get("counted")),
                     # A benchmark wants zeros.
                     values=plan.target != "cpu" and os.environ.get("MEMCALC_READS") != "zeros",
@@ -240,7 +242,7 @@ def _predict_serving(plan: Plan, speaker: Speaker) -> Prediction:
     probe = SimulatedRun(look_up(serves.probe()), speaker, {"keep": True})
     traced = probe.trace(0)
     state = state_for(probe.question, traced)
-    prediction = predict(probe.question, traced, state, _make_player(speaker))
+    prediction = predict(probe.question, Replays(traced, _make_player(speaker)), state)
     serving = serves.serving(read(traced, probe.question.plan.batch), length)
     return make_prediction(prediction, plan, serving, question.gpu)
 
@@ -250,7 +252,7 @@ def _room(question: ResolvedPlan) -> int:
 
     They are 80 GiB if the plan names no GPU.
     """
-    device = device_of_question(question)
+    device = find_device(question)
     if device is None:
         return _DEFAULT_CARD
     return min(
@@ -276,7 +278,7 @@ def _answer_of_ranks(
     over, every = layouts.spread(question.plan), question.plan.rank == "all"
     if len(traces) == 1 and not every:
         return _answer_of_run(question, next(iter(traces.values())), request, play)
-    if "devices" in request or (over.stages == 1 and not every):
+    if over.stages == 1 and not every:
         return _answer_of_run(question, ranks.largest(traces, over.world), request, play)
     found = {
         rank: _answer_of_run(question, traced, request, play) for rank, traced in traces.items()
@@ -287,22 +289,19 @@ def _answer_of_ranks(
 def _answer_of_run(
     question: ResolvedPlan, traced: Trace, request: dict[str, Any], play: Play
 ) -> dict[str, Any]:
-    """Return the answer of one run: its fit on devices if requested, else its prediction."""
-    if "devices" not in request:
-        kept = {"trace": pack(traced)} if request.get("keep") else {}
-        found = predict(question, traced, state_for(question, traced), play)
-        run, confs = Replays(traced, play), request.get("confs", ())
-        others = [encode(predict_with_settings(question, run, conf, found)[0]) for conf in confs]
-        return {"prediction": encode(found), "others": others, **kept}
-    devices = [decode(Device, one) for one in request["devices"]]
-    judged = JudgedRun(
-        peaks=outcome(traced).peaks,
-        fits=tuple(judge_devices(question, Replays(traced, play), devices)),
-        seq=traced.seq,
-        assumptions=traced.assumptions,
-        uncounted=traced.uncounted,
-    )
-    return {"judged": encode(judged)}
+    """Return the answer of one run, and those of other plans that replays of it answer."""
+    run = Replays(traced, play)
+    found = predict(question, run, state_for(question, traced))
+    others = [
+        predict_by_replay(look_up(decode(Plan, one), question.memory), run, found)
+        for one in request.get("others", ())
+    ]
+    kept = {"trace": pack(traced)} if request.get("keep") else {}
+    return {
+        "prediction": encode(found),
+        "others": [encode(one) for one in others],
+        **kept,
+    }
 
 
 def _served_model(program: Program) -> Model:

@@ -82,14 +82,14 @@ def loads(data: bytes) -> Any:
     return value
 
 
-def toml(path: Path, most: int = MOST) -> dict[str, Any]:
+def toml(path: Path) -> dict[str, Any]:
     """Read the TOML in a file.
 
     Raises:
         UsageError: it cannot be read, or is no TOML.
     """
     try:
-        return parse_toml(content(path, most).decode("utf-8-sig"))
+        return parse_toml(content(path).decode("utf-8-sig"))
     except ValueError as error:
         raise UsageError(f"{path} is not valid TOML: {reason(error)}.") from None
 

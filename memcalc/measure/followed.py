@@ -12,7 +12,7 @@ _FOLDER = "MEMCALC_FOLLOWED"
 _HOOK = Path(__file__).parent / "follow_script"
 
 
-class Followed(msgspec.Struct, frozen=True, kw_only=True):
+class WatchedProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A Python process that uses PyTorch on CUDA."""
 
     pid: int
@@ -33,7 +33,7 @@ def follow(environment: Mapping[str, str]) -> Iterator[tuple[dict[str, str], Pat
         yield {**environment, "PYTHONPATH": path, _FOLDER: folder}, Path(folder)
 
 
-def read(folder: Path) -> tuple[Followed, ...]:
+def read(folder: Path) -> tuple[WatchedProcess, ...]:
     """Return the processes that wrote samples so far, in the order they began."""
     found = []
     for file in sorted(folder.iterdir(), key=lambda one: one.stat().st_ctime):
@@ -43,5 +43,7 @@ def read(folder: Path) -> tuple[Followed, ...]:
         if samples:
             steps, _, peak = samples[-1]
             levels = tuple(one[1] for one in samples)
-            found.append(Followed(pid=int(file.name), steps=steps, allocated=levels, peak=peak))
+            found.append(
+                WatchedProcess(pid=int(file.name), steps=steps, allocated=levels, peak=peak)
+            )
     return tuple(found)

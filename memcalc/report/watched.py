@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from memcalc import untrusted_text
-from memcalc.measure.followed import Followed
+from memcalc.measure.followed import WatchedProcess
 from memcalc.measure.gpu.sampler import CardWatch
 from memcalc.measure.watched_command import CommandNow
 from memcalc.report.blocks import gauge
@@ -15,7 +15,7 @@ _BAR = 20
 """Columns of a GPU's bar."""
 
 
-def view(now: CommandNow, processes: Sequence[Followed], width: int) -> list[str]:
+def view(now: CommandNow, processes: Sequence[WatchedProcess], width: int) -> list[str]:
     """Return the lines of the view, for a screen of this width."""
     lines = [f"{now.seconds:.0f} s, main memory {format_bytes(now.resident)} at most"]
     for card in now.cards:
@@ -44,7 +44,7 @@ def _card_lines(card: CardWatch, pids: frozenset[int]) -> Iterator[str]:
         yield f"  {held:>10}  process {user.pid}, {user.name}{whose}"
 
 
-def _process_lines(one: Followed, width: int) -> Iterator[str]:
+def _process_lines(one: WatchedProcess, width: int) -> Iterator[str]:
     last, peak = format_bytes(one.allocated[-1]), format_bytes(one.peak)
     steps = f"optimizer steps: {one.steps}" if one.steps else "no optimizer step yet"
     yield f"PyTorch in process {one.pid}: {steps}, allocated {last} now, {peak} at most"

@@ -11,6 +11,7 @@ from memcalc.estimation.kept import Traced
 from memcalc.estimation.predict import predict
 from memcalc.estimation.processes import FITTING, format_ranks, make_rank_row, need
 from memcalc.estimation.question import ResolvedPlan
+from memcalc.estimation.replays import Replays
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import LONGER, FitVerdict, OnGpu, Prediction
@@ -68,7 +69,8 @@ def predict_gpus(
     """Return the prediction of the GPU that holds most, with all peaks; None without a GPU."""
     found = {
         gpu: Traced(
-            prediction=predict(question, trace, state, engine.player(question.plan)), trace=trace
+            prediction=predict(question, Replays(trace, engine.player(question.plan)), state),
+            trace=trace,
         )
         for gpu, trace in traces.items()
     }

@@ -17,7 +17,7 @@ import threading
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -37,7 +37,7 @@ from memcalc.script import failure, opened, surroundings
 from memcalc.script.child_deaths import ChildDeathError, end_children
 from memcalc.script.command import as_main, run
 from memcalc.script.ranks import Ranks
-from memcalc.script.records import ANSWER, REQUEST, Answer, Ending, Request
+from memcalc.script.records import ANSWER, REQUEST, Answer, Command, Ending, Request
 from memcalc.version import pip_line
 
 _ONE_OF_MANY = "this is rank {} of {}; messages of others are assumed to have arrived"
@@ -76,6 +76,7 @@ class _Run:
         self._session = Session(request.steps, one_of_many=self._world > 1)
         self._ending = Ending(code=0)
         self._exit, self._own = os._exit, os.getpid()
+        self._variables = dict(os.environ)
         self._stack = contextlib.ExitStack()
         self._others: Iterable[str] = ()
 
@@ -93,6 +94,8 @@ class _Run:
         self._stack.enter_context(session)
         self._others = surroundings.program(request, session)
         os._exit = posix._exit = self._leave
+        session.patches.wrap(os, "execv", self._become)
+        session.patches.wrap(os, "execve", self._become)
         try:
             self._ending = _run_to_end(request, session)
             self._finish()
@@ -159,6 +162,19 @@ class _Run:
             _raised.update(_serialize(EstimateError(_LEFT.format(status))))
             status = status or 1
         self._ending = msgspec.structs.replace(self._ending, code=status)
+        self._end()
+
+    def _become(self, original: Any, path: Any, words: Any, variables: Any = None) -> None:
+        """Take the place of ``os.execv`` and ``os.execve``: memcalc runs that command next."""
+        given = (variables,) if variables is not None else ()
+        in_place = _getpid() == self._own and threading.current_thread() is threading.main_thread()
+        if not in_place or self._request.work or not os.path.isfile(path):
+            original(path, words, *given)
+        after = {os.fsdecode(k): os.fsdecode(v) for k, v in (variables or os.environ).items()}
+        new = {name: value for name, value in after.items() if self._variables.get(name) != value}
+        command = tuple(os.fsdecode(one) for one in (path, *words[1:]))
+        becomes = Command(words=command, variables=new, folder=os.getcwd())
+        self._ending = Ending(code=0, becomes=becomes)
         self._end()
 
 

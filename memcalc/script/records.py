@@ -1,5 +1,7 @@
 """The request to a simulated program's process, and its result."""
 
+import shlex
+
 import msgspec
 
 from memcalc.engine.follow.mail import Ties
@@ -13,6 +15,21 @@ REQUEST, ANSWER = "request.json", "answer.json"
 """Files in the folder that a program's process shares with memcalc's own."""
 FOUND = "found.json"
 """A file in the folder of the messages between ranks."""
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """A command that a program replaces itself by (``os.execv``), as launchers do."""
+
+    words: tuple[str, ...]
+    variables: dict[str, str]
+    """Variables of the environment that differ from those that the program began with."""
+    folder: str
+
+    @property
+    def typed(self) -> str:
+        """The command as a line of a shell, which begins with its variables."""
+        own = {k: v for k, v in self.variables.items() if not k.startswith("MEMCALC_")}
+        return shlex.join([*(f"{name}={value}" for name, value in own.items()), *self.words])
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +55,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """Lines whose branch or size depends on numbers that were not computed."""
     escapes: tuple[str, ...] = ()
     """Lines from which such numbers go to the host, where nobody sees what they decide."""
+    becomes: Command | None = None
+    """The command that took the program's place."""
     lacks: str = ""
     """A package that is not installed and has a stand-in, for lack of which it ended."""
 

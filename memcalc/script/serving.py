@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import shlex
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from memcalc.script.streams import stderr_or_nothing
 _MODULE = "vllm.entrypoints.cli.main"
 _ENTRY_POINTS = "vllm.entrypoints."
 """Modules of vLLM that start an engine, after ``python -m``."""
+_SGLANG = "sglang"
+_MODEL_OF_SGLANG = re.compile(r"--model(?:-path)?[= ](\S+)")
 _WITHOUT_ENGINE = {
     *("chat", "complete", "collect-env", "download-kernels", "launch", "preload"),
     *("bench serve", "bench sweep"),
@@ -32,7 +35,7 @@ def find_server(plan: Plan) -> Program | None:
     """Return the server that a plan's command starts, or None if it starts none.
 
     Raises:
-        UsageError: it is a command of vLLM's that starts no engine.
+        UsageError: it is a command of vLLM's that starts no engine, or SGLang's.
     """
     try:
         given, words = split_assignments(shlex.split(plan.command or ""))
@@ -45,6 +48,12 @@ def find_server(plan: Plan) -> Program | None:
         first, *rest = rest[len(options) + 1 :] or [""]
         if first.startswith(_ENTRY_POINTS):
             module, first = first, SERVER
+    if first.partition(".")[0] == _SGLANG:
+        found = _MODEL_OF_SGLANG.search(shlex.join(rest))
+        raise UsageError(
+            f"{_SGLANG}'s server is not simulated, but its rules are known: type memcalc estimate "
+            f"{found[1] if found else 'MODEL'} --engine {_SGLANG} --gpu {plan.gpu or 'h100'}."
+        )
     if first != SERVER:
         return None
     if module != _MODULE:

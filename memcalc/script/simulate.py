@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import STEPS, make
 from memcalc.engine.packages.stand_ins import STAND_INS
+from memcalc.errors import EstimateError
 from memcalc.estimation.card import card_memory
 from memcalc.estimation.kept import Traced, keep
 from memcalc.estimation.question import ResolvedPlan, look_up
@@ -22,9 +23,10 @@ from memcalc.records.plan import Plan
 from memcalc.script.answer import Simulated, add_ending, combine_ranks
 from memcalc.script.command import Program, find_launched
 from memcalc.script.imports import check_imports
+from memcalc.script.opened import Opened
 from memcalc.script.other_ways import both_ways
 from memcalc.script.process import Run
-from memcalc.script.records import Ending
+from memcalc.script.records import Command, Ending
 from memcalc.script.serving import find_server, simulate_server
 
 
@@ -35,7 +37,7 @@ def simulate(
 
     A server is ended as soon as its engine is up, and the engine's figures are the answer. If a
     program's memory runs out on the plan's GPU, it runs once more without a limit, which tells its
-    whole need.
+    whole need. Of a program that replaces itself by another, as launchers do, the other is run.
 
     Args:
         plan: its command, the GPU, and the Python that runs it; None is this one.
@@ -60,6 +62,9 @@ def simulate(
     run.timeout = timeout
     began = time.monotonic()
     ran = run.with_stand_ins(limited=gpu is not None, quiet=quiet)
+    if (becomes := next(iter(ran.found.values())).ending.becomes) is not None:
+        left = timeout - (time.monotonic() - began)
+        return _simulate_next(becomes, plan, run.opened, quiet=quiet, timeout=left)
     room = card_memory(gpu).room if gpu is not None else None
     each = {rank: _run_unlimited(run, rank, one, room) for rank, one in ran.found.items()}
     if len(each) == 1:
@@ -78,6 +83,29 @@ def simulate(
     if found.traced is not None:
         keep(found.traced)
     return replace(found, opened=run.opened)
+
+
+def _simulate_next(
+    command: Command, plan: Plan, opened: Opened, *, quiet: bool, timeout: float
+) -> Simulated:
+    """Run the command that took a program's place; the answer is the program's.
+
+    Raises:
+        EstimateError: it is the same command without end.
+    """
+    if command.typed == plan.command:
+        raise EstimateError(f"The script starts itself again without end: {command.typed}.")
+    given = replace(plan, command=command.typed)
+    found = simulate(given, Path(command.folder), quiet=quiet, timeout=timeout)
+    traced = found.traced
+    if traced is not None:
+        said = f"the script became {shlex.join(command.words)}, which ran in its place"
+        told = (said, *traced.prediction.assumptions)
+        traced = replace(traced, prediction=replace(traced.prediction, plan=plan, assumptions=told))
+        keep(traced)
+    both = replace(found.opened, paths=found.opened.paths | opened.paths)
+    both = replace(both, unknown=opened.unknown or both.unknown)
+    return replace(found, traced=traced, opened=both)
 
 
 def run_work(question: ResolvedPlan, work: bytes) -> tuple[Traced | None, BaseException | None]:

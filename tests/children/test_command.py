@@ -163,9 +163,9 @@ INSTALLS = """
 import sys
 from pathlib import Path
 sys.path.append({root!r})
-from memcalc.engine.environment.uv import open_uv
-with open_uv(Path({folder!r})) as uv:
-    uv.install({{}}, where=(), what="nothing")
+from memcalc.engine.environment.uv import open_venv
+with open_venv(Path({folder!r})) as uv:
+    uv.install({{}}, "nothing")
 """
 
 

@@ -141,7 +141,7 @@ def test_a_recording_that_cannot_be_kept_is_kept_elsewhere_and_the_training_goes
         "memcalc.engine.counters.CpuCounters.enter",
         "memcalc.engine.counters.CpuCounters.rename",
         "memcalc.engine.counters.CpuCounters._iterate_changes",
-        "memcalc.measure.recording.recording.Seen.enters_model",
+        "memcalc.measure.recording.recording.Seen.enter_model",
         "memcalc.measure.recording.recording.storage_bytes",
         "memcalc.measure.recording.recording.read_state",
         "memcalc.measure.recording.recorder.process.versions",

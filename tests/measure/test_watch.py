@@ -110,7 +110,7 @@ def test_at_a_terminal_the_view_moves_below_what_the_command_prints(driver, tmp_
 
 def test_without_a_gpu_the_view_says_why_and_keeps_within_the_screen(tmp_path):
     now = CommandNow(seconds=3, pids=frozenset(), resident=GIB, cards=(), reason="NVML: no.")
-    one = followed.Followed(pid=1, steps=0, allocated=(GIB, 0, GIB) * 100, peak=GIB)
+    one = followed.WatchedProcess(pid=1, steps=0, allocated=(GIB, 0, GIB) * 100, peak=GIB)
     lines = view(now, [one], 60)
     assert lines[1] == "GPU memory: n/a (NVML: no)"
     assert "no optimizer step yet" in lines[2]

@@ -153,6 +153,29 @@ def test_a_launched_script_is_one_rank_of_all(launch):
     assert any("rank 0 of 4" in one for one in prediction.assumptions)
 
 
+def test_a_program_that_becomes_a_launcher_is_what_that_starts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "started.py").write_text(
+        "import os, sys, torch\n"
+        "assert (os.environ['SIZE'], os.environ['WORLD_SIZE'], sys.argv[1]) == ('7', '2', '-x y')\n"
+        "torch.nn.Linear(512, 512).cuda()(torch.ones(8, 512, device='cuda')).sum().backward()\n"
+    )
+    (tmp_path / "launcher.py").write_text(
+        "import os, sys\n"
+        "os.execvpe('python', ['python', '-m', 'torch.distributed.run', '--nproc-per-node', '2',"
+        " 'started.py', '-x y'], {**os.environ, 'SIZE': '7'})\n"
+    )
+    found = simulate(plan := make_plan(["python", "launcher.py"]))
+    assert found.ending.code == 0
+    prediction = found.traced.prediction
+    assert prediction.plan == plan
+    assert (
+        "--nproc-per-node 2 started.py '-x y', which ran in its place"
+        in (prediction.assumptions[0])
+    )
+    assert prediction.components[Component.WEIGHTS] == 4 * (512 * 512 + 512)
+
+
 @pytest.mark.nightly
 def test_a_stage_of_a_pipeline_runs_alone_and_its_shards_are_not_written(launch, tmp_path):
     found = launch(PIPELINED)

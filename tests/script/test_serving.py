@@ -74,6 +74,11 @@ def test_a_command_of_vllm_without_an_engine_is_refused(words):
         find_server(words)
 
 
+def test_sglang_is_answered_by_its_rules():
+    with pytest.raises(UsageError, match="memcalc estimate Q/q --engine sglang --gpu h100"):
+        find_server(["python", "-m", "sglang.launch_server", "--model-path", "Q/q", "--tp", "2"])
+
+
 @pytest.mark.parametrize(
     ("options", "said"), [([], "name the GPU"), (["--gpu", "h100"], "--vllm 0.33")]
 )

@@ -339,3 +339,20 @@ def test_where_a_number_of_a_script_decides_nothing_no_other_way_is_run(run):
     said = " ".join(found.traced.prediction.assumptions)
     assert "made-up ones between 0.1 and 0.9 (at train.py:4)" in said
     assert not found.ending.decides
+
+
+def test_a_large_choice_between_numbers_is_made_when_it_is_read(run):
+    found = run(
+        """
+        import torch
+        mask = torch.zeros(8, 1, 256, 512, dtype=torch.bool, device="cuda")
+        mask[..., :100] = True
+        bias = torch.where(mask, 0.0, -1.0)
+        wide = torch.where(mask.expand(8, 2, 256, 512), bias, 5.0)
+        mask.fill_(False)
+        assert bias.sum().item() == -8 * 256 * 412 and bias[0, 0, 0, 99].item() == 0
+        assert wide.sum().item() == 8 * 2 * 256 * 412 * 5 and bias.cpu().min().item() == -1
+        """
+    )
+    assert found.ending.code == 0
+    assert not any("numbers" in one for one in found.traced.prediction.assumptions)

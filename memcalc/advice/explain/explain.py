@@ -201,7 +201,7 @@ def try_on_script(traced: Traced) -> Iterator[Trial]:
     plan = traced.prediction.plan
     yield from _halve_batch(plan)
     for remedy in rows.expandable(plan):
-        found = replay(traced, replace(plan, **dict(remedy.changes))).prediction
+        found = replay(traced, replace(plan, **dict(remedy.changes)))
         yield Trial(remedies=(remedy,), figures=figures(found))
 
 

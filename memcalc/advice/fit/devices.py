@@ -1,18 +1,14 @@
 """How many of a GPU a plan needs: the fewest over which a layout fits, and what each one sends."""
 
-import functools
 from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from memcalc.advice.fit.records import DevicesFit, GpuFit
-from memcalc.advice.fit.runs import Runs
 from memcalc.catalog import gpus as catalog
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.answers import Answers
-from memcalc.estimation.fits import make_device
+from memcalc.estimation.answers import Answer, Answers
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit
 from memcalc.units import format_bytes
 from memcalc.workload import layouts
 
@@ -91,40 +87,19 @@ def _fits(row: DevicesFit) -> bool:
     return row.fit is not None and row.fit.fits
 
 
-def gpus_that_fit(
-    plan: Plan, among: Sequence[catalog.Gpu], runs: Runs
-) -> Iterator[tuple[GpuFit, ...]]:
-    """Try the plan on each of these GPUs; yield the rows so far, by price.
-
-    GPUs of one compute capability with equally many multiprocessors run the same kernels: the plan
-    is run once for all of them.
-    """
-    alike: dict[tuple[tuple[int, int], int], list[catalog.Gpu]] = {}
-    for gpu in among:
-        alike.setdefault((gpu.capability, gpu.multiprocessors), []).append(gpu)
-    rows: list[GpuFit] = []
-    jobs = [functools.partial(_try_group, gpus, plan, runs) for gpus in alike.values()]
-    for found in runs.answers.iterate_results(jobs):
-        rows = sorted([*rows, *found], key=lambda row: (row.price is None, row.price, row.capacity))
-        yield tuple(rows)
-
-
-def _try_group(gpus: list[catalog.Gpu], plan: Plan, runs: Runs) -> list[GpuFit]:
-    there = [replace(plan, gpu=gpu.name) for gpu in gpus]
-    devices = tuple(make_device(gpu, plan=one) for gpu, one in zip(gpus, there, strict=True))
-    fits: tuple[Fit | None, ...] = (None,) * len(gpus)
-    reason = ""
-    try:
-        fits = runs.judge(there[0], devices).fits
-    except MemcalcError as error:
-        reason = str(error)
-    return [
-        GpuFit(
+def try_gpus(
+    plan: Plan, among: Sequence[catalog.Gpu], answers: Answers
+) -> Iterator[tuple[GpuFit, Answer]]:
+    """Try the plan on each of these GPUs; yield their rows, and the answers that they are from."""
+    plans = [replace(plan, gpu=gpu.name) for gpu in among]
+    for gpu, answer in zip(among, answers.predict(plans), strict=True):
+        row = GpuFit(
             name=gpu.name,
             capacity=gpu.memory,
             price=catalog.prices().of.get(gpu.name),
-            fit=fit,
-            reason=reason,
+            fit=None,
         )
-        for gpu, fit in zip(gpus, fits, strict=True)
-    ]
+        if isinstance(answer, MemcalcError):
+            yield replace(row, reason=str(answer)), answer
+        else:
+            yield replace(row, fit=answer.fit, reason=answer.unknown.get("fit", "")), answer

@@ -7,14 +7,14 @@ from msgspec.structs import replace
 
 from memcalc.advice import search
 from memcalc.advice.fit.records import Limit, Probe
-from memcalc.advice.fit.runs import Runs
-from memcalc.catalog import gpus
+from memcalc.catalog import gpus, models, positions
 from memcalc.catalog.gpus import Architecture, architectures
-from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.fits import Device, margin
+from memcalc.errors import EstimateError, MemcalcError, UsageError
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.fits import margin
 from memcalc.estimation.question import ASSUMED
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import FitVerdict
+from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.workload import layouts
 
 SEQ_STEP = 8
@@ -22,6 +22,33 @@ SEQ_STEP = 8
 _MOST_BATCH = 1 << 20
 _MOST_SEQ = 1 << 24
 _GUIDE = "NVIDIA, Matrix Multiplication Background User's Guide"
+
+
+def make_probe(plan: Plan, answers: Answers) -> Probe:
+    """Tell whether a plan fits its GPU.
+
+    Raises:
+        MemcalcError: it could not be estimated.
+    """
+    return read_probe(answers.predict_one(plan))
+
+
+def read_probe(found: Prediction) -> Probe:
+    """Return the size of a plan that was estimated, and whether it fits.
+
+    Raises:
+        EstimateError: it is not known.
+    """
+    if found.fit is None:
+        raise EstimateError(found.unknown["fit"])
+    return Probe(batch=found.plan.batch, seq=found.seq, fit=found.fit)
+
+
+def longest_seq(plan: Plan) -> int | None:
+    """Return the longest sequence the model takes, or None if no limit is known."""
+    config = models.find(plan.model).config
+    named = positions.lengths(config).longest if config is not None else None
+    return named - (plan.generate or 1) + 1 if named is not None else None
 
 
 class LimitSearch:
@@ -32,12 +59,10 @@ class LimitSearch:
         axis: str,
         plan: Plan,
         here: Probe,
-        device: Device,
-        runs: Runs,
+        answers: Answers,
         seen: Callable[[Limit], None],
     ) -> None:
-        self._plan, self._here, self._device, self._runs = plan, here, device, runs
-        self._seen = seen
+        self._plan, self._here, self._answers, self._seen = plan, here, answers, seen
         step = layouts.microbatches(plan) if axis == "batch" else SEQ_STEP
         if axis == "batch" and step > 1:
             # More of them cost time and no memory: each is to grow.
@@ -50,7 +75,7 @@ class LimitSearch:
     def find(self) -> str:
         """Find the limit and show it; return why no limit exists: some models take one length."""
         step, by_batch = self._limit.step, self._limit.axis == "batch"
-        most = _MOST_BATCH if by_batch else self._runs.longest(self._plan) or _MOST_SEQ
+        most = _MOST_BATCH if by_batch else longest_seq(self._plan) or _MOST_SEQ
         sizes = range(step, most // step * step + 1, step)
         start = self._limit.value(self._here) or step
         try:
@@ -98,7 +123,7 @@ class LimitSearch:
             return self._known[size]
         plan = replace(self._plan, **{self._limit.axis: size})
         try:
-            probe = self._runs.probe(plan, self._device)
+            probe = make_probe(plan, self._answers)
         except MemcalcError as error:
             if not self._known or size < min(self._known):
                 raise

@@ -8,16 +8,14 @@ from msgspec.structs import asdict, replace
 
 from memcalc.advice.remedies import bounds
 from memcalc.advice.remedies.records import Change, Remedy, Trial, figures
-from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.engine import engine
-from memcalc.estimation.fits import make_device
 from memcalc.estimation.kept import Traced
-from memcalc.estimation.predict import predict_with_settings
+from memcalc.estimation.predict import predict_by_replay
 from memcalc.estimation.question import look_up
-from memcalc.estimation.replays import Replays, on_device
+from memcalc.estimation.replays import Replays
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
@@ -29,7 +27,6 @@ class Trials:
         self,
         base: Traced | Prediction,
         answers: Answers,
-        memory: int | None = None,
         begun: Iterable[tuple[Plan, Prediction | MemcalcError]] = (),
         at_once: int | None = None,
     ) -> None:
@@ -38,7 +35,6 @@ class Trials:
         Args:
             base: the answer of the unchanged plan.
             answers: answers the changed plans.
-            memory: bytes in place of the GPU's own, for a traced plan.
             begun: answers that are under way.
             at_once: plans that a search may run ahead; None: one for each process.
         """
@@ -47,9 +43,7 @@ class Trials:
         self.inventory = base.trace.inventory if isinstance(base, Traced) else None
         self.at_once = at_once or answers.workers
         self._base = base if isinstance(base, Traced) else None
-        self._answers, self._memory, self._begun = answers, memory, begun
-        if self._base is not None:
-            known = self._on_device(self._base)
+        self._answers, self._begun = answers, begun
         self._as_it_is = known
         self._known: dict[Plan, Prediction | MemcalcError] = {self.plan: known}
         self.before = figures(known)
@@ -99,27 +93,14 @@ class Trials:
 
     def _ask(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
         base = self._base
-        run = self._run([plan for plan in plans if base is None or not is_replay(base, plan)])
+        run = self._answers.predict(
+            [plan for plan in plans if base is None or not is_replay(base, plan)]
+        )
         for plan in plans:
             if base is not None and is_replay(base, plan):
-                yield self._on_device(replay(base, plan))
+                yield replay(base, plan, self._answers.memory)
             else:
                 yield next(run)
-
-    def _run(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
-        if self._memory is None:
-            yield from self._answers.predict(plans)
-            return
-        for found in self._answers.traces(plans):
-            yield found if isinstance(found, MemcalcError) else self._on_device(found)
-
-    def _on_device(self, traced: Traced) -> Prediction:
-        if self._memory is None:
-            return traced.prediction
-        gpu = gpus.find(self.plan.gpu) if self.plan.gpu is not None else None
-        plan = traced.prediction.plan
-        device = make_device(gpu, self._memory, plan)
-        return on_device(traced.prediction, traced.trace, device, engine.player(plan))
 
 
 def is_replay(base: Traced, plan: Plan) -> bool:
@@ -128,15 +109,16 @@ def is_replay(base: Traced, plan: Plan) -> bool:
     return plan != known and plan == replace(known, alloc_conf=plan.alloc_conf)
 
 
-def replay(base: Traced, plan: Plan) -> Traced:
+def replay(base: Traced, plan: Plan, memory: int | None = None) -> Prediction:
     """Answer a plan by replaying the run of one that differs in settings of the allocator alone.
+
+    ``memory``: bytes of the GPU, in place of its own.
 
     Raises:
         MemcalcError: it cannot be replayed.
     """
-    known, run = base.prediction, Replays(base.trace, engine.player(plan))
-    answer, trace = predict_with_settings(look_up(known.plan), run, plan.alloc_conf, known)
-    return Traced(prediction=answer, trace=trace)
+    run = Replays(base.trace, engine.player(plan))
+    return predict_by_replay(look_up(plan, memory), run, base.prediction)
 
 
 def begin(plan: Plan, answers: Answers, remedies: Sequence[Remedy]) -> tuple[Traced, Trials]:

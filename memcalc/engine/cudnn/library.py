@@ -219,7 +219,7 @@ _UNWANTED = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONHOME")
 def find_in_cache(requirement: str) -> Path | None:
     """Return the folder of a release that was fetched before, or None."""
     path = folders.locate(_folder_name(requirement))
-    return path / _FOLDER if folders.read_marker(path) is not None else None
+    return uv.find_site(path) / _FOLDER if folders.read_marker(path) is not None else None
 
 
 def fetch_refusal() -> str:
@@ -244,15 +244,15 @@ def fetch(requirement: str) -> Path:
     package, _, version = requirement.partition("==")
     size = _SIZES.get(package, "up to 0.7 GB")
 
-    def fill(folder: Path) -> None:
+    def fill(venv: uv.Uv) -> None:
         tell(Progress(f"fetching {requirement} ({size}), once"))
-        with uv.open_uv(folder) as here:
-            here.install({package: version}, where=["--target", str(folder)], what=requirement)
-        if not (folder / _FOLDER).is_dir():
+        venv.install({package: version}, requirement)
+        if not (uv.find_site(venv.folder) / _FOLDER).is_dir():
             raise EstimateError(f"{requirement} has no {_FOLDER}.")
 
     try:
-        return folders.make(_folder_name(requirement), requirement, _ROOM, fill) / _FOLDER
+        folder = folders.make(_folder_name(requirement), requirement, _ROOM, fill)
+        return uv.find_site(folder) / _FOLDER
     except EstimateError as error:
         raise EstimateError(
             f"cuDNN cannot be fetched ({str(error).rstrip('.')}): type pip install {requirement}, "

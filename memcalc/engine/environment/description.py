@@ -4,6 +4,7 @@ import sys
 
 from memcalc.engine.environment import folders, installed
 from memcalc.engine.environment.search import ELSEWHERE, SIZE
+from memcalc.engine.environment.uv import size_text, sum_sizes
 from memcalc.records.measurement import Fact
 
 
@@ -15,11 +16,11 @@ def describe() -> list[Fact]:
     facts = [_source([path.name for path, marker in kept.items() if marker is not None])]
     for path, marker in kept.items():
         if marker is None:
-            size = folders.size_text(folders.sum_sizes(path))
+            size = size_text(sum_sizes(path))
             value = f"{path} is unfinished or damaged: {size}"
             advice = f"it is created again when needed; to delete it: rm -r {path}"
         else:
-            value, advice = f"{path.name}, {folders.size_text(marker.bytes)}", ""
+            value, advice = f"{path.name}, {size_text(marker.bytes)}", ""
         facts.append(Fact(name="environment", value=value, advice=advice))
     if kept:
         value = f"kept in {folders.parent()}; each is fetched again when it is needed"

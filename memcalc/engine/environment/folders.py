@@ -1,4 +1,4 @@
-"""Folders in memcalc's cache that are made once: engine environments, and releases of cuDNN.
+"""Venvs in memcalc's cache that are made once: engine environments, and releases of cuDNN.
 
 Each is filled under a lock, and gets its marker last: a folder without marker is unfinished.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from memcalc.engine.environment.uv import Uv, list_sizes, open_venv, size_text, sum_sizes
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files import cache, lock
 from memcalc.files.offline import HOW, is_offline
@@ -65,7 +66,7 @@ def existing() -> dict[Path, Marker | None]:
     return {entry: read_marker(entry) for entry in entries}
 
 
-def make(name: str, what: str, needed: float, fill: Callable[[Path], None]) -> Path:
+def make(name: str, what: str, needed: float, fill: Callable[[Uv], None]) -> Path:
     """Return the folder of this name; ``fill`` fills it if it is missing.
 
     ``what`` names it in a sentence; ``needed`` is the bytes of disk while it is filled.
@@ -89,8 +90,8 @@ def make(name: str, what: str, needed: float, fill: Callable[[Path], None]) -> P
             for left in (one for one, marker in existing().items() if marker is None):
                 # By a memcalc that was killed, or damaged.
                 shutil.rmtree(left, ignore_errors=True)
-            path.mkdir()
-            fill(path)
+            with open_venv(path) as uv:
+                fill(uv)
             _seal(path)
         except BaseException as error:
             shutil.rmtree(path, ignore_errors=True)
@@ -151,26 +152,8 @@ def _seal(path: Path) -> None:
     """Write the marker; a file's size that changes later is damage."""
     files = {
         os.path.relpath(file, path): size
-        for file, size in _sizes(path)
+        for file, size in list_sizes(path)
         if size >= _LARGE or os.path.basename(file) in ("METADATA", "version.py")
     }
     marker = Marker(files=files, bytes=sum_sizes(path))
     (path / _MARKER).write_bytes(msgspec.json.encode(marker))
-
-
-def sum_sizes(path: Path) -> int:
-    """Return the bytes of all files in a folder; unreadable ones count nothing."""
-    return sum(size for _, size in _sizes(path))
-
-
-def _sizes(path: Path) -> Iterator[tuple[str, int]]:
-    for place, _, names in os.walk(path):
-        for name in names:
-            file = os.path.join(place, name)
-            with contextlib.suppress(OSError):
-                yield file, os.lstat(file).st_size
-
-
-def size_text(count: float) -> str:
-    """Return ``767 MB``, ``1.6 GB``: decimal, as indexes and disks count."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6))} MB"

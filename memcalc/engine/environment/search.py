@@ -19,7 +19,7 @@ from memcalc.engine.environment.releases import (
     parse,
     parse_torch,
 )
-from memcalc.engine.environment.uv import NVIDIA, UnsolvableError, Uv, open_uv
+from memcalc.engine.environment.uv import NVIDIA, UnsolvableError, Uv, find_site
 from memcalc.errors import EstimateError
 from memcalc.records.progress import Progress, tell
 
@@ -127,9 +127,9 @@ def _make_environment(
             "-".join(f"{name}-{release}" for name, release in named.items()),
             f"{title}'s CUDA build" if torch else title,
             _ROOM if torch else _ROOM_OF_TRANSFORMERS,
-            lambda path: _fill(path, title, named, below),
+            lambda uv: _fill(uv, title, named, below),
         )
-        sites = [str(site) for site in folder.glob("lib/python*/site-packages")]
+        sites = [str(find_site(folder))]
     runs = installed.torch_in(sites) if torch else here
     if runs is None:
         raise EstimateError(f"{folders.parent()} is damaged: delete that folder.")
@@ -145,32 +145,25 @@ def _make_environment(
     )
 
 
-def _fill(
-    folder: Path, title: str, named: Mapping[str, Release], below: Mapping[str, Package]
-) -> None:
-    """Make a venv of the named releases and their requirements."""
+def _fill(uv: Uv, title: str, named: Mapping[str, Release], below: Mapping[str, Package]) -> None:
+    """Install the named releases and their requirements."""
     torch = named.get("torch")
     tell(Progress(f"{title} with CUDA: {SIZE}, once" if torch else f"fetching {title}, once"))
-    index = _OWN_INDEX + torch.build if torch and torch.build else None
-    with open_uv(folder) as uv:
-        site = uv.make_venv()
-        try:
-            pins = _resolve(uv, named, below, index)
-        except UnsolvableError:
-            raise EstimateError(
-                f"The package index has no {title} for Python {platform.python_version()} on "
-                f"Linux ({platform.machine()}): name another release, or run memcalc under "
-                "another Python."
-            ) from None
-        where = ["--python", str(folder / "bin" / "python")]
-        uv.install(pins, where=where, what=title, index=index)
+    if torch and torch.build:
+        uv.add_index(_OWN_INDEX + torch.build)
+    try:
+        pins = _resolve(uv, named, below)
+    except UnsolvableError:
+        raise EstimateError(
+            f"The package index has no {title} for Python {platform.python_version()} on Linux "
+            f"({platform.machine()}): name another release, or run memcalc under another Python."
+        ) from None
+    uv.install(pins, title)
     if torch:
-        _require_cuda(site)
+        _require_cuda(find_site(uv.folder))
 
 
-def _resolve(
-    uv: Uv, named: Mapping[str, Release], below: Mapping[str, Package], index: str | None
-) -> dict[str, str]:
+def _resolve(uv: Uv, named: Mapping[str, Release], below: Mapping[str, Package]) -> dict[str, str]:
     """Return releases that go together; an installed version stays where it fits.
 
     A package that refuses what is named, such as torchvision, is asked for in a release that
@@ -180,7 +173,7 @@ def _resolve(
     excluded = NVIDIA if "torch" in named else _NOT_OF_TORCH
 
     def resolve(requirements: list[str]) -> dict[str, str]:
-        return uv.resolve(requirements, preferred=preferred, excluded=excluded, index=index)
+        return uv.resolve(requirements, preferred=preferred, excluded=excluded)
 
     wanted = [release.requirement(name) for name, release in named.items()]
     if "torch" in named and (named["torch"].major, named["torch"].minor) == (2, 2):

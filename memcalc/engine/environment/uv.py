@@ -1,4 +1,4 @@
-"""uv, which finds the packages that go together and installs them into folders."""
+"""uv, which finds the packages that go together and installs them into venvs."""
 
 import ast
 import contextlib
@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from memcalc.children import command
-from memcalc.engine.environment.folders import size_text, sum_sizes
 from memcalc.errors import EstimateError
 from memcalc.records.progress import Progress, tell
 
@@ -36,6 +35,7 @@ _NO_NETWORK = re.compile(
     r"timed out|unreachable|certificate verify|Could not fetch URL",
     re.IGNORECASE,
 )
+_ALWAYS = ("--no-progress", "--only-binary", ":all:", "--index-strategy", "unsafe-best-match")
 _FULL = "No space left on device"
 _POLL = 0.5
 """Seconds between two looks at what is fetched."""
@@ -46,18 +46,23 @@ class UnsolvableError(EstimateError):
 
 
 class Uv:
-    """uv on this machine; it leaves nothing outside the folder that it works in."""
+    """uv on this machine, which fills a venv; it leaves nothing outside the venv's folder."""
 
-    def __init__(self, folder: Path) -> None:
-        """Prepare uv to fill ``folder``, which is deleted if this process is killed.
+    def __init__(self, folder: Path, scratch: Path) -> None:
+        """Make a venv of a folder; ``scratch`` takes what is downloaded.
 
         Raises:
             EstimateError: uv is not here and cannot be fetched.
         """
-        self._folder, self._scratch = folder, folder / ".installing"
-        self._scratch.mkdir()
-        self._variables, self._options = _settings(self._scratch)
+        self.folder, self._scratch = folder, scratch
+        self._variables, self._options = _settings(scratch)
         self._uv = _find_uv() or self._fetch_uv()
+        venv = ("venv", "--allow-existing", "--python", sys.executable)
+        self._start([*self._uv, *venv, str(folder)])
+
+    def add_index(self, url: str) -> None:
+        """Look for packages in one more index."""
+        self._options += ["--index", url]
 
     def resolve(
         self,
@@ -65,7 +70,6 @@ class Uv:
         *,
         preferred: Mapping[str, str],
         excluded: Iterable[str],
-        index: str | None = None,
     ) -> dict[str, str]:
         """Return releases of some packages and of all that they need, as wheels.
 
@@ -73,7 +77,6 @@ class Uv:
             requirements: as pip writes them.
             preferred: versions that are taken where they fit.
             excluded: packages that are left out whoever needs them.
-            index: one more index that may have them.
 
         Raises:
             UnsolvableError: no releases fit.
@@ -83,50 +86,27 @@ class Uv:
         asked.write_text("\n".join(requirements))
         left_out.write_text("\n".join(excluded))
         pins.write_text("\n".join(f"{name}=={version}" for name, version in preferred.items()))
-        more = ["--index", index] if index else []
         self._run(
-            *("compile", "--python", sys.executable, "--only-binary", ":all:", "--no-header"),
-            *("--no-annotate", "--index-strategy", "unsafe-best-match", *more),
+            *("compile", "--python", sys.executable, "--no-header", "--no-annotate"),
             *("--excludes", str(left_out), "-o", str(pins), str(asked)),
         )
         lines = (line.partition(" ;")[0] for line in pins.read_text().splitlines())
         return dict(line.split("==", 1) for line in lines if "==" in line)
 
-    def install(
-        self, pins: Mapping[str, str], *, where: Sequence[str], what: str, index: str | None = None
-    ) -> None:
-        """Install the named releases without their requirements.
+    def install(self, pins: Mapping[str, str], what: str) -> None:
+        """Install the named releases, versions by package, without their requirements.
 
-        Args:
-            pins: versions by package.
-            where: uv's option that names the target.
-            what: their name in a sentence.
-            index: one more index that may have them.
+        ``what``: their name in a sentence.
 
         Raises:
             EstimateError: it cannot be fetched, or the disk is full.
         """
-        more = ["--index", index] if index else []
         # Three: 2.13.0+cpu shall not stand in for 2.13.0.
         named = [f"{name}==={version}" for name, version in pins.items()]
-        self._run(
-            *("install", *where, "--no-deps", "--only-binary", ":all:"),
-            *("--index-strategy", "unsafe-best-match", *more, *named),
-            what=what,
-        )
-
-    def make_venv(self) -> Path:
-        """Make a venv of the folder, and return its ``site-packages``."""
-        venv = [*self._uv, "venv", "--allow-existing", "--python", sys.executable]
-        self._start([*venv, str(self._folder)])
-        return next(self._folder.glob("lib/python*/site-packages"))
-
-    def close(self) -> None:
-        """Remove what was downloaded."""
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._run("install", "--python", find_python(self.folder), "--no-deps", *named, what=what)
 
     def _run(self, *arguments: str, what: str = "") -> None:
-        self._start([*self._uv, "pip", *arguments, "--no-progress", *self._options], what)
+        self._start([*self._uv, "pip", *arguments, *_ALWAYS, *self._options], what)
 
     def _fetch_uv(self) -> list[str]:
         """Fetch uv by pip."""
@@ -148,7 +128,7 @@ class Uv:
             # Not in the user's folder: a pip.py there would be run in place of pip.
             process = command.start(
                 arguments,
-                self._folder,
+                self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -156,7 +136,9 @@ class Uv:
                 cwd=self._scratch,
             )
             try:
-                while not _poll(process):
+                while process.poll() is None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_POLL)
                     if what:
                         tell(Progress(f"{what}: {size_text(sum_sizes(self._scratch))} fetched"))
             finally:
@@ -169,20 +151,31 @@ class Uv:
 
 
 @contextlib.contextmanager
-def open_uv(folder: Path) -> Iterator[Uv]:
-    """Yield uv to fill a folder with; delete its downloads afterwards.
+def open_venv(folder: Path) -> Iterator[Uv]:
+    """Make a new venv and yield uv to fill it with; delete the downloads afterwards.
 
     If this process is killed meanwhile, the folder is deleted too.
 
     Raises:
         EstimateError: uv is not here and cannot be fetched.
     """
+    scratch = folder / ".installing"
+    scratch.mkdir(parents=True)
     with command.vanishing(folder):
-        uv = Uv(folder)
         try:
-            yield uv
+            yield Uv(folder, scratch)
         finally:
-            uv.close()
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def find_site(folder: Path) -> Path:
+    """Return the ``site-packages`` of a venv."""
+    return next(folder.glob("lib/python*/site-packages"))
+
+
+def find_python(folder: Path) -> str:
+    """Return the Python of a venv."""
+    return str(folder / "bin" / "python")
 
 
 def is_reachable() -> bool:
@@ -190,13 +183,23 @@ def is_reachable() -> bool:
     return _find_uv() is not None or importlib.util.find_spec("pip") is not None
 
 
-def _poll(process: subprocess.Popen[bytes]) -> bool:
-    """Wait a moment for a process, and return True when it has ended."""
-    try:
-        process.wait(_POLL)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+def sum_sizes(path: Path) -> int:
+    """Return the bytes of all files in a folder; unreadable ones count nothing."""
+    return sum(size for _, size in list_sizes(path))
+
+
+def list_sizes(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield the files in a folder with their bytes."""
+    for place, _, names in os.walk(path):
+        for name in names:
+            file = os.path.join(place, name)
+            with contextlib.suppress(OSError):
+                yield file, os.lstat(file).st_size
+
+
+def size_text(count: float) -> str:
+    """Return ``767 MB``, ``1.6 GB``: decimal, as indexes and disks count."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6))} MB"
 
 
 def _find_uv() -> list[str] | None:

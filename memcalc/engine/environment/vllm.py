@@ -1,10 +1,8 @@
 """An environment with vLLM, made once in memcalc's cache: without NVIDIA's own libraries."""
 
-from pathlib import Path
-
 from memcalc.engine.environment import folders
 from memcalc.engine.environment.releases import Release
-from memcalc.engine.environment.uv import NVIDIA, open_uv
+from memcalc.engine.environment.uv import NVIDIA, Uv, find_python
 from memcalc.records.progress import Progress, tell
 
 _SIZE = "about 2.5 GB to fetch, 5.8 GB on disk"
@@ -15,15 +13,15 @@ _LEFT_OUT = (
     *("torchaudio", "torchcodec", "pynvvideocodec", "fastsafetensors", "instanttensor"),
     *NVIDIA,
 )
-_BINDINGS = "cuda-python>=12.9"
-"""Earlier releases hold a copy of cuda-bindings, and overwrite the newer one that vLLM imports."""
+_NEEDED = ("setuptools", "cuda-python>=12.8")
+"""What vLLM's own requirements leave open: a cuda-python before 12.8 overwrites cuda-bindings."""
 
 
 def existing() -> str | None:
     """Return the Python of the newest environment with vLLM, or None without one."""
     made = [path for path, marker in folders.existing().items() if marker is not None]
     mine = [path for path in made if path.match(str(folders.locate("vllm-*")))]
-    return _python(mine[-1]) if mine else None
+    return find_python(mine[-1]) if mine else None
 
 
 def find(release: Release) -> str:
@@ -34,16 +32,9 @@ def find(release: Release) -> str:
     """
     title = f"vLLM {release}"
 
-    def fill(folder: Path) -> None:
+    def fill(uv: Uv) -> None:
         tell(Progress(f"{title}: {_SIZE}, once"))
-        with open_uv(folder) as uv:
-            uv.make_venv()
-            wanted = [release.requirement("vllm"), "setuptools", _BINDINGS]
-            pins = uv.resolve(wanted, preferred={}, excluded=_LEFT_OUT)
-            uv.install(pins, where=["--python", _python(folder)], what=title)
+        wanted = [release.requirement("vllm"), *_NEEDED]
+        uv.install(uv.resolve(wanted, preferred={}, excluded=_LEFT_OUT), title)
 
-    return _python(folders.make(f"vllm-{release}", title, _ROOM, fill))
-
-
-def _python(folder: Path) -> str:
-    return str(folder / "bin" / "python")
+    return find_python(folders.make(f"vllm-{release}", title, _ROOM, fill))

@@ -104,7 +104,7 @@ class Names(Observer):
     def _is_active(self) -> bool:
         return self._step in self._watched and bool(self._counters.notes)
 
-    def meets_model(self, module: torch.nn.Module) -> None:
+    def meet_model(self, module: torch.nn.Module) -> None:
         """Name the weights of a model that is new, or that a loop's library has changed."""
         if not self.models.meet(module) and not self._ran:
             self.models.sweep()
@@ -116,7 +116,7 @@ class Names(Observer):
         """Return True if an optimizer has updated this module."""
         return self.models.is_trained(module)
 
-    def enters_model(self, args: Any) -> None:
+    def enter_model(self, args: Any) -> None:
         """Mark the inputs that the model got from outside."""
         keywords = internals.keywords_of_call()
         # A beam search orders its cache anew between two passes.
@@ -125,7 +125,7 @@ class Names(Observer):
         outside = (t for t in given if t.grad_fn is None and not t.requires_grad)
         self._counters.name_at(None, [at for t in outside for at in self._counters.addresses(t)])
 
-    def enters_module(self, module: torch.nn.Module, args: Any, phase: Phase) -> None:
+    def enter_module(self, module: torch.nn.Module, args: Any, phase: Phase) -> None:
         """Record the current module."""
         path = self.models.path(module)
         if path:
@@ -133,7 +133,7 @@ class Names(Observer):
         if self._is_active:
             self._at_work.enters(path, args, again=phase is Phase.BACKWARD)
 
-    def leaves_module(self, out: Any, phase: Phase, *, outermost: bool) -> None:
+    def leave_module(self, out: Any, phase: Phase, *, outermost: bool) -> None:
         """Label what the outermost module keeps for backward.
 
         Checkpointing runs it again there, and a script may do no backward at all.
@@ -154,7 +154,7 @@ class Names(Observer):
 
     # ---- backward and steps
 
-    def enters_backward(self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def enter_backward(self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Name the activations of the forward that has ended; return the line that calls."""
         if not self._steps.has_optimizer:
             if self.models.none_ran and args:
@@ -168,7 +168,7 @@ class Names(Observer):
         self._before = self._counters.moments()
         return source_lines.find_line()
 
-    def leaves_backward(self, backwards: int) -> None:
+    def leave_backward(self, backwards: int) -> None:
         """Name the gradients, and the state of a plan's updates inside backward."""
         self.models.gradients()
         if self._counters.wrapped:
@@ -181,30 +181,30 @@ class Names(Observer):
         if backwards == 1 and not self._steps.has_optimizer:
             self.models.watch_data(self._patches)
 
-    def has_gradients(self, inputs: Any, found: Any) -> None:
+    def take_gradients(self, inputs: Any, found: Any) -> None:
         """Name the gradients that were asked for."""
         self._functional.gradients(inputs, found)
 
-    def enters_step(self, optimizer: Any, *, inside_backward: bool) -> None:
+    def enter_step(self, optimizer: Any, *, inside_backward: bool) -> None:
         """Name the gradients that are used before backward has ended."""
         self.drop("the optimizer's step")
         self._inside_backward = inside_backward
         if inside_backward:
             self.models.gradients(held_by(optimizer))
 
-    def leaves_step(self, optimizer: Any, steps: int) -> None:
+    def leave_step(self, optimizer: Any, steps: int) -> None:
         """Name the state."""
         if self._optimizer is None:
             self.models.name_optimizer_state(optimizer, steps)
         elif not self._inside_backward:
             self.models.name_optimizer_state(self._optimizer, steps)
 
-    def begins_step(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """Follow modules and operators of a watched step, or end that."""
         self.watch(step)
         self.stepping(step)
 
-    def pauses(self, step: int) -> None:
+    def begin_gap(self, step: int) -> None:
         """Follow modules and operators as soon as the forward of a watched step may begin."""
         self._since = self._counters.moments()
         if step in self._watched:

@@ -43,42 +43,42 @@ _FREE = (Phase.LOAD, Phase.FORWARD, Phase.EVAL)
 class Observer:
     """Receiver of a followed program's calls; this base class ignores them."""
 
-    def meets_model(self, module: torch.nn.Module) -> None:
+    def meet_model(self, module: torch.nn.Module) -> None:
         """Handle a call of a module from outside of all others."""
 
     def is_trained(self, module: torch.nn.Module) -> bool:
         """Return True if an optimizer updates this module."""
         return True
 
-    def enters_model(self, args: Any) -> None:
+    def enter_model(self, args: Any) -> None:
         """Handle the start of the phase of such a call."""
 
-    def enters_module(self, module: torch.nn.Module, args: Any, phase: Phase) -> None:
+    def enter_module(self, module: torch.nn.Module, args: Any, phase: Phase) -> None:
         """Handle the start of a module's forward."""
 
-    def leaves_module(self, out: Any, phase: Phase, *, outermost: bool) -> None:
+    def leave_module(self, out: Any, phase: Phase, *, outermost: bool) -> None:
         """Handle the end of a module's forward."""
 
-    def enters_backward(self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def enter_backward(self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Handle the start of backward; return the line that calls it, or an empty string."""
         return ""
 
-    def leaves_backward(self, backwards: int) -> None:
+    def leave_backward(self, backwards: int) -> None:
         """Handle the end of backward; ``backwards`` counts them so far."""
 
-    def has_gradients(self, inputs: Any, found: Any) -> None:
+    def take_gradients(self, inputs: Any, found: Any) -> None:
         """Handle gradients of these inputs that ``torch.autograd.grad`` has returned."""
 
-    def enters_step(self, optimizer: Any, *, inside_backward: bool) -> None:
+    def enter_step(self, optimizer: Any, *, inside_backward: bool) -> None:
         """Handle the start of an optimizer's update."""
 
-    def leaves_step(self, optimizer: Any, steps: int) -> None:
+    def leave_step(self, optimizer: Any, steps: int) -> None:
         """Handle the end of an optimizer's update; ``steps`` counts its updates so far."""
 
-    def begins_step(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """Handle the start of a step, after all optimizers have stepped."""
 
-    def pauses(self, step: int) -> None:
+    def begin_gap(self, step: int) -> None:
         """Handle the start of a gap; ``step`` is the one of a forward that may follow."""
 
 
@@ -140,7 +140,7 @@ class Phases:
         if phase in (Phase.FORWARD, Phase.BACKWARD) and self._all_optimizers_ran():
             self._stepped.clear()
             self.step += 1
-            self._observer.begins_step(self.step)
+            self._observer.begin_step(self.step)
         if self._after is not None:
             self._end_gap(phase)
         self._mark(phase, line)
@@ -153,7 +153,7 @@ class Phases:
         """Begin a gap, whose phase is not known yet; it counts as forward until then."""
         self._after = after
         ahead = after in (Phase.STEP, Phase.ZERO_GRAD) and self._all_optimizers_ran()
-        self._observer.pauses(self.step + ahead)
+        self._observer.begin_gap(self.step + ahead)
         if after is not Phase.EVAL:
             self.phase = Phase.FORWARD
             self._interval = None
@@ -229,7 +229,7 @@ class Phases:
             inputs = tuple(inputs)  # Such as model.parameters().
         found = self._run_backward(original, inputs, (outputs, inputs, *args), kwargs)
         if self._in_training_thread():
-            self._observer.has_gradients(inputs, found)
+            self._observer.take_gradients(inputs, found)
         return found
 
     def _run_backward(
@@ -238,13 +238,13 @@ class Phases:
         """Compute gradients; ``inputs``: of these, where the call names them first."""
         if self.phase is Phase.BACKWARD or not self._in_training_thread():
             return original(*args, **kwargs)
-        self._enter(Phase.BACKWARD, self._observer.enters_backward(inputs, args, kwargs))
+        self._enter(Phase.BACKWARD, self._observer.enter_backward(inputs, args, kwargs))
         try:
             return original(*args, **kwargs)
         finally:
             self.backwards += 1
             self._calls = 0
-            self._observer.leaves_backward(self.backwards)
+            self._observer.leave_backward(self.backwards)
             self._begin_gap(Phase.BACKWARD)
 
     def clear_gradients(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -261,7 +261,7 @@ class Phases:
 
     def _step_begins(self, optimizer: Any) -> None:
         self._inside_backward = self.phase is Phase.BACKWARD
-        self._observer.enters_step(optimizer, inside_backward=self._inside_backward)
+        self._observer.enter_step(optimizer, inside_backward=self._inside_backward)
         if not self._inside_backward:
             self._enter(Phase.STEP)
 
@@ -269,7 +269,7 @@ class Phases:
         self._stepped.add(id(optimizer))
         if steps == 1:
             self.settled = self.step + 1
-        self._observer.leaves_step(optimizer, steps)
+        self._observer.leave_step(optimizer, steps)
         if not self._inside_backward:
             self._enter(Phase.STEP)  # A closure may have ended in a gap.
             self._begin_gap(Phase.STEP)
@@ -293,15 +293,15 @@ class Phases:
         if self.phase is not Phase.BACKWARD and not self._in_training_thread(module):
             return
         if module is self._generates and (number := next(self._passes)):
-            self._observer.begins_step(number)
+            self._observer.begin_step(number)
             self.begin(Phase.DECODE, number)
         if not self._depth and self.phase is not Phase.BACKWARD:
             self._begin_model(module, args)
         self._depth += 1
-        self._observer.enters_module(module, args, self.phase)
+        self._observer.enter_module(module, args, self.phase)
 
     def _begin_model(self, module: torch.nn.Module, args: Any) -> None:
-        self._observer.meets_model(module)
+        self._observer.meet_model(module)
         self._loaded = self._counters.moments() if self.phase is Phase.LOAD else None
         if self.phase in _FREE:
             quiet = not module.training and not torch.is_grad_enabled()
@@ -313,7 +313,7 @@ class Phases:
             if self._calls > _FEW:
                 self._mark(phase, source_lines.find_line())
             self._back_to = Phase.FORWARD if interrupts else None
-        self._observer.enters_model(args)
+        self._observer.enter_model(args)
 
     def _leaving(self, module: torch.nn.Module, args: Any, out: Any) -> None:
         if torch.compiler.is_compiling():
@@ -323,7 +323,7 @@ class Phases:
         if not self._depth:
             return
         self._depth -= 1
-        self._observer.leaves_module(out, self.phase, outermost=not self._depth)
+        self._observer.leave_module(out, self.phase, outermost=not self._depth)
         if self._depth:
             return
         if self._loaded == self._counters.moments():

@@ -60,6 +60,7 @@ def install(patches: Patches) -> None:
     patches.wrap_later(runtime, "find_loaded_library", _find_stub)
     # An engine core loads plugins as it is made, so what makes it cannot be wrapped.
     patches.wrap_later(core, "EngineCore._initialize_kv_caches", _make_caches)
+    patches.wrap_later("vllm.v1.executor.abstract", "Executor.__init__", _note_refusal)
     for step in ("init_device", "load_model"):
         patches.wrap_later(worker, f"Worker.{step}", _note_refusal)
     patches.wrap_later(worker, "Worker.determine_available_memory", _profile)

@@ -187,7 +187,7 @@ class _UserTraining(Seen):
 
     recording: Recording
 
-    def begins_step(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """Keep the phases of the first steps, of the highest and of the last before this one."""
         if torch.cuda.is_initialized():
             intervals = self.recording.counters.intervals

@@ -36,12 +36,12 @@ class Seen(Observer):
         self.ends: list[float] = []
         """Times at which steps ended, in seconds of ``perf_counter``."""
 
-    def meets_model(self, module: torch.nn.Module) -> None:
+    def meet_model(self, module: torch.nn.Module) -> None:
         """Take the first module for the model."""
         if torch.is_grad_enabled() and self.model is None:
             self.model = module
 
-    def enters_model(self, args: Any) -> None:
+    def enter_model(self, args: Any) -> None:
         """Read batch size and sequence length from the model's arguments."""
         by_place = {str(place): value for place, value in enumerate(args)}
         for name, value in {**by_place, **internals.keywords_of_call()}.items():
@@ -50,7 +50,7 @@ class Seen(Observer):
                 if name == "input_ids" and value.dim() == 2:
                     self.shape["seq"] = max(self.shape.get("seq", 0), value.shape[1])
 
-    def enters_step(self, optimizer: Any, *, inside_backward: bool) -> None:
+    def enter_step(self, optimizer: Any, *, inside_backward: bool) -> None:
         """Keep the bytes of all gradients before the optimizer uses them."""
         if hasattr(optimizer, "param_groups"):
             self.optimizer = optimizer
@@ -58,7 +58,7 @@ class Seen(Observer):
         of_model = self.model.parameters() if self.model is not None else ()
         self.gradients = storage_bytes(one.grad for one in (*of_model, *held_by(optimizer)))
 
-    def leaves_step(self, optimizer: Any, steps: int) -> None:
+    def leave_step(self, optimizer: Any, steps: int) -> None:
         """Keep the time at which the step ended on the device."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
