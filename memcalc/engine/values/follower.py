@@ -33,7 +33,7 @@ from memcalc.engine.patches import Patches
 from memcalc.engine.stub import load as stub
 from memcalc.engine.values import threads
 from memcalc.engine.values.copies import Transfers
-from memcalc.engine.values.deferred import can_defer, choose_later, defer
+from memcalc.engine.values.deferred import can_defer, defer
 from memcalc.engine.values.draws import Draws
 from memcalc.engine.values.known import KNOWN, MADE_UP, UNKNOWN, Numbers
 from memcalc.engine.values.reads import Reads
@@ -48,75 +48,48 @@ from memcalc.engine.values.rules import (
     MAKES,
     MOVES,
     PUTS,
-    RESULTS,
     SMALL,
     TRANSFERS,
-    WITH_COUNTS,
     ZEROS,
     Followed,
     constant_answer,
     find_masks,
-    is_composed,
     is_finiteness_test,
+    list_followed,
     read_by,
-    spread,
 )
 from memcalc.engine.values.threads import COUNTS, VALUES
-from memcalc.engine.values.unknown import distribution
 from memcalc.engine.values.updates import Updates
 
 Rule = Callable[[Followed, Any, Any], Any]
 """Runs an operator with its positional and keyword arguments, and computes its numbers."""
 _aten: Any = torch.ops.aten
 _C: Any = torch._C
+_WAITS = 1 << 16
+"""Elements above which a ``where`` waits: smaller ones are computed in less time."""
 _UPDATED = 1 << 8
 """Elements of the largest tensors that are updated on the host: running sums, no weights."""
-_DRAWN = 1 << 16
-"""Elements of the largest tensors of unknown shares by which places are drawn."""
 _PUT = 1 << 20
 """Elements of the largest tensors of unknown floats into which known numbers are put."""
-BALANCED = (
-    "`topk`, `argmax` and the like choose each place equally often where scores are not computed "
-    "here, as a balanced router does"
-)
 
 
 def prepare() -> None:
     """Read the operators to follow, so that forks of this process need not."""
     for at in (VALUES, COUNTS):
         threads.pass_through(at)
-        _list_followed(at)
-
-
-@functools.cache
-def _list_followed(at: str) -> tuple[Followed, ...]:
-    """Return the operators that are followed at a dispatch key."""
-    known = set(_C._dispatch_get_all_op_names())
-    found: dict[str, Followed] = {}
-    for base in RESULTS if at == VALUES else WITH_COUNTS:
-        for name in {base, base if base.endswith("_") else f"{base}_"}:
-            packet = getattr(_aten, name, None)
-            for overload in packet.overloads() if packet is not None else ():
-                op = getattr(packet, overload)
-                if op.name() not in known or op.name() in found or is_composed(op):
-                    continue
-                followed = Followed.from_schema(op, base)
-                if at == VALUES or not followed.given_result:
-                    found[op.name()] = followed
-    return tuple(found.values())
+        list_followed(counts=at == COUNTS)
 
 
 class Values:
     """Follows what a program has on the GPU."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
         self._libraries: list[Any] = []
         self._numbers = Numbers(lambda: self.reads.limit())
         self.reads = Reads(say, self._numbers)
         self._transfers = Transfers(self._numbers, self._work_out)
         self._nothing_equal = False
-        self._draws = Draws(self._numbers, self._work_out)
+        self._draws = Draws(self._numbers, self._work_out, say)
         self._updates = Updates(self._numbers)
         driver = ctypes.CDLL(None)
         self._answer = driver.memcalc_stub_answer
@@ -163,7 +136,7 @@ class Values:
     def _implement(self, at: str) -> None:
         library = torch.library.Library("aten", "IMPL")
         self._libraries.append(library)
-        for followed in _list_followed(at):
+        for followed in list_followed(counts=at == COUNTS):
             made = self._wrap_count(followed) if at == COUNTS else self._wrap_op(followed)
             library.impl(followed.op.name().split("::")[1], made, at)
         if at == COUNTS:
@@ -171,8 +144,6 @@ class Values:
         else:
             library.impl("_local_scalar_dense", self._read, at)
             self._updates.implement(library, at)
-
-    # ---- operators
 
     def _wrap_op(self, one: Followed) -> Callable[..., Any]:
         """Return an operator that also computes its numbers."""
@@ -209,7 +180,7 @@ class Values:
             if one.given_result:
                 return op(*args, **kwargs)
             if chooses and first.is_cuda and self.state(first) != KNOWN:
-                return self._spread(op(*args, **kwargs), args, kwargs, *chooses)
+                return self._draws.spread(op(*args, **kwargs), args, kwargs, *chooses)
             count = first.numel()
             if waits and count <= SMALL:
                 out = op(*args, **kwargs)
@@ -229,7 +200,7 @@ class Values:
             if one.writes:
                 self._numbers.unknown.drop(first)
             elif base in DISTRIBUTIONS:
-                self._distribute(base, out, args[1])
+                self._draws.distribute(base, out, args[1])
             elif end is not None and isinstance(out, torch.Tensor):
                 self._numbers.fill(out, self._numbers.unknown.ends[end])
             return out
@@ -241,18 +212,12 @@ class Values:
         if one.base in TRANSFERS:
             return self._transfers.copy
         if one.base == "multinomial":
-            return self._choose_by_chance
+            return self._draws.choose
         if one.draws is not None:
             return self._draws.draw
         if one.base in MAKES:
             return self._create
         return self._compare if one.base in COMPARES else None
-
-    def _choose_by_chance(self, one: Followed, args: Any, kwargs: Any) -> Any:
-        """Draw places by shares: each equally often where these are many and unknown."""
-        if args[0].numel() > _DRAWN and args[0].is_cuda and self.state(args[0]) != KNOWN:
-            return self._spread(one.op(*args, **kwargs), args, kwargs, 4, -1)
-        return self._draws.draw(one, args, kwargs)
 
     def _wrap_count(self, one: Followed) -> Callable[..., Any]:
         """Return an operator that gets the size of its result."""
@@ -321,7 +286,8 @@ class Values:
 
     def _compute(self, one: Followed, args: Any, kwargs: Any) -> Any:
         out = one.op(*args, **kwargs)
-        if one.base == "where" and choose_later(self._numbers, one, args, out):
+        is_mask = one.base == "where" and len(args) == 3 and out.numel() > _WAITS
+        if is_mask and defer(self._numbers, one, args, kwargs, out, most=LARGE):
             return out
         if one.base not in MOVES or self._numbers.knows_some(args[0]):
             self._work_out(one, args, kwargs, out)
@@ -374,23 +340,6 @@ class Values:
         if tensor.is_cuda and any(tensor is one for one in written):
             return cpu_view(tensor)
         return self._numbers.host(tensor)
-
-    def _distribute(self, base: str, out: torch.Tensor, dim: int) -> None:
-        """Let rows of a softmax over unknown numbers sum to one when read."""
-        if out.numel() <= LARGE and out.is_contiguous() and is_plain((out,)):
-            log = base == "_log_softmax"
-            make = functools.partial(distribution, out.shape, dim, log=log, dtype=out.dtype)
-            self._numbers.unknown.postpone(out, make, made_up=True)
-
-    def _spread(self, out: Any, args: Any, kwargs: Any, place: int, default: int | None) -> Any:
-        """Choose each of unknown scores as the highest equally often."""
-        places = out[1] if isinstance(out, tuple) else out
-        dim = args[place] if place < len(args) else kwargs.get("dim", default)
-        if places.numel() <= _PUT and args[0].numel() and is_plain((places, args[0])):
-            chosen = spread(places, args[0], dim, self._numbers.unknown.shift)
-            self._numbers.write_result(places, chosen, made_up=True)
-            self._say(BALANCED)
-        return out
 
     def _compare(self, one: Followed, args: Any, kwargs: Any) -> Any:
         """Compare; at any size where one answer holds for all unknown numbers."""

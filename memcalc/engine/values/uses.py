@@ -11,8 +11,8 @@ import dis
 import functools
 import itertools
 import linecache
+import re
 import sys
-from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -29,30 +29,25 @@ _PASS_ON = frozenset(("float", "int", "round", "abs", "str", "repr", "format", "
 """Names of functions whose result is the value in another form."""
 _READS = frozenset(("float", "int", "str", "repr", "format", "numpy", "item", "tolist"))
 """Names of functions whose result is the number that they read, in another form."""
-_PARSERS = frozenset(
-    """
-    literal_eval eval loads load safe_load read_csv read_json read_table read_pickle loadtxt
-    genfromtxt fromstring reader DictReader Decimal Fraction
-    """.split()
+_PARSERS = re.compile(
+    r"\b(?:literal_eval|eval|loads?|safe_load|read_(?:csv|json|table|pickle)|loadtxt|genfromtxt"
+    r"|fromstring|reader|DictReader|Decimal|Fraction)\("
+    r"|\b(?:float|int)\(\w+(?:\)|\[|\.(?:split|strip|group|read|replace|partition|get)\w*\()"
 )
-"""Names of functions that read numbers from text or files."""
-_OF_TEXT = frozenset(("split", "strip", "group", "read", "readline", "replace", "partition", "get"))
-"""Methods whose result is text that `float()` may parse."""
+"""Finds calls that read numbers from text or files."""
 _WALKED = 80
 """The most instructions to search for a raise: a message with several values takes about 50."""
 _SKIPPED = frozenset(("TO_BOOL", "CACHE", "NOT_TAKEN", "EXTENDED_ARG", "COPY_FREE_VARS", "NOP"))
 _ENDS = ("JUMP", "RETURN", "POP_JUMP", "FOR_ITER", "SEND", "YIELD")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
-Position = tuple[int | None, int | None, int | None, int | None]
 
 
 class _Source(NamedTuple):
     """The syntax tree of a file."""
 
-    expressions: dict[Position, ast.expr]
+    expressions: dict[tuple[int | None, ...], ast.expr]
     """The outermost expression at each place."""
     parents: dict[ast.AST, ast.AST]
-    tree: ast.Module
     loops: list[ast.While | ast.For | ast.AsyncFor]
 
 
@@ -62,7 +57,7 @@ def _read_source(file: str) -> _Source:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         tree = ast.Module([], [])
-    expressions: dict[Position, ast.expr] = {}
+    expressions: dict[tuple[int | None, ...], ast.expr] = {}
     parents: dict[ast.AST, ast.AST] = {}
     for node in ast.walk(tree):
         for child in ast.iter_child_nodes(node):
@@ -71,7 +66,7 @@ def _read_source(file: str) -> _Source:
             place = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
             expressions.setdefault(place, node)
     kinds = ast.While | ast.For | ast.AsyncFor
-    return _Source(expressions, parents, tree, [one for one in parents if isinstance(one, kinds)])
+    return _Source(expressions, parents, [one for one in parents if isinstance(one, kinds)])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -291,33 +286,11 @@ def _shows(call: ast.Call) -> bool:
 
 def parses_text() -> bool:
     """Return True if a file of the user's reads numbers from text or from files."""
-    return any(map(_parses, dict.fromkeys(_list_users_files())))
-
-
-def _list_users_files() -> Iterator[str]:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        yield frame.f_code.co_filename
-        frame = frame.f_back
-    for module in list(sys.modules.values()):
-        yield str(getattr(module, "__file__", None) or "")
+    files = {str(getattr(one, "__file__", None) or "") for one in list(sys.modules.values())}
+    frame = source_lines.users_frame()
+    return any(map(_parses, files | ({frame.f_code.co_filename} if frame is not None else set())))
 
 
 @functools.cache
 def _parses(file: str) -> bool:
-    if not file.endswith(".py") or not source_lines.is_users(file):
-        return False
-    calls = (one for one in ast.walk(_read_source(file).tree) if isinstance(one, ast.Call))
-    return any(map(_parses_by, calls))
-
-
-def _parses_by(call: ast.Call) -> bool:
-    name = _name(call.func)
-    if name not in ("float", "int"):
-        return name in _PARSERS
-    given = call.args[0] if call.args else None
-    if isinstance(given, ast.Subscript):
-        given = given.value
-    if isinstance(given, ast.Call):
-        return _name(given.func) in _OF_TEXT or name == _name(given.func)
-    return isinstance(given, ast.Name | ast.JoinedStr)
+    return source_lines.is_users(file) and any(map(_PARSERS.search, linecache.getlines(file)))
