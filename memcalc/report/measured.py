@@ -49,7 +49,7 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
 
 def name(plan: Plan) -> str:
     """Return the settings that tell a run from others of a suite."""
-    return f"{plan.model} {describe(plan, None, ('batch', 'seq'))}"
+    return f"{plan.model} {describe(plan, None, ('batch', 'seq', 'target'))}"
 
 
 def line(run: Run) -> str:
