@@ -49,13 +49,13 @@ class Trials:
         self.before = figures(known)
 
     def sort_key(self, trial: Trial) -> int:
-        """Return the key that sorts the largest saving first, and trials without figures last."""
+        """Return the sort key of a trial: the largest saving first, without figures last."""
         rung = "reserved" if self.before.peak.reserved is not None else "requested"
         saving = trial.saving(self.before, rung)
         return -saving if saving is not None else 1 << 60
 
     def bound_savings(self, remedies: Iterable[Remedy]) -> int:
-        """Return the most requested bytes that remedies together can save at the plan's peak."""
+        """Return an upper bound of the requested bytes that remedies save at the plan's peak."""
         return bounds.bound_savings(self._as_it_is, remedies, self._kept_beyond_step)
 
     @functools.cached_property
@@ -66,8 +66,8 @@ class Trials:
         return bounds.kept_beyond_step(self._base.trace, self.plan, phase)
 
     def each(self, stages: Sequence[Sequence[Remedy]]) -> Iterator[Trial]:
-        """Estimate the plan with each of these sets of changes, and yield in their order."""
-        plans = [_try_changes(self.plan, stage) for stage in stages]
+        """Estimate the plan with each of these sets of remedies; yield their trials in order."""
+        plans = [_apply_or_explain(self.plan, stage) for stage in stages]
         fresh = [plan for plan in plans if isinstance(plan, Plan) and plan not in self._known]
         asked = list(dict.fromkeys(fresh))
         answers = chain(self._begun, zip(asked, self._ask(asked), strict=True))
@@ -86,12 +86,13 @@ class Trials:
                 yield replace(trial, figures=figures(found))
 
     def prediction(self, plan: Plan) -> Prediction:
-        """Return the whole estimate of a plan that was tried and has figures."""
+        """Return the prediction of a plan that was estimated."""
         found = self._known[plan]
         assert isinstance(found, Prediction)
         return found
 
     def _ask(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
+        """Predict each plan, by a replay where only allocator settings differ."""
         base = self._base
         run = self._answers.predict(
             [plan for plan in plans if base is None or not is_replay(base, plan)]
@@ -104,13 +105,13 @@ class Trials:
 
 
 def is_replay(base: Traced, plan: Plan) -> bool:
-    """Return True if a plan differs from one that was run in settings of the allocator alone."""
+    """Return True if a plan differs from a traced one only in allocator settings."""
     known = base.prediction.plan
     return plan != known and plan == replace(known, alloc_conf=plan.alloc_conf)
 
 
 def replay(base: Traced, plan: Plan, memory: int | None = None) -> Prediction:
-    """Answer a plan by replaying the run of one that differs in settings of the allocator alone.
+    """Predict a plan by replaying a trace under the plan's allocator settings.
 
     ``memory``: bytes of the GPU, in place of its own.
 
@@ -122,19 +123,19 @@ def replay(base: Traced, plan: Plan, memory: int | None = None) -> Prediction:
 
 
 def begin(plan: Plan, answers: Answers, remedies: Sequence[Remedy]) -> tuple[Traced, Trials]:
-    """Trace a plan, and try each of these remedies alone beside it.
+    """Trace a plan while estimating it with each of these remedies alone.
 
     Raises:
         MemcalcError: the plan cannot be traced.
     """
-    tried = dict.fromkeys(_try_changes(plan, [remedy]) for remedy in remedies)
+    tried = dict.fromkeys(_apply_or_explain(plan, [remedy]) for remedy in remedies)
     others = [one for one in tried if isinstance(one, Plan) and one != plan]
     traced, beside = answers.trace_with(plan, others)
     return traced, Trials(traced, answers, begun=zip(others, beside, strict=True))
 
 
-def _try_changes(plan: Plan, remedies: Sequence[Remedy]) -> Plan | str:
-    """Return the changed plan, or why it cannot be made."""
+def _apply_or_explain(plan: Plan, remedies: Sequence[Remedy]) -> Plan | str:
+    """Return the plan with these remedies, or a sentence why it cannot have them."""
     refused = next((remedy.unfit for remedy in remedies if remedy.unfit is not None), None)
     try:
         return refused or apply(plan, *remedies)
@@ -143,7 +144,7 @@ def _try_changes(plan: Plan, remedies: Sequence[Remedy]) -> Plan | str:
 
 
 def apply(plan: Plan, *remedies: Remedy) -> Plan:
-    """Return the plan with all changes; of two changes of a field the later one counts.
+    """Return the plan with the changes of these remedies; of two of a field the later counts.
 
     Raises:
         UsageError: the changes do not go together.
@@ -152,7 +153,7 @@ def apply(plan: Plan, *remedies: Remedy) -> Plan:
 
 
 def change(plan: Plan, changes: Iterable[Change]) -> Plan:
-    """Return the plan with these fields changed.
+    """Return the plan with these (field, value) pairs set.
 
     Raises:
         UsageError: the changes do not go together.
