@@ -17,7 +17,8 @@ _INTERVAL = 0.1
 """Seconds between samples."""
 
 
-def _follow(path: str) -> None:
+def _write_samples(path: str) -> None:
+    """Append a line of optimizer steps, allocated and peak bytes to a file, again and again."""
     steps = 0
 
     def count(*_: object) -> None:
@@ -41,11 +42,12 @@ def _follow(path: str) -> None:
 
 
 def _start() -> None:
+    """Start a thread that writes the samples of this process."""
     path = os.path.join(os.environ[_FOLDER], str(os.getpid()))
 
     def run() -> None:
         with contextlib.suppress(Exception):
-            _follow(path)
+            _write_samples(path)
 
     threading.Thread(target=run, daemon=True).start()
 
