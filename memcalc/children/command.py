@@ -138,14 +138,15 @@ def _make_folder() -> Path:
         runs = cache.folder().absolute() / "runs"
         runs.mkdir(parents=True, exist_ok=True)
         _remove_stale_folders(runs)
-        if _free_bytes(runs) < min(_ROOM, _free_bytes(tempfile.gettempdir())):
+        if _free(runs) < min(_ROOM, _free(tempfile.gettempdir())):
             raise OSError
         return Path(tempfile.mkdtemp(dir=runs))
     except OSError:
         return Path(tempfile.mkdtemp(prefix="memcalc-"))
 
 
-def _free_bytes(folder: Path | str) -> int:
+def _free(folder: Path | str) -> int:
+    """Return the free bytes of the disk that a folder is on."""
     return shutil.disk_usage(folder).free
 
 

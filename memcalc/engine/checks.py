@@ -32,6 +32,7 @@ def failing_value(frame: FrameType | None) -> bool | None:
 
 @functools.lru_cache(maxsize=4096)
 def _failing_value(code: CodeType, at: int) -> bool | None:
+    """Return the value that fails the check at an instruction's offset in a code object."""
     instructions = list(dis.get_instructions(code))
     places = {one.offset: number for number, one in enumerate(instructions)}
     number = places.get(at)
@@ -76,16 +77,16 @@ def _raises(instructions: list[dis.Instruction], places: dict[int, int], number:
 
 
 def waits(frame: FrameType | None) -> bool:
-    """Return whether the innermost loop around the running line may wait for a condition."""
+    """Return True if the innermost loop around the running line is a ``while``."""
     if frame is None:
         return False
-    loops = _loops(frame.f_code.co_filename)
+    loops = _find_loops(frame.f_code.co_filename)
     around = [one for one in loops if one.lineno <= frame.f_lineno <= (one.end_lineno or 0)]
     return bool(around) and isinstance(max(around, key=lambda one: one.lineno), ast.While)
 
 
 @functools.lru_cache(maxsize=64)
-def _loops(file: str) -> list[ast.While | ast.For | ast.AsyncFor]:
+def _find_loops(file: str) -> list[ast.While | ast.For | ast.AsyncFor]:
     try:
         found = ast.walk(ast.parse("".join(linecache.getlines(file))))
     except (SyntaxError, ValueError):

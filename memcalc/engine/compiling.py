@@ -36,6 +36,7 @@ _SETTLES = 2
 
 
 def _run_once(kernel: Callable[[], Any], **_: Any) -> list[float]:
+    """Run a kernel once, and return equal times as its benchmark."""
     kernel()
     return [1.0] * 3
 
@@ -69,10 +70,12 @@ class Compiling:
         patches.also(self._report)
 
     def _skip_benchmark(self, original: Any, *args: Any, **kwargs: Any) -> float:
+        """Replace Inductor's benchmark of a configuration: run nothing."""
         self._say(_FIRST)
         return 1.0
 
     def _begin_tuning(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run Triton's autotuner for a kernel that has no chosen configuration yet."""
         self._chosen = False
         return original(*args, **kwargs)
 
@@ -87,6 +90,7 @@ class Compiling:
         return timings
 
     def _register_callbacks(self, module: ModuleType) -> None:
+        """Register functions to call when a compilation begins and ends."""
         handler = getattr(module, "callback_handler", None)
         if handler is not None:
             handler.register_start_callback(self._compile_begins)
@@ -110,6 +114,7 @@ class Compiling:
             gc.collect()
 
     def _report(self) -> None:
+        """Report the compile time and graph breaks as assumptions."""
         if not self._took:
             return
         if self._took >= 1:

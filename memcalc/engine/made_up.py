@@ -32,10 +32,10 @@ _follower: Follower | None = None
 
 
 def install(patches: Patches, follower: Follower) -> None:
-    """Tell a follower of made-up numbers, and mark what Python computes from them."""
+    """Patch math, statistics and yaml for made-up numbers, which report to a follower."""
     global _follower
     _follower = follower
-    patches.also(_leave)
+    patches.also(_remove_follower)
     for name in _MATH.split():
         if hasattr(math, name):
             patches.wrap(math, name, _keep_mark)
@@ -44,20 +44,21 @@ def install(patches: Patches, follower: Follower) -> None:
 
 
 def follow_tensors(patches: Patches) -> None:
-    """Note where tensors take made-up numbers: called when there is one."""
+    """Patch functions of tensors to report made-up numbers that they take."""
     for name in ("tensor", "as_tensor", "full"):
-        patches.wrap(torch, name, _take)
+        patches.wrap(torch, name, _call_reporting)
     for name in ("__setitem__", *(f"__{one}__" for one in _COMPARISONS)):
-        patches.wrap(torch.Tensor, name, _take)
+        patches.wrap(torch.Tensor, name, _call_reporting)
 
 
-def _leave() -> None:
+def _remove_follower() -> None:
+    """Report made-up numbers to no follower any longer."""
     global _follower
     _follower = None
 
 
 def mark(found: Any) -> Any:
-    """Return numbers, alone or in lists, that know that they are made up."""
+    """Return a number, or numbers in lists, marked as made up by their class."""
     if type(found) is float:
         return MadeUpFloat(found)
     if type(found) is int:
@@ -68,7 +69,7 @@ def mark(found: Any) -> Any:
 
 
 def escape(found: Any) -> Any:
-    """Note that plain code takes these, and return them."""
+    """Report that numbers lose the mark of being made up, and return them."""
     if _follower is not None:
         _follower.escape()
     return found
@@ -81,23 +82,25 @@ def _is_made_up(value: Any) -> bool:
     return kind is MadeUpFloat or kind is MadeUpInt
 
 
-def _plain(value: Any) -> Any:
+def _unmark(value: Any) -> Any:
+    """Return numbers without the mark of being made up."""
     kind = type(value)
     if kind is list or kind is tuple:
-        return kind(map(_plain, value))
+        return kind(map(_unmark, value))
     if kind is MadeUpFloat:
         return float.__float__(value)
     return int.__int__(value) if kind is MadeUpInt else value
 
 
 def _keep_mark(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function with plain numbers; mark the result if an argument was made up."""
     if _is_made_up(args):
-        return mark(original(*_plain(args), **kwargs))
+        return mark(original(*_unmark(args), **kwargs))
     return original(*args, **kwargs)
 
 
-def _take(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function that makes tensors of numbers, or compares them with tensors."""
+def _call_reporting(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function of tensors; report if one of its arguments is made up."""
     if _is_made_up(args):
         escape(None)
     return original(*args, **kwargs)
@@ -115,13 +118,14 @@ def _follow_statistics(patches: Patches, module: ModuleType) -> None:
             patches.wrap(module, name, _keep_mark)
 
 
-def _decides(name: str, plain: type) -> Callable[[Any, Any], Any]:
+def _make_comparison(name: str, plain: type) -> Callable[[Any, Any], Any]:
+    """Return a comparison method that reports its outcome as a decision."""
     compare = getattr(plain, name)
     exact = plain is float and name in ("__eq__", "__ne__")
 
     def method(self: Any, other: Any) -> Any:
         found = compare(self, other)
-        known = found is NotImplemented or exact or _is_no_limit(other)
+        known = found is NotImplemented or exact or _is_not_finite(other)
         if known or _follower is None:
             return found
         return _follower.decide(found, sys._getframe(1))
@@ -129,12 +133,13 @@ def _decides(name: str, plain: type) -> Callable[[Any, Any], Any]:
     return method
 
 
-def _is_no_limit(other: Any) -> bool:
-    """Return whether a number is infinite or NaN: each made-up one compares with it alike."""
+def _is_not_finite(other: Any) -> bool:
+    """Return True if a number is infinite or NaN, so that all made-up ones compare alike."""
     return isinstance(other, float) and not math.isfinite(other)
 
 
-def _computes(name: str, plain: type) -> Callable[..., Any]:
+def _make_arithmetic(name: str, plain: type) -> Callable[..., Any]:
+    """Return an arithmetic method whose result is marked as made up."""
     compute = getattr(plain, name)
 
     def method(self: Any, *others: Any) -> Any:
@@ -144,7 +149,8 @@ def _computes(name: str, plain: type) -> Callable[..., Any]:
     return method
 
 
-def _escapes(name: str, plain: type) -> Callable[..., Any]:
+def _make_conversion(name: str, plain: type) -> Callable[..., Any]:
+    """Return a conversion method that reports that the mark is lost."""
     take = getattr(plain, name)
 
     def method(self: Any, *others: Any) -> Any:
@@ -156,7 +162,8 @@ def _escapes(name: str, plain: type) -> Callable[..., Any]:
 _PARSED = re.compile(r"\b(float|int|Decimal|Fraction|literal_eval|eval)\(")
 
 
-def _shows(name: str, plain: type) -> Callable[..., Any]:
+def _make_formatting(name: str, plain: type) -> Callable[..., Any]:
+    """Return a formatting method that reports a lost mark if the user's line parses numbers."""
     show = getattr(plain, name)
 
     def method(self: Any, *others: Any) -> Any:
@@ -167,7 +174,9 @@ def _shows(name: str, plain: type) -> Callable[..., Any]:
     return method
 
 
-def _truth(plain: type) -> Callable[[Any], bool]:
+def _make_bool(plain: type) -> Callable[[Any], bool]:
+    """Return a ``__bool__`` method that reports an integer's truth as a decision."""
+
     def method(self: Any) -> bool:
         found = bool(plain.__bool__(self))  # type: ignore[attr-defined]
         if plain is float or _follower is None:
@@ -178,12 +187,13 @@ def _truth(plain: type) -> Callable[[Any], bool]:
 
 
 def _compute_array(self: Any, function: Any, way: str, *args: Any, **kwargs: Any) -> Any:
-    """Take part in a function of NumPy's, whose results are plain."""
-    return escape(getattr(function, way)(*_plain(args), **kwargs))
+    """Implement ``__array_ufunc__`` with plain numbers, and report that the mark is lost."""
+    return escape(getattr(function, way)(*_unmark(args), **kwargs))
 
 
 def _reduce(self: Any, _: Any) -> tuple[type, tuple[float]]:
-    plain = _plain(self)
+    """Pickle as a plain number."""
+    plain = _unmark(self)
     return type(plain), (plain,)
 
 
@@ -195,25 +205,26 @@ pos abs round floor ceil lshift rlshift rshift rrshift and rand or ror xor rxor
 _PLAIN = ("__float__", "__int__", "__trunc__", "as_integer_ratio")
 
 
-def _members(plain: type) -> dict[str, Any]:
+def _make_members(plain: type) -> dict[str, Any]:
+    """Return the attributes of a class of made-up numbers over float or int."""
     names = (f"__{name}__" for name in _ARITHMETIC)
     return {
-        **{f"__{name}__": _decides(f"__{name}__", plain) for name in _COMPARISONS},
-        **{name: _computes(name, plain) for name in names if hasattr(plain, name)},
-        **{name: _escapes(name, plain) for name in _PLAIN},
-        **{name: _shows(name, plain) for name in ("__format__", "__str__", "__repr__")},
+        **{f"__{name}__": _make_comparison(f"__{name}__", plain) for name in _COMPARISONS},
+        **{name: _make_arithmetic(name, plain) for name in names if hasattr(plain, name)},
+        **{name: _make_conversion(name, plain) for name in _PLAIN},
+        **{name: _make_formatting(name, plain) for name in ("__format__", "__str__", "__repr__")},
         "__slots__": (),
         "__module__": "builtins",
-        "__bool__": _truth(plain),
+        "__bool__": _make_bool(plain),
         "__hash__": plain.__hash__,
         "__reduce_ex__": _reduce,
         "__array_ufunc__": _compute_array,
     }
 
 
-MadeUpFloat = type("float", (float,), _members(float))
+MadeUpFloat = type("float", (float,), _make_members(float))
 """A float that nobody computed."""
-MadeUpInt = type("int", (int,), _members(int))
+MadeUpInt = type("int", (int,), _make_members(int))
 """A whole number that nobody computed."""
 
 

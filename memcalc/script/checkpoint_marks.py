@@ -16,7 +16,7 @@ LENGTH = len(_MARK % 0)
 
 
 def mark(number: int) -> bytes:
-    """Return the bytes that a file holds in place of checkpoint ``number``."""
+    """Return the bytes that a file holds in place of the checkpoint of this number."""
     return _MARK % number
 
 

@@ -79,7 +79,7 @@ _ANOTHER = "the figures are those of another branch, which trains more, than the
 
 
 def _say_decisions(lines: Sequence[str], ways: Mapping[str, _Tried], chosen: Simulated) -> str:
-    """Return a sentence on lines with unknown branches, and what the other branch takes."""
+    """Return a sentence on lines with unknown branches and the memory of the other branch."""
     others = [
         f"{line} ({_describe_difference(one, chosen)})"
         for line, one in ways.items()

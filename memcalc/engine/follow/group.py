@@ -34,7 +34,7 @@ class Groups:
         self.messages = Messages()
 
     def install(self, patches: Patches) -> None:
-        """Let the program join alone."""
+        """Patch torch.distributed so that this process joins its groups alone."""
         os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
         # The group of the host's memory, where programs ask for one.
         importlib.import_module("torch.testing._internal.distributed.fake_pg")
@@ -65,6 +65,7 @@ class Groups:
         *args: Any,
         **kwargs: Any,
     ) -> None:
+        """Replace ``init_process_group``: join over a store that never waits."""
         world = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
         original(
             _without_gloo(backend) or "cpu:fake,cuda:nccl",
@@ -76,6 +77,7 @@ class Groups:
         self.messages.groups.append(tuple(range(world)))
 
     def _group(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Replace ``new_group``: record its ranks, and use no gloo."""
         made = original(*args, **{**kwargs, "backend": _without_gloo(kwargs.get("backend"))})
         ranks = args[0] if args else kwargs.get("ranks")
         if ranks is not None:
@@ -84,6 +86,7 @@ class Groups:
         return made
 
     def _split(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Replace ``split_group``: record the ranks of each new group."""
         ranks = args[1] if len(args) > 1 else kwargs.get("split_ranks")
         self.messages.groups += map(tuple, ranks or ())
         self.sizes |= set(map(len, ranks or ()))
@@ -97,7 +100,7 @@ class Groups:
 
 
 def _without_gloo(backend: Any) -> str | None:
-    """Return a backend whose host part needs no sockets."""
+    """Return a backend's name with gloo replaced by the fake one, which needs no sockets."""
     return None if backend is None else str(backend).lower().replace("gloo", "fake")
 
 

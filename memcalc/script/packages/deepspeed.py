@@ -18,7 +18,7 @@ _IN_PLACE = frozenset(
 
 
 class _Inert:
-    """Has every function that is asked for, and none of them does anything."""
+    """A compiled module in which every function does nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
