@@ -80,8 +80,8 @@ class Reads:
             self.escape()
 
     def escape(self) -> None:
-        """Note that this line takes a number that knows no longer that it is made up."""
-        if line := self._deciding():
+        """Record that a number loses its mark of being made up, with the user's line."""
+        if line := self._deciding_line():
             self.escapes[line] = None
 
     def decide(self, found: bool, frame: FrameType | None) -> bool:
@@ -96,7 +96,7 @@ class Reads:
         """
         if (fails := checks.failing_value(frame)) is not None:
             return not fails
-        if line := self._deciding():
+        if line := self._deciding_line():
             self._decisions[line] = None
             found = found is (line != self.opposite)
             self._alike[line, not found] = 0
@@ -113,13 +113,13 @@ class Reads:
         Returns:
             True if the mask keeps everything in this run.
         """
-        line = self._deciding()
+        line = self._deciding_line()
         if line:
             self._decisions[line] = None
         return bool(line) and line == self.opposite
 
-    def _deciding(self) -> str:
-        """Return the line that decides, or "" if numbers are only printed or saved."""
+    def _deciding_line(self) -> str:
+        """Return the user's line that decides, or "" if numbers are only printed or saved."""
         return "" if getattr(self._thread, "shows", False) else source_lines.find_line()
 
     def _call_display(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -153,6 +153,7 @@ class Reads:
             self._say(UNKNOWN.format(source_lines.join_lines(self.lines)))
 
     def _count(self) -> int:
+        """Return the number of unknown values that this thread has read."""
         return getattr(self._thread, "count", 0)
 
     def _wrap_reader(self, original: Any) -> Callable[[torch.Tensor], Any]:

@@ -154,7 +154,7 @@ class _FollowedRun(Patches):
             # Triton's cache key of kernels is a hash over its whole library.
             self.when_imported("triton.runtime.cache", self._key_by_version)
         if not plan.infers and not wrapped:
-            self.also(register_optimizer_step_pre_hook(self._look_at_gradients).remove)
+            self.also(register_optimizer_step_pre_hook(self._check_gradients).remove)
 
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
@@ -180,6 +180,7 @@ class _FollowedRun(Patches):
         )
 
     def _key_by_version(self, cache: Any) -> None:
+        """Make Triton's cache key its version, in place of a hash of its files."""
         if hasattr(cache, "triton_key"):
             self.set(cache, "triton_key", lambda: sys.modules["triton"].__version__)
 
@@ -188,7 +189,7 @@ class _FollowedRun(Patches):
         if assumed != RULE and not assumed.startswith(UNKNOWN.partition("{")[0]):
             self.say(assumed)
 
-    def _look_at_gradients(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _check_gradients(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """Add a note if many trained weights have no gradient at the optimizer's step."""
         if isinstance(optimizer, InBackward):
             return  # Its gradients were used and freed before.
@@ -239,6 +240,7 @@ def _passes(program: Program) -> tuple[int, ...]:
 def _train(
     program: Program, optimizer: Any, followed: _FollowedRun, steps: int, lengths: Sequence[int]
 ) -> None:
+    """Train a program for some steps, on a batch of each length if lengths are given."""
     plan, phases = program.plan, followed.phases
     coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
 
@@ -258,6 +260,7 @@ def _train(
 
 
 def _infer(program: Program, followed: _FollowedRun) -> None:
+    """Run inference, without the allocator's history in the middle of a long generation."""
     counters = followed.counters
     followed.names.watch(0)
     programs.infer(
@@ -268,12 +271,14 @@ def _infer(program: Program, followed: _FollowedRun) -> None:
 
 
 def _batch(program: Program, counters: Counters) -> Batch:
+    """Make a batch on the device, and label it as inputs."""
     made = program.batch(program.plan.target)
     counters.name(Component.INPUTS, made.values())
     return made
 
 
 def _list_assumptions(program: Program, kept_on_host: int) -> Iterator[str]:
+    """Yield sentences on a program's cache, quantization and skipped passes."""
     passes = program.plan.generate
     if program.plan.cache.startswith("offloaded"):
         yield (

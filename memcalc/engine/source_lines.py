@@ -35,7 +35,8 @@ def is_users(file: str) -> bool:
     return not file.startswith((*_LIBRARIES, "<")) and not _INSTALLED.search(file)
 
 
-def _users_frame() -> FrameType | None:
+def _find_user_frame() -> FrameType | None:
+    """Return the innermost running frame of the user's code, or None."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
@@ -43,14 +44,14 @@ def _users_frame() -> FrameType | None:
 
 
 def find_line() -> str:
-    """The innermost line of the user's that is running in this thread, as ``train.py:41``."""
-    frame = _users_frame()
+    """Return the user's innermost running line, such as ``train.py:41``, or ""."""
+    frame = _find_user_frame()
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""
 
 
 def text() -> str:
-    """Return the source of that line."""
-    frame = _users_frame()
+    """Return the source text of the user's innermost running line, or ""."""
+    frame = _find_user_frame()
     return linecache.getline(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
 
 

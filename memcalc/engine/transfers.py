@@ -53,9 +53,9 @@ class Transfers:
         if not (out.is_cuda or source.is_cuda) or not is_plain((out, source)):
             return out
         if not source.is_cuda:
-            self._arrive(out, source)
+            self._copy_to_gpu(out, source)
         elif not out.is_cuda:
-            self._leave(out, source)
+            self._copy_to_host(out, source)
         elif 1 < source.numel() < out.numel() > SMALL:
             # Convolutions begin so with their bias.
             self._numbers.forget((out,))
@@ -67,8 +67,8 @@ class Transfers:
             self._numbers.forget((out,))
         return out
 
-    def _arrive(self, out: torch.Tensor, source: torch.Tensor) -> None:
-        """Write numbers from the host that the driver did not copy: large or in another layout."""
+    def _copy_to_gpu(self, out: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy numbers to the GPU that the driver did not: large or in another layout."""
         if self._numbers.read_mark(out) and out.dtype is source.dtype:
             return
         weight = out.is_floating_point() and (_is_weight(source) or _is_weight(out))
@@ -76,8 +76,8 @@ class Transfers:
             self._numbers.time_call(out.numel(), cpu_view(out).copy_, source)
             self._numbers.mark(out, False)
 
-    def _leave(self, out: torch.Tensor, source: torch.Tensor) -> None:
-        """Give the host numbers that the driver did not copy: unknown or in another layout."""
+    def _copy_to_host(self, out: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy numbers to the host that the driver did not: unknown or in another layout."""
         unknown = source.is_floating_point() and not self._numbers.read_mark(source)
         converted = not source.is_contiguous() or source.dtype is not out.dtype
         if (unknown and source.numel() <= _READ) or (converted and source.numel() <= LARGE):

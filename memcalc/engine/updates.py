@@ -27,14 +27,14 @@ class Updates:
         patches.also(hook.remove)
 
     def implement(self, library: Any, key: str) -> None:
-        """Follow the operator that counts steps."""
+        """Register kernels that also add to optimizers' step counts on the host."""
         for name in ("Scalar", "Tensor"):
             add = getattr(torch.ops.aten._foreach_add_, name)
             count = functools.partial(self._count_steps, add)
             library.impl(f"_foreach_add_.{name}", count, key)
 
     def _forget_first(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Forget what the first step of an optimizer has written over: initial weights and state.
+        """Mark the weights and state of an optimizer as unknown after its first step.
 
         Later steps find nothing that is known.
         """

@@ -108,30 +108,30 @@ class Values:
         self._libraries: list[Any] = []
         self.reads = Reads(say)
         self._numbers = Numbers(self.reads.limit)
-        self._transfers = Transfers(self._numbers, self._work_out)
+        self._transfers = Transfers(self._numbers, self._compute_on_host)
         self._nothing_equal = False
-        self._draws = Draws(self._numbers, self._work_out)
+        self._draws = Draws(self._numbers, self._compute_on_host)
         self._updates = Updates(self._numbers)
         driver = ctypes.CDLL(None)
         self._answer = driver.memcalc_stub_answer
         self._when_unknown = driver.memcalc_stub_when_unknown
         self._answer.argtypes, self._answer.restype = [ctypes.c_size_t, ctypes.c_longlong], None
-        self._noting = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self._note)
+        self._noting = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self._note_read)
         self.state, self.know = self._numbers.state, self._numbers.know
         self.knows, self.host = self._numbers.knows, self._numbers.host
         self.vary = self._numbers.unknown.vary
         self._keys = following.keys()
 
     def install(self, patches: Patches) -> None:
-        """Begin to follow this thread, and those that the program starts."""
+        """Register the followed operators, and follow this thread and threads it starts."""
         if not stub.maps():
             self.reads.report_no_mapping()
             return
         for at in (VALUES, COUNTS):
             following.pass_through(at)
-            self._implement(at)
+            self._register_operators(at)
         # Operators such as flex_attention have Python kernels, and ask for one of the first key.
-        patches.wrap(torch._ops, "_compute_keyset", self._without_ours)
+        patches.wrap(torch._ops, "_compute_keyset", self._drop_followed_keys)
         self._when_unknown(self._noting)
         self._transfers.begin()
         self._updates.install(patches)
@@ -141,7 +141,8 @@ class Values:
         self.reads.install(patches)
         following.install(patches)
 
-    def _without_ours(self, original: Any, args: Any, kwargs: Any, keys: Any) -> Any:
+    def _drop_followed_keys(self, original: Any, args: Any, kwargs: Any, keys: Any) -> Any:
+        """Compute an operator's dispatch keys without the two of following."""
         return original(args, kwargs, keys - self._keys)
 
     def stop(self) -> None:
@@ -150,11 +151,13 @@ class Values:
         self._when_unknown(None)
 
     def _end(self) -> None:
+        """Stop following, and report the lines that read unknown numbers."""
         self.stop()
         self._libraries.clear()
         self.reads.end()
 
-    def _implement(self, at: str) -> None:
+    def _register_operators(self, at: str) -> None:
+        """Register the followed operators at a dispatch key."""
         library = torch.library.Library("aten", "IMPL")
         self._libraries.append(library)
         for followed in _list_followed(at):
@@ -163,13 +166,13 @@ class Values:
         if at == COUNTS:
             library.impl("equal", self._equal, at)
         else:
-            library.impl("_local_scalar_dense", self._read, at)
+            library.impl("_local_scalar_dense", self._read_item, at)
             self._updates.implement(library, at)
 
     # ---- operators
 
     def _wrap_op(self, one: Followed) -> Callable[..., Any]:
-        """Return an operator that also computes its numbers."""
+        """Return a kernel that runs an operator, and computes its numbers on the host."""
         keys, guard, op, base = self._keys, _C._ExcludeDispatchKeyGuard, one.op, one.base
         chooses = HIGHEST.get(op.name())
         special = self._find_special(one) if chooses is None else None
@@ -192,14 +195,14 @@ class Values:
                 if one.given_result:
                     return op(*args, **kwargs)
                 if chooses and first.is_cuda and self.state(first) != KNOWN:
-                    return self._spread(op(*args, **kwargs), args, kwargs, *chooses)
+                    return self._choose_evenly(op(*args, **kwargs), args, kwargs, *chooses)
                 count = first.numel()
                 if waits and count <= SMALL:
                     out = op(*args, **kwargs)
                     if base == "clamp_min" and self._clamps_nothing(first, args[1]):
                         return out
                     if not defer(self._numbers, one, args, kwargs, out):
-                        self._work_out(one, args, kwargs, out)
+                        self._compute_on_host(one, args, kwargs, out)
                     return out
                 if count <= small or (base in PUTS and count <= _PUT):
                     return self._compute(one, args, kwargs)
@@ -212,7 +215,7 @@ class Values:
                 if one.writes:
                     self._numbers.unknown.drop(first)
                 elif base in DISTRIBUTIONS:
-                    self._distribute(base, out, args[1])
+                    self._postpone_softmax(base, out, args[1])
                 elif end is not None and isinstance(out, torch.Tensor):
                     self._numbers.fill(out, self._numbers.unknown.ends[end])
                 return out
@@ -220,7 +223,7 @@ class Values:
         return call
 
     def _find_special(self, one: Followed) -> Callable[[Followed, Any, Any], Any] | None:
-        """Return the follower of an operator that copies, draws, makes or compares."""
+        """Return the method that runs an operator that copies, draws, makes or compares."""
         if one.base in TRANSFERS:
             return self._transfers.copy
         if one.draws is not None:
@@ -230,7 +233,7 @@ class Values:
         return self._compare if one.base in COMPARES else None
 
     def _wrap_count(self, one: Followed) -> Callable[..., Any]:
-        """Return an operator that gets the size of its result."""
+        """Return a kernel that gives an operator the result's size that it asks the GPU for."""
         keys, guard, op, base = self._keys, _C._ExcludeDispatchKeyGuard, one.op, one.base
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -259,13 +262,13 @@ class Values:
                     made_up = any(self.state(each) == MADE_UP for each in tensors)
                     self._numbers.write_result(out, made, made_up)
                 elif base != "index" or self._numbers.knows_some(args[0]):
-                    self._work_out(one, args, kwargs, out)
+                    self._compute_on_host(one, args, kwargs, out)
                 return out
 
         return call
 
     def _clamps_nothing(self, tensor: torch.Tensor, least: Any) -> bool:
-        """Return whether unknown numbers stay as they are, as in most calls of ReLU."""
+        """Return True if unknown numbers are above a lower limit, as in most ReLUs."""
         small = isinstance(least, int | float) and least <= self._numbers.unknown.ends[0]
         return small and tensor.is_cuda and self._is_unknown(tensor)
 
@@ -276,6 +279,7 @@ class Values:
         return tensor.is_cuda and self.state(tensor) != KNOWN
 
     def _create(self, one: Followed, args: Any, kwargs: Any) -> Any:
+        """Run an operator that makes a tensor, and write or mark its numbers."""
         out = one.op(*args, **kwargs)
         if not out.is_cuda or not is_plain((out,)) or torch.cuda.is_current_stream_capturing():
             return out
@@ -285,18 +289,19 @@ class Values:
         elif one.base == "fill_" and out.numel() <= SMALL and type(args[1]) in (float, int, bool):
             self._numbers.know(out, args[1])
         elif out.numel() <= MADE or not out.is_floating_point():
-            self._work_out(one, args, kwargs, out)
+            self._compute_on_host(one, args, kwargs, out)
         return out
 
     def _compute(self, one: Followed, args: Any, kwargs: Any) -> Any:
+        """Run an operator, and compute its numbers on the host, now or when they are read."""
         out = one.op(*args, **kwargs)
         if one.base == "where" and choose_later(self._numbers, one, args, out):
             return out
         if one.base not in MOVES or self._numbers.knows_some(args[0]):
-            self._work_out(one, args, kwargs, out)
+            self._compute_on_host(one, args, kwargs, out)
         return out
 
-    def _work_out(self, one: Followed, args: Any, kwargs: Any, out: Any) -> None:
+    def _compute_on_host(self, one: Followed, args: Any, kwargs: Any, out: Any) -> None:
         """Compute the numbers of an operator's result on the host, unless that costs too much."""
         given = tensors_in((args, kwargs) if kwargs else args)
         outs = [] if one.writes else tensors_in((out,))
@@ -327,7 +332,7 @@ class Values:
                 if not self.state(each):
                     self._numbers.unknown.write(each)
         with contextlib.suppress(Exception):
-            view = functools.partial(self._seen, written) if written else self.host
+            view = functools.partial(self._view_on_host, written) if written else self.host
             host_kwargs = map_tensors(kwargs, view) if kwargs else kwargs
             made = self._numbers.time_call(most, one.op, *map_tensors(args, view), **host_kwargs)
             keeps = state == KNOWN or one.base in PUTS or one.base in MOVES
@@ -338,21 +343,23 @@ class Values:
                     self._numbers.make_finite(cpu_view(each), Place.from_tensor(each))
                 self._numbers.mark(each, state == MADE_UP)
 
-    def _seen(self, written: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor with the numbers of a tensor that an operator reads or writes."""
+    def _view_on_host(self, written: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+        """Return a CPU tensor over or with the numbers of a tensor, for a run on the host."""
         if tensor.is_cuda and any(tensor is one for one in written):
             return cpu_view(tensor)
         return self._numbers.host(tensor)
 
-    def _distribute(self, base: str, out: torch.Tensor, dim: int) -> None:
-        """Let rows of a softmax over unknown numbers sum to one when read."""
+    def _postpone_softmax(self, base: str, out: torch.Tensor, dim: int) -> None:
+        """Postpone the numbers of a softmax over unknown ones: rows sum to one."""
         if out.numel() <= LARGE and out.is_contiguous() and is_plain((out,)):
             log = base == "_log_softmax"
             make = functools.partial(distribution, out.shape, dim, log=log, dtype=out.dtype)
             self._numbers.unknown.postpone(out, make, made_up=True)
 
-    def _spread(self, out: Any, args: Any, kwargs: Any, place: int, default: int | None) -> Any:
-        """Choose each of unknown scores as the highest equally often."""
+    def _choose_evenly(
+        self, out: Any, args: Any, kwargs: Any, place: int, default: int | None
+    ) -> Any:
+        """Write indices that choose each of unknown scores equally often to a result."""
         places = out[1] if isinstance(out, tuple) else out
         dim = args[place] if place < len(args) else kwargs.get("dim", default)
         if places.numel() <= _PUT and args[0].numel() and is_plain((places, args[0])):
@@ -362,20 +369,20 @@ class Values:
         return out
 
     def _compare(self, one: Followed, args: Any, kwargs: Any) -> Any:
-        """Compare; at any size where one answer holds for all unknown numbers."""
+        """Run a comparison, and write its result if one holds for all unknown numbers."""
         out = one.op(*args, **kwargs)
         if one.given_result or not isinstance(out, torch.Tensor):
-            self._work_out(one, args, kwargs, out)
+            self._compute_on_host(one, args, kwargs, out)
             return out
         answer = constant_answer(one, args, self._is_unknown, self._numbers.unknown.ends)
         if answer is None:
-            self._work_out(one, args, kwargs, out)
+            self._compute_on_host(one, args, kwargs, out)
         elif is_plain((out,)) and self._numbers.may_take(out.numel()):
             self._numbers.fill(out, answer, made_up=not is_finiteness_test(one, args))
         return out
 
-    def _read(self, tensor: torch.Tensor) -> Any:
-        """Return ``tensor.item()``."""
+    def _read_item(self, tensor: torch.Tensor) -> Any:
+        """Return ``tensor.item()``, with a made-up number if it is unknown."""
         with _C._ExcludeDispatchKeyGuard(self._keys):
             if tensor.is_cuda:
                 self._numbers.settle(tensor)
@@ -385,7 +392,7 @@ class Values:
             return number
 
     def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Return ``torch.equal``; it runs for the memory it takes."""
+        """Return ``torch.equal``: computed on the host, or a decision if numbers are unknown."""
         with _C._ExcludeDispatchKeyGuard(self._keys):
             self._answer(1, 0)
             found = bool(_aten.equal.default(one, other))
@@ -402,8 +409,8 @@ class Values:
             equal = bool(torch.equal(self._numbers.host(one), self._numbers.host(other)))
             return self.reads.decide(equal, sys._getframe(1)) if MADE_UP in states else equal
 
-    def _note(self, address: int) -> None:
-        """Note a read of an unknown number, but not of a known one in an intermediate buffer."""
+    def _note_read(self, address: int) -> None:
+        """Record that the host reads an unknown number, unless it copies a known tensor."""
         source = self._transfers.source
         if source is None or self.state(source) != KNOWN:
             self.reads.note()

@@ -18,7 +18,7 @@ _AGREES = "assert_ints_same_as_other_ranks"
 
 
 def follow_steps(patches: Patches, steps: Any, phases: Any) -> None:
-    """Count updates of an engine as steps, whichever optimizers it drives, and see its backward.
+    """Patch DeepSpeed's engine to count its updates as steps, and follow its backward.
 
     ``steps`` and ``phases`` come from ``engine.follow``, which uses this file.
     """
@@ -40,7 +40,7 @@ def follow_steps(patches: Patches, steps: Any, phases: Any) -> None:
 
 
 def label(patches: Patches, book: Notebook) -> None:
-    """Label what the engine makes: master weights, their gradients, buckets, gathered weights."""
+    """Patch DeepSpeed to label master weights, gradients, buckets and gathered weights."""
 
     def init_engine(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
         original(engine, *args, **kwargs)
@@ -83,7 +83,7 @@ def label(patches: Patches, book: Notebook) -> None:
 
 
 def _label_weights(patches: Patches, book: Notebook) -> None:
-    """Label whole weights: the third stage gives them to parameters as ``data``."""
+    """Label gathered weights: the third stage assigns them to parameters as ``data``."""
     plain: Any = torch.Tensor.data
 
     def give(tensor: torch.Tensor, new: torch.Tensor) -> None:
@@ -95,7 +95,7 @@ def _label_weights(patches: Patches, book: Notebook) -> None:
 
 
 def run_alone() -> None:
-    """Let the engine of a plan run on one rank, and keep it from compiling anything.
+    """Patch DeepSpeed for good, so that its engine runs on one rank and compiles nothing.
 
     The patches stay until this process ends: one more step may follow, to count its operations.
     """
@@ -115,5 +115,6 @@ def run_alone() -> None:
 
 
 def _none_overflows(original: Any, *args: Any, **kwargs: Any) -> bool:
+    """Check for overflow as DeepSpeed does, but report none."""
     original(*args, **kwargs)
     return False

@@ -118,7 +118,7 @@ def load_into_process(stub: Stub) -> None:
     Call it once, before PyTorch is imported.
     """
     os.environ.update(environment(stub))
-    for file in _files(stub):
+    for file in _list_libraries(stub):
         ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
     reload()
 
@@ -143,7 +143,7 @@ def reload() -> None:
 
 
 def visible() -> list[int]:
-    """Return the indices of the simulated GPUs in ``CUDA_VISIBLE_DEVICES``."""
+    """Return the indices of the simulated GPUs that ``CUDA_VISIBLE_DEVICES`` names."""
     found = (ctypes.c_int * _MOST_DEVICES)()
     return found[: ctypes.CDLL(None).memcalc_stub_visible(found)]
 
@@ -169,7 +169,9 @@ def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
     it to others; it is made at first use.
     """
     found = {
-        "LD_PRELOAD": _prepend(map(str, _files(stub)), os.environ.get("LD_PRELOAD"), r"[ :]"),
+        "LD_PRELOAD": _prepend(
+            map(str, _list_libraries(stub)), os.environ.get("LD_PRELOAD"), r"[ :]"
+        ),
         "LD_LIBRARY_PATH": _prepend([str(stub.folder)], os.environ.get("LD_LIBRARY_PATH"), r"[:;]"),
         "TRITON_LIBCUDA_PATH": str(stub.folder),
         "MEMCALC_STUB_CUDA": str(stub.cuda),
@@ -177,8 +179,8 @@ def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
     return found if processes is None else {**found, PROCESSES: str(processes)}
 
 
-def _files(stub: Stub) -> list[Path]:
-    """Return the libraries to load, in order: the cuDNN shim comes first."""
+def _list_libraries(stub: Stub) -> list[Path]:
+    """Return the libraries to preload, in order: the cuDNN shim comes first."""
     first = [stub.library.with_name(build.SHIM), stub.folder / build.NAME]
     first += [stub.folder / _EXTRA] if stub.missing else []
     shells = {path for path in stub.folder.glob("*.so*") if not path.is_symlink()}
@@ -285,7 +287,7 @@ def _read_record(record: Path) -> Stub | None:
         )
     except (OSError, msgspec.DecodeError):
         return None
-    whole = all(file.exists() and file.stat().st_size for file in _files(found))
+    whole = all(file.exists() and file.stat().st_size for file in _list_libraries(found))
     return found if whole else None
 
 
