@@ -299,7 +299,6 @@ def _handle_event(
 
 
 def _send(channel: Channel, message: dict[str, Any]) -> None:
-    """Send a message to a child; a child that is gone is no error."""
     # If the child is gone, the next message says so.
     with contextlib.suppress(OSError):
         channel.end.settimeout(None)

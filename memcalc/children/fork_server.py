@@ -218,7 +218,6 @@ class _Server:
             os.close(other.noise)
 
     def _reap(self, alarm: int) -> None:
-        """Handle the exit of each child that has ended."""
         with contextlib.suppress(BlockingIOError):
             os.read(alarm, 1 << 12)
         for pid in list(self._living):
@@ -234,7 +233,6 @@ class _Server:
             self._handle_exit(pid, os.waitpid(pid, 0)[1])
 
     def _handle_exit(self, pid: int, status: int) -> None:
-        """Kill what an ended child has started, and report how the child ended."""
         # Processes that the child's own code may have started.
         _kill_group(pid)
         one = self._living.pop(pid)

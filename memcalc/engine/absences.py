@@ -80,14 +80,11 @@ def take_away(trace: Trace, absences: Sequence[Absence]) -> Trace:
         ),
         asides=tuple(sorted((*asides, *emptied), key=lambda one: one.index)),
         readings=tuple(_lower_readings(trace, absences)),
-        assumptions=(
-            _SLEEPS.format(format_bytes(_peak_absent_bytes(absences))),
-            *trace.assumptions,
-        ),
+        assumptions=(_SLEEPS.format(format_bytes(_peak_absent(absences))), *trace.assumptions),
     )
 
 
-def _peak_absent_bytes(absences: Sequence[Absence]) -> int:
+def _peak_absent(absences: Sequence[Absence]) -> int:
     """Return the most bytes that are absent at once."""
     return max(
         sum(b.bytes for b in absences if b.begin <= a.begin and (b.end is None or a.begin < b.end))

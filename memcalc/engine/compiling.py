@@ -67,7 +67,7 @@ class Compiling:
         patches.wrap_later("triton.runtime.autotuner", "Autotuner.run", self._begin_tuning)
         patches.wrap_later("triton.runtime.autotuner", "Autotuner._bench", self._time_config)
         patches.also(optimizers.register_optimizer_step_post_hook(self._collect_garbage).remove)
-        patches.also(self._report)
+        patches.also(self._report_compiling)
 
     def _skip_benchmark(self, original: Any, *args: Any, **kwargs: Any) -> float:
         """Replace Inductor's benchmark of a configuration: run nothing."""
@@ -90,7 +90,6 @@ class Compiling:
         return timings
 
     def _register_callbacks(self, module: ModuleType) -> None:
-        """Register functions to call when a compilation begins and ends."""
         handler = getattr(module, "callback_handler", None)
         if handler is not None:
             handler.register_start_callback(self._compile_begins)
@@ -113,8 +112,7 @@ class Compiling:
             self._unsettled -= 1
             gc.collect()
 
-    def _report(self) -> None:
-        """Report the compile time and graph breaks as assumptions."""
+    def _report_compiling(self) -> None:
         if not self._took:
             return
         if self._took >= 1:

@@ -136,7 +136,6 @@ class Counters(Notebook):
         return max(numbered, key=lambda pair: pair[1].allocated, default=(0, None))[0]
 
     def _open_interval(self, phase: Phase, step: int, line: str) -> None:
-        """Begin an interval of a phase in the notes of each GPU."""
         for number, notes in enumerate(self.notes):
             begin = notes.now()
             if not notes.intervals or begin != notes.intervals[-1].end:

@@ -99,7 +99,6 @@ def _enter_fake_mode(original: Any, mode: Any) -> Any:
 
 
 def _leave_fake_mode(original: Any, mode: Any, *error: Any) -> None:
-    """Leave a fake tensor mode, and follow operators as before it."""
     original(mode, *error)
     if before := vars(mode).get(_BEFORE):
         follow(before.pop())

@@ -187,7 +187,6 @@ class Timeline:
                 block.component = Component.INPUTS if batch else block.guess
 
     def _note_empty_cache(self) -> None:
-        """Record that the allocator emptied its cache, once per moment."""
         index = len(self.events)
         last = self.asides[-1] if self.asides else None
         if last is None or (last.index, last.what) != (index, "empty_cache"):
@@ -220,7 +219,7 @@ class Timeline:
             if block.born < since:
                 break
             is_one = block.size <= _ONE_NUMBER and component is not Component.ACTIVATIONS
-            if block.guess is None and not is_one and not self._is_communication(block):
+            if block.guess is None and not is_one and not self._is_sent(block):
                 block.guess = component
 
     def _find_living(self, address: int) -> _Block | None:
@@ -236,7 +235,7 @@ class Timeline:
         labels = self._notes.labels
         self._waiting = deque(labels[len(labels) - len(self._waiting) :])
 
-    def _is_communication(self, block: _Block) -> bool:
+    def _is_sent(self, block: _Block) -> bool:
         """Return True if a wrapper over several GPUs sends a block: it uses other streams."""
         return self._wrapped and block.stream > 0
 
@@ -343,9 +342,7 @@ class Timeline:
             op, dtype = block.op, block.dtype
         component = block.component
         if component is None:
-            component = (
-                Component.COMMUNICATION if self._is_communication(block) else Component.TEMPORARIES
-            )
+            component = Component.COMMUNICATION if self._is_sent(block) else Component.TEMPORARIES
         return Storage(
             bytes=block.size,
             component=component,

@@ -52,7 +52,6 @@ def follow_tensors(patches: Patches) -> None:
 
 
 def _remove_follower() -> None:
-    """Report made-up numbers to no follower any longer."""
     global _follower
     _follower = None
 
@@ -83,7 +82,6 @@ def _is_made_up(value: Any) -> bool:
 
 
 def _unmark(value: Any) -> Any:
-    """Return numbers without the mark of being made up."""
     kind = type(value)
     if kind is list or kind is tuple:
         return kind(map(_unmark, value))
@@ -192,7 +190,6 @@ def _compute_array(self: Any, function: Any, way: str, *args: Any, **kwargs: Any
 
 
 def _reduce(self: Any, _: Any) -> tuple[type, tuple[float]]:
-    """Pickle as a plain number."""
     plain = _unmark(self)
     return type(plain), (plain,)
 

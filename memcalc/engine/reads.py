@@ -73,7 +73,7 @@ class Reads:
 
     def note(self) -> None:
         """Record that this thread reads an unknown number, with the user's line."""
-        self._thread.count = self._count() + 1
+        self._thread.count = self._count_reads() + 1
         line = source_lines.find_line()
         self.lines[line or "PyTorch's own code"] = None
         if not getattr(self._thread, "marks", False):
@@ -152,8 +152,7 @@ class Reads:
         if self.lines and not (self._decisions or self.escapes):
             self._say(UNKNOWN.format(source_lines.join_lines(self.lines)))
 
-    def _count(self) -> int:
-        """Return the number of unknown values that this thread has read."""
+    def _count_reads(self) -> int:
         return getattr(self._thread, "count", 0)
 
     def _wrap_reader(self, original: Any) -> Callable[[torch.Tensor], Any]:
@@ -168,12 +167,12 @@ class Reads:
                     return original(tensor)
             if not tensor.is_cuda:
                 return original(tensor)
-            before, self._thread.marks = self._count(), True
+            before, self._thread.marks = self._count_reads(), True
             try:
                 found = original(tensor)
             finally:
                 self._thread.marks = False
-            if self._count() == before:
+            if self._count_reads() == before:
                 return found
             return self._mark(found, tensor, sys._getframe(1))
 

@@ -141,13 +141,11 @@ class _Player:
         if key in self._blocks:
             raise UsageError(f"storage {key} is born twice")
         if stream not in self._pools and key not in self._shared:
-            self._blocks[key] = self._internals.raw_alloc(
-                size, self._get_stream(stream).cuda_stream
-            )
+            self._blocks[key] = self._internals.raw_alloc(size, self._stream(stream).cuda_stream)
             return
         cuda, pool = self._torch.cuda, self._pools.get(stream)
         with (
-            cuda.stream(self._get_stream(stream)),
+            cuda.stream(self._stream(stream)),
             cuda.use_mem_pool(pool) if pool is not None else contextlib.nullcontext(),
         ):
             uint8 = self._torch.uint8
@@ -160,8 +158,7 @@ class _Player:
         if isinstance(block, int):
             self._internals.raw_delete(block)
 
-    def _get_stream(self, number: int) -> Any:
-        """Return the stream of a number, made at first use."""
+    def _stream(self, number: int) -> Any:
         if number not in self._streams:
             self._streams[number] = self._torch.cuda.ExternalStream(_HANDLE * number)
         return self._streams[number]
@@ -172,7 +169,7 @@ class _Player:
         self._torch.cuda.reset_peak_memory_stats()
 
     def _record_stream(self, key: int, stream: int) -> None:
-        other = self._get_stream(stream)
+        other = self._stream(stream)
         if key in self._late:
             self._late[key] = other.cuda_stream
             _hold_stream(other.cuda_stream, True)

@@ -240,13 +240,12 @@ def _passes(program: Program) -> tuple[int, ...]:
 def _train(
     program: Program, optimizer: Any, followed: _FollowedRun, steps: int, lengths: Sequence[int]
 ) -> None:
-    """Train a program for some steps, on a batch of each length if lengths are given."""
     plan, phases = program.plan, followed.phases
     coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
 
     def batch() -> Batch:
         sized = program.resize(plan.batch, next(coming)) if lengths else program
-        return _batch(sized, followed.counters)
+        return _make_batch(sized, followed.counters)
 
     # The checkpoint of a resumed run is made by a step that does not count.
     phases.leave()
@@ -260,25 +259,22 @@ def _train(
 
 
 def _infer(program: Program, followed: _FollowedRun) -> None:
-    """Run inference, without the allocator's history in the middle of a long generation."""
     counters = followed.counters
     followed.names.watch(0)
     programs.infer(
-        replace(program, batch=lambda _: _batch(program, counters)),
+        replace(program, batch=lambda _: _make_batch(program, counters)),
         followed.phases,
         between=lambda begins: counters.pause() if begins else counters.resume(),
     )
 
 
-def _batch(program: Program, counters: Counters) -> Batch:
-    """Make a batch on the device, and label it as inputs."""
+def _make_batch(program: Program, counters: Counters) -> Batch:
     made = program.batch(program.plan.target)
     counters.name(Component.INPUTS, made.values())
     return made
 
 
 def _list_assumptions(program: Program, kept_on_host: int) -> Iterator[str]:
-    """Yield sentences on a program's cache, quantization and skipped passes."""
     passes = program.plan.generate
     if program.plan.cache.startswith("offloaded"):
         yield (

@@ -36,7 +36,6 @@ def is_users(file: str) -> bool:
 
 
 def _find_user_frame() -> FrameType | None:
-    """Return the innermost running frame of the user's code, or None."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back

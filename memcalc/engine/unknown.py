@@ -98,7 +98,6 @@ class Unknown:
         return found.abs() if self.ends[0] < 0 and place.span == 1 else found
 
     def _pattern(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the made-up numbers in a dtype, twice in a row."""
         if dtype not in self._patterns:
             self._patterns[dtype] = self._numbers.to(dtype).repeat(2)
         return self._patterns[dtype]
@@ -168,7 +167,6 @@ class Unknown:
             self._postponed.pop(tensor.untyped_storage()._cdata, None)
 
     def _find_postponed(self, tensor: torch.Tensor) -> _Postponed | None:
-        """Return the postponed numbers of a tensor's storage, or None."""
         if not self._postponed or not _has_storage(tensor):
             return None
         storage = tensor.untyped_storage()

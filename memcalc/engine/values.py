@@ -142,7 +142,6 @@ class Values:
         following.install(patches)
 
     def _drop_followed_keys(self, original: Any, args: Any, kwargs: Any, keys: Any) -> Any:
-        """Compute an operator's dispatch keys without the two of following."""
         return original(args, kwargs, keys - self._keys)
 
     def stop(self) -> None:
@@ -157,7 +156,6 @@ class Values:
         self.reads.end()
 
     def _register_operators(self, at: str) -> None:
-        """Register the followed operators at a dispatch key."""
         library = torch.library.Library("aten", "IMPL")
         self._libraries.append(library)
         for followed in _list_followed(at):

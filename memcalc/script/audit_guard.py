@@ -37,7 +37,7 @@ class AuditGuard:
         self._folder, self._run = folder, f"{folder.parent.resolve()}/"
         self._began = folder.stat().st_ctime_ns
         self._here = threading.local()
-        self._renew()
+        self._renew_lock()
         self._streams, self._noted = set[str](), set[str]()
         for number in range(3):
             with contextlib.suppress(OSError):
@@ -45,11 +45,10 @@ class AuditGuard:
 
     def install(self) -> None:
         """Install the audit hook in this process and its forks, until they end."""
-        os.register_at_fork(after_in_child=self._renew)
+        os.register_at_fork(after_in_child=self._renew_lock)
         sys.addaudithook(self._handle_event)
 
-    def _renew(self) -> None:
-        """Make a new lock, which a fork needs."""
+    def _renew_lock(self) -> None:
         self._lock = threading.Lock()
         self._here.acts = False
 
@@ -118,7 +117,6 @@ class AuditGuard:
                 self._append_entry(beside, GONE)
 
     def _back_up_content(self, path: str) -> None:
-        """Back up the content of a writable regular file."""
         if stat.S_ISREG(os.stat(path).st_mode) and os.access(path, os.W_OK):
             self._back_up(path, changes=True)
 
@@ -141,7 +139,6 @@ class AuditGuard:
                 self._copy(path, self._folder / f"{key(status)}.copy")
 
     def _copy(self, path: str, copy: Path) -> None:
-        """Copy a file to its backup, unless there is one."""
         if copy.exists():
             return
         part = self._folder / f"{os.getpid()}-{threading.get_ident()}.part"

@@ -52,7 +52,6 @@ def note_mark(path: Path | str | bytes) -> None:
 
 
 def _append_path(path: Path | str | bytes, name: str) -> None:
-    """Append a path to a list file of the run."""
     if (file := os.environ.get(FOLDERS)) is not None:
         with open(os.path.join(os.path.dirname(file), name), "ab") as opened:
             opened.write(os.fsencode(os.path.abspath(path)) + b"\0")

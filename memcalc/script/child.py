@@ -141,7 +141,6 @@ class _Run:
             self._exit(self._ending.code or 1)
 
     def _write_answer(self) -> None:
-        """Write the run's ending, optimizer state and traces to the answer file."""
         self._stack.close()
         session = self._session
         ending = msgspec.structs.replace(
@@ -284,7 +283,6 @@ _raised: dict[str, str] = {}
 
 
 def _serialize_error(error: BaseException) -> dict[str, str]:
-    """Return type, text, traceback and pickle of an error, for the process that sent a function."""
     trace = "".join(traceback.format_exception(error))
     found = {"kind": type(error).__name__, "text": format_error(error), "trace": trace}
     with contextlib.suppress(Exception):
@@ -293,7 +291,6 @@ def _serialize_error(error: BaseException) -> dict[str, str]:
 
 
 def _make_answer(session: Session, request: Request, ending: Ending) -> Answer:
-    """Return the record of a run: its ending, optimizer state and packed traces."""
     traces, refusal = session.make_traces(request.program.name)
     if ending.out_of_memory:
         ending = msgspec.structs.replace(ending, refusal=refusal)
@@ -308,7 +305,6 @@ def _make_answer(session: Session, request: Request, ending: Ending) -> Answer:
 
 
 def _get_exit_code(error: SystemExit) -> int:
-    """Return the exit code of a ``sys.exit`` call, and print its message if it has one."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):

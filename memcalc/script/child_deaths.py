@@ -50,7 +50,7 @@ class ChildDeaths:
         """Patch process starts, waits and kills to report children that a signal ended."""
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(_END) is signal.SIG_DFL:
-            signal.signal(_END, _end_main)
+            signal.signal(_END, _raise_child_death)
             patches.also(lambda: signal.signal(_END, signal.SIG_DFL))
         patches.wrap(process.BaseProcess, "start", self._start)
         patches.wrap(os, "waitpid", self._waitpid)
@@ -72,7 +72,6 @@ class ChildDeaths:
         original(pid, number)
 
     def _waitpid(self, original: Any, pid: int, options: int) -> tuple[int, int]:
-        """Wait for a process, and report it if a signal ended it."""
         found: tuple[int, int] = original(pid, options)
         if found[0] and os.WIFSIGNALED(found[1]):
             self._report_death(found[0], os.WTERMSIG(found[1]))
@@ -138,6 +137,5 @@ def _count_allocations() -> int:
     return sum(map(internals.events_so_far, range(torch.cuda.device_count())))
 
 
-def _end_main(*_: Any) -> None:
-    """Handle the signal in the main thread: raise ChildDeathError."""
+def _raise_child_death(*_: Any) -> None:
     raise ChildDeathError

@@ -92,7 +92,6 @@ def parse(typed: str, folder: Path | None = None, python: str | None = None) -> 
 def _find_program(
     command: list[str], folder: Path, scripts: Path, environment: Mapping[str, str]
 ) -> Program:
-    """Return the program that the words of a command start, or raise what to type instead."""
     first, *rest = command
     name = Path(first).name
     if name in launchers.NAMES:

@@ -75,7 +75,7 @@ def restore(folder: Path) -> list[str]:
         (_restore_content, entries),
         (_remove_new_names, absent),
         (_restore_name, entries),
-        (lambda _, entry, __: _set_status(entry.path, entry), entries[::-1]),
+        (lambda _, entry, __: _restore_status(entry.path, entry), entries[::-1]),
     ):
         for entry in those:
             try:
@@ -98,7 +98,7 @@ def restore_late(folder: Path) -> tuple[list[str], list[str]]:
             if not copy.exists():
                 if not os.path.lexists(path):
                     _restore_name(folder, entry, set())
-                    _set_status(path, entry)
+                    _restore_status(path, entry)
                 continue
             if os.path.lexists(path):
                 if os.lstat(path).st_mtime_ns == entry.times[1]:
@@ -106,7 +106,7 @@ def restore_late(folder: Path) -> tuple[list[str], list[str]]:
                 path += _BEFORE
                 made.append(os.fsdecode(path))
             _copy(copy, path)
-            _set_status(path, entry)
+            _restore_status(path, entry)
         except OSError:
             failed.append(os.fsdecode(entry.path))
     return made, failed
@@ -142,7 +142,7 @@ def _restore_content(folder: Path, entry: Entry, _: set[str]) -> None:
             with open(copy, "rb") as source, open(path, "r+b") as target:
                 target.truncate(0)
                 fill(target, source)
-            _set_status(path, entry)
+            _restore_status(path, entry)
             return
 
 
@@ -179,8 +179,7 @@ def _restore_name(folder: Path, entry: Entry, _: set[str]) -> None:
         _copy(folder / f"{entry.number}.copy", path)
 
 
-def _set_status(path: bytes, entry: Entry) -> None:
-    """Restore the owner, mode and times of a path."""
+def _restore_status(path: bytes, entry: Entry) -> None:
     if stat.S_IFMT(os.lstat(path).st_mode) != stat.S_IFMT(entry.mode):
         return
     with contextlib.suppress(PermissionError):

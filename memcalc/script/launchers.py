@@ -136,7 +136,6 @@ def _count_nodes(text: str) -> int:
 
 
 def _parse_accelerate(words: list[str], gpus: int | None) -> Launch:
-    """Parse the words of ``accelerate launch``, also by its config file."""
     if words[:1] == ["launch"]:
         words = words[1:]
     launch = _import_launcher("accelerate.commands.launch", "accelerate")
@@ -193,7 +192,6 @@ def _deepspeed_variables(given: Any, defaults: Any, precision_of_file: bool) -> 
 
 
 def _parse_deepspeed(words: list[str], gpus: int | None) -> Launch:
-    """Parse the words of the ``deepspeed`` launcher."""
     with Patches() as patches:
         # It asks what GPU there is as it is imported, and the simulated one comes later.
         patches.environment("DS_ACCELERATOR", os.environ.get("DS_ACCELERATOR", "cuda"))
@@ -215,7 +213,6 @@ def _parse_deepspeed(words: list[str], gpus: int | None) -> Launch:
 
 
 def _import_launcher(module: str, package: str) -> Any:
-    """Import a launcher's module, or raise what to install."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -223,7 +220,6 @@ def _import_launcher(module: str, package: str) -> Any:
 
 
 def _package_error(package: str, why: str) -> UsageError:
-    """Return the error for a launcher's package that is not installed."""
     return UsageError(
         f"{package} is not installed here, and {why}: type pip install {package}, or name the "
         "script with torchrun."

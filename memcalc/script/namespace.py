@@ -209,6 +209,5 @@ def _drop_capabilities() -> None:
 
 
 def _raise_if_failed(result: int) -> None:
-    """Raise OSError by errno if a libc call returned an error."""
     if result:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

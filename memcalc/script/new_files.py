@@ -45,7 +45,7 @@ def carry_out(namespace: Namespace, shared: Path, checkpoints: set[str]) -> Carr
     # A link to what was left out leads nowhere.
     for link, target in links:
         if (target.parent / os.readlink(link)).exists():
-            _make_or_note(carried, target, os.symlink, os.readlink(link), target)
+            _attempt(carried, target, os.symlink, os.readlink(link), target)
     return carried
 
 
@@ -84,7 +84,7 @@ def _carry_new(found: Path, there: Path, carried: Carried) -> None:
                 os.removexattr(path, _OPAQUE)
         elif not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
             path.unlink()  # Sockets and pipes.
-    _make_or_note(carried, there, shutil.move, found, there)
+    _attempt(carried, there, shutil.move, found, there)
 
 
 def _is_opaque(folder: Path) -> bool:
@@ -95,9 +95,7 @@ def _is_opaque(folder: Path) -> bool:
         return False
 
 
-def _make_or_note(
-    carried: Carried, there: Path, function: Callable[..., Any], *arguments: Any
-) -> None:
+def _attempt(carried: Carried, there: Path, function: Callable[..., Any], *arguments: Any) -> None:
     """Call a function that makes a path; list the path as lost if it raises OSError."""
     try:
         function(*arguments)

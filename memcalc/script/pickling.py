@@ -54,7 +54,6 @@ def dump(what: str, value: Any) -> bytes:
 def _make_tensor(
     shape: Any, stride: Any, dtype: Any, device: str, requires_grad: bool, is_parameter: bool
 ) -> torch.Tensor:
-    """Make an uninitialized tensor or parameter, where a large one was pickled by shape."""
     made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
     if is_parameter:
         return torch.nn.Parameter(made, requires_grad)
@@ -65,7 +64,6 @@ def _make_tensor(
 
 
 def _run_source(source: str, file: str, line: int, names: dict[str, Any]) -> None:
-    """Execute the source of a ``with`` block with the variables that it uses."""
     tree = ast.increment_lineno(ast.parse(source), line - 1)
     exec(compile(tree, file, "exec"), {"__name__": "__main__", **names})
 
@@ -117,7 +115,6 @@ def _cut_source(lines: list[str], first: ast.stmt, last: ast.stmt) -> str:
 
 
 def _find_names(code: CodeType) -> set[str]:
-    """Return the names of variables that code uses, and functions inside it."""
     found = {*code.co_names, *code.co_freevars}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

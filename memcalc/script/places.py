@@ -120,7 +120,6 @@ def _find_own_folders(part: str, mounts: list[str]) -> list[str]:
 
 
 def _list_entries(folder: str) -> list[os.DirEntry[str]]:
-    """Return what a folder holds, or nothing if it cannot be read or has too many entries."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         found = list(itertools.islice(entries, _MANY))
         return found if len(found) < _MANY else []

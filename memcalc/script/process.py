@@ -221,7 +221,6 @@ class Run:
         return done
 
     def _make_request(self, rank: int | str | None, serving: Path, way: Way) -> Request:
-        """Return the request of a run, with the assumptions so far."""
         program = self._program
         said = list(self._question.notes)
         if self._launch is not None and self._launch.assumed:

@@ -85,11 +85,12 @@ def settle(shared: Path, *, again: bool) -> tuple[str, ...]:
     if found.refused:
         return (_GUARDED.format(why=found.refused),)
     checkpoints = noted_paths(shared / NOTED)
-    return tuple(_describe(found, Carried() if again else carry_out(found, shared, checkpoints)))
+    return tuple(
+        _describe_files(found, Carried() if again else carry_out(found, shared, checkpoints))
+    )
 
 
-def _describe(found: namespace.Namespace, carried: Carried) -> Iterator[str]:
-    """Yield sentences on files that the script changed, lost or could not write."""
+def _describe_files(found: namespace.Namespace, carried: Carried) -> Iterator[str]:
     if carried.changed:
         yield (
             "files that were there before stay as they were: the script changed or deleted "

@@ -144,7 +144,6 @@ class Ranks:
                 os.kill(process, signal.SIGKILL)
 
     def _fork(self, rank: int, *, helps: bool = False, scouts: bool = False) -> None:
-        """Fork a process that runs a rank."""
         flush()
         process = os.fork()
         if process == 0:
@@ -176,7 +175,6 @@ class Ranks:
         self._run(request, self._file(rank, "answer"))
 
     def _environment(self, rank: int, *, helps: bool) -> dict[str, str]:
-        """Return the environment variables of a rank."""
         launch, found = self._request.launch, self._found
         started = launch.environment(rank) if launch is not None else {}
         if found is not None:
@@ -229,7 +227,6 @@ class Ranks:
         return msgspec.json.decode(self._file(rank, "answer").read_bytes(), type=Answer)
 
     def _collect_answers(self, world: int) -> RankAnswers:
-        """Read the answers of all requested ranks, or return why one has none."""
         found: dict[int, Answer] = {}
         for rank in self._asked:
             code = self._ended[rank]
@@ -272,7 +269,6 @@ class Ranks:
             show(f"rank {rank}: {text}\n")
 
     def _file(self, rank: int, kind: str) -> Path:
-        """Return the path of a rank's file, such as its answer."""
         return self._answered.parent / f"rank{rank}.{kind}"
 
 

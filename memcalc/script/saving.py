@@ -118,7 +118,6 @@ class UnwrittenFiles:
             self._close_files(number)
 
     def _close_files(self, number: int) -> None:
-        """Close the descriptors of a checkpoint's files."""
         for descriptor, before in self._places.pop(number):
             if _is_same(descriptor, before):
                 os.close(descriptor)
@@ -134,7 +133,6 @@ def _identity(path: Any) -> tuple[int, int]:
 
 
 def _has_no_mark(path: Any) -> bool:
-    """Return True if a path is a file without a mark."""
     return os.path.isfile(path) and marks.read_number(path) is None
 
 
@@ -191,18 +189,15 @@ class _Checkpoints:
         self._patches = patches
 
     def save(self, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        """Replace ``torch.save``: keep the object in memory."""
         self._save(f, SavedObject(obj))
 
     def _save(self, file: Any, content: SavedObject | SavedTensors) -> None:
-        """Keep an object in memory for a file; note that checkpoints are not written."""
         self._files.put(file, content, content.bytes)
         self._patches.say(NOT_WRITTEN, source_lines.find_line())
 
     def load(
         self, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Replace ``torch.load``: return what this run saved to the file, else load it."""
         found = self._files.get(f)
         if isinstance(found, SavedObject):
             return found.load(map_location)

@@ -30,7 +30,6 @@ def describe() -> list[Fact]:
 
 
 def _describe_torch(kept: list[str]) -> Fact:
-    """Return the fact on which PyTorch exact estimates run, or would fetch."""
     name = "engine"
     here = installed.torch_in(sys.path)
     if here is None:

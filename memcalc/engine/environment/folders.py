@@ -140,7 +140,6 @@ def _hold_lock() -> Iterator[None]:
 
 
 def _require_room(needed: float, what: str) -> None:
-    """Raise if the cache's disk has fewer free bytes than needed."""
     free = shutil.disk_usage(parent()).free
     if free < needed:
         raise EstimateError(

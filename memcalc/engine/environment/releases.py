@@ -93,7 +93,6 @@ def parse(setting: str, text: str) -> Release:
 
 
 def _parse(setting: str, text: str) -> Release:
-    """Parse a release, or raise an error that names the setting."""
     match = _FORM.fullmatch(text.strip())
     if match is None:
         package, example = _PACKAGES[setting]

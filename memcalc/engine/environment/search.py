@@ -127,7 +127,7 @@ def _make_environment(
             "-".join(f"{name}-{release}" for name, release in named.items()),
             f"{title}'s CUDA build" if torch else title,
             _ROOM if torch else _ROOM_OF_TRANSFORMERS,
-            lambda uv: _install_releases(uv, title, named, below),
+            lambda uv: _install(uv, title, named, below),
         )
         sites = [str(find_site(folder))]
     runs = installed.torch_in(sites) if torch else here
@@ -141,11 +141,11 @@ def _make_environment(
         torch=runs.release,
         cuda=runs.cuda,
         path=tuple(sites),
-        hidden=_list_modules_to_hide(below, versions, other_torch=other),
+        hidden=_list_hidden(below, versions, other_torch=other),
     )
 
 
-def _install_releases(
+def _install(
     uv: Uv, title: str, named: Mapping[str, Release], below: Mapping[str, Package]
 ) -> None:
     """Install the named releases and their requirements."""
@@ -182,9 +182,7 @@ def _resolve(uv: Uv, named: Mapping[str, Release], below: Mapping[str, Package])
         wanted.append("numpy<2")  # It was compiled against NumPy 1.
     pins = resolve(wanted)
     tried = {_OWN, "triton", *NVIDIA}
-    while refusing := {
-        name for name in _find_incompatible(below, pins) if name not in {*tried, *pins}
-    }:
+    while refusing := {name for name in _conflicts(below, pins) if name not in {*tried, *pins}}:
         for name in sorted(refusing):
             tried.add(name)
             # The extra brings what a package asks of PyTorch; a package without it ignores that.
@@ -195,7 +193,6 @@ def _resolve(uv: Uv, named: Mapping[str, Release], below: Mapping[str, Package])
 
 
 def _require_cuda(site: Path) -> None:
-    """Raise if the installed PyTorch was built without CUDA."""
     found = installed.torch_in([str(site)])
     if found is None:
         raise EstimateError("The installer left no PyTorch behind.")
@@ -206,7 +203,7 @@ def _require_cuda(site: Path) -> None:
         )
 
 
-def _find_incompatible(below: Mapping[str, Package], brought: Mapping[str, str]) -> set[str]:
+def _conflicts(below: Mapping[str, Package], brought: Mapping[str, str]) -> set[str]:
     """Return installed packages that require other versions than an environment has.
 
     A build without CUDA counts as one: it has no operators for tensors there.
@@ -223,7 +220,7 @@ def _find_incompatible(below: Mapping[str, Package], brought: Mapping[str, str])
     }
 
 
-def _list_modules_to_hide(
+def _list_hidden(
     below: Mapping[str, Package], brought: Mapping[str, str], *, other_torch: bool
 ) -> tuple[str, ...]:
     """Return modules of installed packages that do not work with an environment's versions.
@@ -231,7 +228,7 @@ def _list_modules_to_hide(
     Packages that need one of them, and those that need these, go with them.
     """
     rest = {name: one for name, one in below.items() if name not in {*brought, _OWN}}
-    found = _find_incompatible(rest, brought)
+    found = _conflicts(rest, brought)
     found |= {name for name, one in rest.items() if other_torch and _is_built_for_one(one)}
     more = found
     while more:

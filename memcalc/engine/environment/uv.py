@@ -86,7 +86,7 @@ class Uv:
         asked.write_text("\n".join(requirements))
         left_out.write_text("\n".join(excluded))
         pins.write_text("\n".join(f"{name}=={version}" for name, version in preferred.items()))
-        self._run(
+        self._run_uv_pip(
             *("compile", "--python", sys.executable, "--no-header", "--no-annotate"),
             *("--excludes", str(left_out), "-o", str(pins), str(asked)),
         )
@@ -103,10 +103,11 @@ class Uv:
         """
         # Three: 2.13.0+cpu shall not stand in for 2.13.0.
         named = [f"{name}==={version}" for name, version in pins.items()]
-        self._run("install", "--python", find_python(self.folder), "--no-deps", *named, what=what)
+        self._run_uv_pip(
+            "install", "--python", find_python(self.folder), "--no-deps", *named, what=what
+        )
 
-    def _run(self, *arguments: str, what: str = "") -> None:
-        """Run ``uv pip`` with these arguments and the user's index settings."""
+    def _run_uv_pip(self, *arguments: str, what: str = "") -> None:
         self._run_command([*self._uv, "pip", *arguments, *_ALWAYS, *self._options], what)
 
     def _fetch_uv(self) -> list[str]:
@@ -247,7 +248,6 @@ def _read_pip_settings() -> dict[str, str]:
 
 
 def _make_error(tool: str, code: int, log: str) -> EstimateError:
-    """Return the error for a failed uv or pip, with the reason in its log."""
     if code < 0:
         return EstimateError(f"{tool} was ended by signal {-code}.")
     if _FULL in log:

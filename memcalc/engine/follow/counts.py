@@ -58,7 +58,7 @@ class Counts:
         self._places: dict[int, set[int]] = {}
         """Where those of each lie."""
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._list_state_tensors: list[_Counted] = []
+        self._states: list[_Counted] = []
         self._of_optimizers: dict[int, _Counted] = {}
 
     def add_model(self, model: torch.nn.Module, born: int, *, ran: bool) -> bool:
@@ -99,19 +99,16 @@ class Counts:
         Views of parameters that a module or another owner has are not counted.
         """
         known = {
-            at
-            for ref in self._known.values()
-            if (one := ref()) is not None
-            for at in _storage_addresses(one)
+            at for ref in self._known.values() if (one := ref()) is not None for at in _ptrs(one)
         }
         others = [places for other, places in self._places.items() if other != owner]
         known = known.union(*others)
         new = [
             one
             for one in tensors
-            if dtype_name(one) in DTYPE_BYTES and not known.intersection(_storage_addresses(one))
+            if dtype_name(one) in DTYPE_BYTES and not known.intersection(_ptrs(one))
         ]
-        self._places[owner] = {at for one in new for at in _storage_addresses(one)}
+        self._places[owner] = {at for one in new for at in _ptrs(one)}
         self._plain[owner] = _Counted(
             born=0,
             ran=True,
@@ -148,8 +145,8 @@ class Counts:
             found = _Counted(born=born)
             found.watch("", optimizer, self._interval)
             self._of_optimizers[id(optimizer)] = found
-            self._list_state_tensors.append(found)
-        found.tensors = tuple(_list_state_tensors(states))
+            self._states.append(found)
+        found.tensors = tuple(_list_states(states))
 
     def inventory(self, name: str, interval: int, trained: set[int]) -> Inventory:
         """Return the tensors of all models alive in an interval.
@@ -172,20 +169,18 @@ class Counts:
 
     def state(self, interval: int, names: str) -> OptimizerState:
         """Return the state of the optimizers alive in an interval."""
-        there = [
-            one for one in self._list_state_tensors if one.is_alive_in(interval)
-        ] or self._list_state_tensors
+        there = [one for one in self._states if one.is_alive_in(interval)] or self._states
         tensors = tuple(tensor for one in there for tensor in one.tensors)
         return OptimizerState(optimizer=names, implementation=names, tensors=tensors)
 
 
-def _storage_addresses(tensor: torch.Tensor) -> Iterator[int]:
+def _ptrs(tensor: torch.Tensor) -> Iterator[int]:
     """Yield the addresses of a tensor's storages; none if it has no memory."""
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
         yield from (part.untyped_storage().data_ptr() for part in plain(tensor))
 
 
-def _list_state_tensors(states: Iterable[Any]) -> Iterator[StateTensor]:
+def _list_states(states: Iterable[Any]) -> Iterator[StateTensor]:
     """Yield the tensors of optimizer states, each storage once; parameters by their number."""
     seen: set[int] = set()
     for number, state in enumerate(states):

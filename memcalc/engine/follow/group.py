@@ -39,9 +39,9 @@ class Groups:
         # The group of the host's memory, where programs ask for one.
         importlib.import_module("torch.testing._internal.distributed.fake_pg")
         for name, around in (
-            ("init_process_group", self._join),
-            ("new_group", self._group),
-            ("split_group", self._split),
+            ("init_process_group", self._init_process_group),
+            ("new_group", self._new_group),
+            ("split_group", self._split_group),
             ("monitored_barrier", _skip_barrier),
         ):
             if hasattr(distributed_c10d, name):
@@ -54,7 +54,7 @@ class Groups:
         zero_redundancy.install(patches)
         follow_wrappers(patches, self._counters)
 
-    def _join(
+    def _init_process_group(
         self,
         original: Any,
         backend: Any = None,
@@ -65,7 +65,6 @@ class Groups:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Replace ``init_process_group``: join over a store that never waits."""
         world = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
         original(
             _without_gloo(backend) or "cpu:fake,cuda:nccl",
@@ -76,8 +75,7 @@ class Groups:
         self.sizes.add(world)
         self.messages.groups.append(tuple(range(world)))
 
-    def _group(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replace ``new_group``: record its ranks, and use no gloo."""
+    def _new_group(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(*args, **{**kwargs, "backend": _without_gloo(kwargs.get("backend"))})
         ranks = args[0] if args else kwargs.get("ranks")
         if ranks is not None:
@@ -85,8 +83,7 @@ class Groups:
             self.messages.groups.append(tuple(ranks))
         return made
 
-    def _split(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replace ``split_group``: record the ranks of each new group."""
+    def _split_group(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         ranks = args[1] if len(args) > 1 else kwargs.get("split_ranks")
         self.messages.groups += map(tuple, ranks or ())
         self.sizes |= set(map(len, ranks or ()))

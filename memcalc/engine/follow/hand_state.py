@@ -79,9 +79,7 @@ class HandState:
         if len(self._looks) < _LOOKS:
             known = list(weights)
             at = places.union(*map(self._book.addresses, known))
-            now = {
-                root: list(map(self._describe_tensor, several)) for root, several in held.items()
-            }
+            now = {root: list(map(self._describe, several)) for root, several in held.items()}
             look = _Look(self._book.moments(), now, empty)
             self._compare(look, at, Counter(one.shape for one in known))
             self._looks.append(look)
@@ -95,8 +93,7 @@ class HandState:
         self._book.name(Component.OPTIMIZER_STATE, found)
         return found
 
-    def _describe_tensor(self, one: torch.Tensor) -> _Tensor:
-        """Return shape, addresses and version of a tensor."""
+    def _describe(self, one: torch.Tensor) -> _Tensor:
         version = 0
         with contextlib.suppress(RuntimeError):  # Of inference mode.
             version = one._version
@@ -119,7 +116,7 @@ class HandState:
             alike = (Counter(several[number].shape for number in changed) & shapes).total()
             if alike and (single or 2 * alike >= shapes.total()):
                 self._roots[root] = changed
-                self._label_before(root, changed)
+                self._label_earlier(root, changed)
 
     def _has_same_shapes(self, root: Root, now: _Look) -> bool:
         """Return True if a variable held the same shapes at earlier backwards."""
@@ -128,8 +125,7 @@ class HandState:
             root in first.empty or first.shapes(root) == now.shapes(root)
         )
 
-    def _label_before(self, root: Root, changed: list[int]) -> None:
-        """Label the state that a variable held at earlier backward passes."""
+    def _label_earlier(self, root: Root, changed: list[int]) -> None:
         for look in self._looks:
             held = look.held.get(root, [])
             places = [at for number in changed[: len(held)] for at in held[number].places]

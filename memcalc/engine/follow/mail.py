@@ -129,7 +129,6 @@ class Mail:
         )
 
     def _find_message(self, source: int, channel: str, number: int) -> bytes | None:
-        """Return a message of another rank, or None if it has not arrived."""
         self._read_from(source)
         known = self._known.get((source, channel), [])
         return known[number] if number < len(known) else None
@@ -147,7 +146,6 @@ class Mail:
                 self._read[source] = file.tell()
 
     def _file(self, rank: int, kind: str) -> Path:
-        """Return the path of a rank's file, such as its messages."""
         return self._folder / f"{rank}.{kind}"
 
 

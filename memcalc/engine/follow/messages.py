@@ -117,7 +117,7 @@ class Messages:
     def _batch(self, original: Any, operations: Any) -> Any:
         """Replace ``batch_isend_irecv``: note the sizes sent, which its receives answer."""
         self._exchanged = {
-            _byte_size(one.tensor)
+            _nbytes(one.tensor)
             for one in operations
             if getattr(one.op, "__name__", "") == "isend" and _is_whole(one.tensor)
         }
@@ -169,12 +169,12 @@ class Messages:
             return
         number = self.received.get(channel, 0)
         self.received[channel] = number + 1
-        exchanged = self._exchanged is not None and _byte_size(tensor) in self._exchanged
+        exchanged = self._exchanged is not None and _nbytes(tensor) in self._exchanged
         own = self._own.get(name_channel("", call.group, None, None), [])
         shown = str(call)
 
         def content() -> bytes | None:
-            alike = [one for one in own if len(one) == _byte_size(tensor)]
+            alike = [one for one in own if len(one) == _nbytes(tensor)]
             if echoes and number < len(own) and own[number] in alike:
                 return own[number]
             if self.mail is None or exchanged:
@@ -182,10 +182,10 @@ class Messages:
             return self.mail.fetch(call.source, channel, number, shown)
 
         if not tensor.is_cuda:
-            _write_bytes(tensor.data_ptr(), content(), _byte_size(tensor))
+            _write_bytes(tensor.data_ptr(), content(), _nbytes(tensor))
         elif self._promise is not None and not exchanged:
             self._promises.append(content)
-            self._promise(tensor.data_ptr(), _byte_size(tensor), len(self._promises) - 1)
+            self._promise(tensor.data_ptr(), _nbytes(tensor), len(self._promises) - 1)
 
     def _fulfill(self, number: int, at: int) -> None:
         """Write promised bytes to GPU memory that the host now reads."""
@@ -259,13 +259,11 @@ def name_channel(kind: str, group: Any, source: int | None, target: int | None) 
 def _is_whole(tensor: Any) -> bool:
     """Return True for a plain tensor of integers that is small enough to be kept."""
     return (
-        type(tensor) is torch.Tensor
-        and tensor.dtype in _WHOLE
-        and 0 < _byte_size(tensor) <= _LARGEST
+        type(tensor) is torch.Tensor and tensor.dtype in _WHOLE and 0 < _nbytes(tensor) <= _LARGEST
     )
 
 
-def _byte_size(tensor: Any) -> int:
+def _nbytes(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
 
 
@@ -273,15 +271,15 @@ def _read_bytes(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a tensor's numbers, zeros if unknown."""
     tensor = tensor.detach()
     if tensor.is_cuda and not tensor.is_contiguous():
-        return bytes(_byte_size(tensor))
+        return bytes(_nbytes(tensor))
     if tensor.is_cuda:
         # What was promised and is small arrives before it is passed on.
         stub.function("holds", ctypes.c_int)(
-            ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(_byte_size(tensor))
+            ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(_nbytes(tensor))
         )
     else:
         tensor = tensor.contiguous()
-    return ctypes.string_at(tensor.data_ptr(), _byte_size(tensor))
+    return ctypes.string_at(tensor.data_ptr(), _nbytes(tensor))
 
 
 def _write_bytes(at: int, content: bytes | None, size: int) -> None:

@@ -37,7 +37,6 @@ class _Ref(WeakIdRef):
 
 
 def _make_weak_dict() -> WeakIdKeyDictionary:
-    """Make a dictionary of weak keys, compared by identity."""
     try:
         return WeakIdKeyDictionary(ref_type=_Ref)
     except TypeError:  # PyTorch 2.2
@@ -91,7 +90,6 @@ class Models:
         original(module, *args, **kwargs)
 
     def _record_module(self, module: torch.nn.Module, *, copied: bool) -> None:
-        """Record a module, the interval it was made in, and whether it is a copy."""
         self._modules[module] = copied
         self._births[module] = self._counters.interval()
 

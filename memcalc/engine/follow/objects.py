@@ -25,19 +25,18 @@ class Objects:
     def install(self, patches: Patches) -> None:
         """Patch torch.distributed's functions that send and receive Python objects."""
         around: dict[str, Callable[..., Any]] = {
-            "all_gather_object": _gather_all,
-            "gather_object": _gather,
-            "broadcast_object_list": self._broadcast,
-            "scatter_object_list": self._scatter,
-            "send_object_list": self._send,
-            "recv_object_list": self._recv,
+            "all_gather_object": _all_gather_object,
+            "gather_object": _gather_object,
+            "broadcast_object_list": self._broadcast_object_list,
+            "scatter_object_list": self._scatter_object_list,
+            "send_object_list": self._send_object_list,
+            "recv_object_list": self._recv_object_list,
         }
         for name, function in around.items():
             if hasattr(distributed_c10d, name):
                 patches.wrap(distributed_c10d, name, function, also=(dist,))
 
-    def _broadcast(self, original: Any, *args: Any, **kwargs: Any) -> None:
-        """Replace ``broadcast_object_list``: send the objects, or fill the list."""
+    def _broadcast_object_list(self, original: Any, *args: Any, **kwargs: Any) -> None:
         call = Call(original, args, kwargs)
         channel = name_channel("objects", call.group, call.source, None)
         if call.source == dist.get_rank():
@@ -45,8 +44,7 @@ class Objects:
         else:
             call["object_list"][:] = self._receive(channel, call, call["object_list"])
 
-    def _scatter(self, original: Any, *args: Any, **kwargs: Any) -> None:
-        """Replace ``scatter_object_list``: send each rank its object, or take this rank's."""
+    def _scatter_object_list(self, original: Any, *args: Any, **kwargs: Any) -> None:
         call, here = Call(original, args, kwargs), dist.get_rank()
         out = call["scatter_object_output_list"]
         if call.source != here:
@@ -60,15 +58,13 @@ class Objects:
             else:
                 self._post(name_channel("objects", call.group, here, target), [one])
 
-    def _send(self, original: Any, *args: Any, **kwargs: Any) -> None:
-        """Replace ``send_object_list``: keep the objects for the rank that receives them."""
+    def _send_object_list(self, original: Any, *args: Any, **kwargs: Any) -> None:
         call = Call(original, args, kwargs)
         self._messages.meet(call.group, call.target)
         channel = name_channel("objects", call.group, dist.get_rank(), call.target)
         self._post(channel, call["object_list"])
 
-    def _recv(self, original: Any, *args: Any, **kwargs: Any) -> int:
-        """Replace ``recv_object_list``: fill the list; return the sender's rank."""
+    def _recv_object_list(self, original: Any, *args: Any, **kwargs: Any) -> int:
         call = Call(original, args, kwargs)
         if not call.names_source:
             call.source = _neighbour(call.group)
@@ -80,7 +76,6 @@ class Objects:
         return call.source
 
     def _post(self, channel: str, objects: list[Any]) -> None:
-        """Pickle objects and post them to a channel."""
         content = pickle.dumps(objects)
         self._own.append(content)
         if self._messages.mail is not None:
@@ -105,15 +100,13 @@ class Objects:
         return own
 
 
-def _gather_all(original: Any, object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
-    """Replace ``all_gather_object``: fill the list with copies of this rank's object."""
+def _all_gather_object(original: Any, object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
     object_list[:] = _copy_object(obj, len(object_list))
 
 
-def _gather(
+def _gather_object(
     original: Any, obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any
 ) -> None:
-    """Replace ``gather_object``: fill the list with copies of this rank's object."""
     if object_gather_list is not None:
         object_gather_list[:] = _copy_object(obj, len(object_gather_list))
 

@@ -115,10 +115,8 @@ class Phases:
 
     def install(self, patches: Patches) -> None:
         """Start to follow the program's calls."""
-        patches.also(modules.register_module_forward_pre_hook(self._enter_module).remove)
-        patches.also(
-            modules.register_module_forward_hook(self._leave_module, always_call=True).remove
-        )
+        patches.also(modules.register_module_forward_pre_hook(self._on_enter).remove)
+        patches.also(modules.register_module_forward_hook(self._on_leave, always_call=True).remove)
         patches.wrap(torch.autograd, "backward", self.backward)
         patches.wrap(torch.autograd, "grad", self._grad)
         patches.wrap(torch.optim.Optimizer, "zero_grad", self.clear_gradients)
@@ -149,7 +147,6 @@ class Phases:
         self._mark(phase, line)
 
     def _all_optimizers_ran(self) -> bool:
-        """Return True if each optimizer has stepped since the step began."""
         stepping = set(self._steps.made) - ({BY_HAND} if self._steps.has_optimizer else set())
         return bool(self._stepped) and self._stepped >= stepping
 
@@ -295,7 +292,7 @@ class Phases:
                 self._main = own
         return own == self._main
 
-    def _enter_module(self, module: torch.nn.Module, args: Any) -> None:
+    def _on_enter(self, module: torch.nn.Module, args: Any) -> None:
         """Handle the start of a module's forward; the outermost begins a phase."""
         if torch.compiler.is_compiling():
             return  # Dynamo would compile this hook, which breaks a full graph.
@@ -325,7 +322,7 @@ class Phases:
             self._back_to = Phase.FORWARD if interrupts else None
         self._observer.enter_model(args)
 
-    def _leave_module(self, module: torch.nn.Module, args: Any, out: Any) -> None:
+    def _on_leave(self, module: torch.nn.Module, args: Any, out: Any) -> None:
         """Handle the end of a module's forward; the outermost ends an evaluation."""
         if torch.compiler.is_compiling():
             return

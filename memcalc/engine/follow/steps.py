@@ -67,7 +67,7 @@ class Steps:
         if self._wanted:
             patches.wrap(threading, "excepthook", _handle_thread_exception)
         if self._wanted and threading.current_thread() is threading.main_thread():
-            before = signal.signal(_ENOUGH, _end_main)
+            before = signal.signal(_ENOUGH, _raise_enough_steps)
             patches.also(functools.partial(signal.signal, _ENOUGH, before))
         self._count_replays(patches)
 
@@ -122,24 +122,22 @@ class Steps:
         Raises:
             EnoughStepsError: it has made the number of updates asked for.
         """
-        self._end_if_enough(BY_HAND)
+        self._raise_if_enough(BY_HAND)
         self.made[BY_HAND] = self.made.get(BY_HAND, 0) + 1
         self.most = max(self.most, self.made[BY_HAND])
         self.updated_by_hand()
 
-    def _end_if_enough(self, key: int) -> None:
-        """Raise EnoughStepsError if an optimizer has made the wanted steps."""
+    def _raise_if_enough(self, key: int) -> None:
         if self._wanted and self.made.get(key, 0) >= self._wanted:
             raise EnoughStepsError
 
     def _begin_step(self, owner: Any) -> None:
         """Handle the start of a counted step; raise EnoughStepsError if it is one too many."""
         self.settle()
-        self._end_if_enough(id(owner))
+        self._raise_if_enough(id(owner))
         self.begins(owner)
 
     def _end_step(self, owner: Any) -> None:
-        """Count a step that has ended."""
         key = id(owner)
         self.made[key] = self.made.get(key, 0) + 1
         self._drop_count_with(owner)
@@ -187,12 +185,11 @@ def _handle_thread_exception(original: Any, args: Any) -> None:
     """End the program when a thread has trained for enough steps."""
     if args.exc_type is not EnoughStepsError:
         original(args)
-    elif signal.getsignal(_ENOUGH) is _end_main:
+    elif signal.getsignal(_ENOUGH) is _raise_enough_steps:
         signal.pthread_kill(threading.main_thread().ident or 0, _ENOUGH)
 
 
-def _end_main(*_: Any) -> None:
-    """Handle the signal in the main thread: raise EnoughStepsError."""
+def _raise_enough_steps(*_: Any) -> None:
     raise EnoughStepsError
 
 

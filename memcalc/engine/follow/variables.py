@@ -74,7 +74,6 @@ def module_scopes() -> Iterator[Scope]:
 
 
 def _frame_scopes(frames: Iterable[FrameType]) -> Iterator[Scope]:
-    """Yield the local and global variables of the user's frames."""
     for frame in frames:
         file = frame.f_code.co_filename
         if source_lines.is_users(file):
@@ -108,12 +107,10 @@ def holdings(
             continue
         seen[id(scope.variables)] = scope
         for name, value in list(scope.variables.items()):
-            yield from _iterate_tensors(
-                Holding(name, value, scope.file, inside=False), _DEEP, empty
-            )
+            yield from _search(Holding(name, value, scope.file, inside=False), _DEEP, empty)
 
 
-def _iterate_tensors(
+def _search(
     one: Holding, depth: int, empty: set[tuple[str, str]] | None = None
 ) -> Iterator[Holding]:
     """Yield the tensors in a value, to some depth of containers and objects."""
@@ -126,13 +123,13 @@ def _iterate_tensors(
         if not held and empty is not None:
             empty.add((one.name, one.file))
         for inner in held:
-            yield from _iterate_tensors(one._replace(tensor=inner, inside=True), depth - 1, empty)
+            yield from _search(one._replace(tensor=inner, inside=True), depth - 1, empty)
     elif depth and source_lines.is_users(file := _find_file(kind)):
         for name, inner in list(_attributes(value).items()):
             plain = name in _OF_MODULES and isinstance(value, torch.nn.Module)
             of_it = Holding(f"{one.name}.{name}", inner, file, inside=False)
             part = one._replace(tensor=inner) if plain or one.inside else of_it
-            yield from _iterate_tensors(part, depth - 1, empty)
+            yield from _search(part, depth - 1, empty)
 
 
 def _list_items(container: Any) -> list[Any]:

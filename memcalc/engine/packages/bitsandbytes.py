@@ -24,5 +24,4 @@ def load(modules: Sequence[str]) -> None:
 
 
 def _skip_compile(function: Any = None, **_: Any) -> Any:
-    """Replace ``torch.compile``: return the function itself."""
     return function if function is not None else _skip_compile

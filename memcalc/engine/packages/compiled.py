@@ -31,8 +31,7 @@ def _do_nothing(*_: Any) -> None:
     """Do nothing, in place of a kernel that writes into its arguments."""
 
 
-def _allocate_like_first(tensor: Tensor, *_: Any) -> Tensor:
-    """Allocate the result of a kernel that is shaped like the first argument."""
+def _make_like(tensor: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
@@ -42,13 +41,11 @@ def _return_gradient(gradient: Tensor, *_: Any) -> Tensor:
 
 
 def _allocate_norms(_: int, __: Tensor, lists: list[list[Tensor]], per_tensor: bool = False) -> Any:
-    """Allocate the norm of all tensors, and of each, as ``multi_tensor_l2norm`` returns them."""
     total = lists[0][0].new_empty(1, dtype=torch.float32)
     return total, total.new_empty(len(lists[0]) if per_tensor else 0)
 
 
 def _allocate_statistics(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Allocate one statistic of a norm for each row; fp32 for half precision."""
     kind = torch.float32 if tensor.dtype in _HALF else tensor.dtype
     return tensor.new_empty(tensor.numel() // math.prod(shape), dtype=kind)
 
@@ -84,7 +81,6 @@ def _make_norm_backward(first: int, weights: int) -> Callable[..., Any]:
 def _allocate_scan(
     u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Any, z: Any, *_: Any
 ) -> list[Tensor]:
-    """Allocate the results of mamba-ssm's selective scan."""
     gated = [] if z is None else [torch.empty_like(z)]
     chunks = -(-u.shape[2] // _CHUNK)
     states = u.new_empty((*u.shape[:2], chunks, 2 * a.shape[1]), dtype=a.dtype)
@@ -94,7 +90,6 @@ def _allocate_scan(
 def _allocate_scan_gradients(
     u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Any, z: Any, bias: Any, *rest: Any
 ) -> list[Tensor | None]:
-    """Allocate the gradients of mamba-ssm's selective scan."""
     _, _, out, dz, _, again = rest
     found = [dz if dz is not None else torch.empty_like(z)] if z is not None else []
     if again:
@@ -117,10 +112,7 @@ def _get_batch_per_block(_: int, keys: int, *__: int) -> int:
     return 128 // min(width, 32) * (2 if width <= 128 else 1)
 
 
-_SOFTMAX: dict[str, Callable[..., Any]] = {
-    "forward": _allocate_like_first,
-    "backward": _allocate_like_first,
-}
+_SOFTMAX: dict[str, Callable[..., Any]] = {"forward": _make_like, "backward": _make_like}
 _MODULES: dict[str, tuple[str, dict[str, Callable[..., Any]]]] = {
     "amp_C": (
         "apex",

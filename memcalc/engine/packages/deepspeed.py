@@ -105,7 +105,7 @@ def run_alone() -> None:
     for stage, name in ((f"{ZERO}.stage_1_and_2", SECOND), (f"{ZERO}.stage3", THIRD)):
         # Gradients have no values here, and a step that is skipped makes no state.
         module = importlib.import_module(stage)
-        for_good.wrap(getattr(module, name), "has_overflow", _none_overflows)
+        for_good.wrap(getattr(module, name), "has_overflow", _find_no_overflow)
         for_good.set(module, "is_invalid_grad_norm", lambda norm: False)
     # Ranks compare notes by values that they read back: here they agree.
     for name in ("parameter_offload", "partitioned_param_coordinator"):
@@ -114,7 +114,6 @@ def run_alone() -> None:
     for_good.set_everywhere(utils, _AGREES, lambda ints: None)
 
 
-def _none_overflows(original: Any, *args: Any, **kwargs: Any) -> bool:
-    """Check for overflow as DeepSpeed does, but report none."""
+def _find_no_overflow(original: Any, *args: Any, **kwargs: Any) -> bool:
     original(*args, **kwargs)
     return False

@@ -53,9 +53,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, call: _Call, *packs: torch.Tensor) -> Any:
         """Return the output; with the softmax where that is asked for."""
         width = packs[0].shape[-1]
-        query, key, value = (
-            _pad_heads(_make_last_contiguous(one.detach())) for one in _unpack(packs)
-        )
+        query, key, value = (_pad(_rows(one.detach())) for one in _split_packs(packs))
         scale = call.scale if call.scale is not None else width**-0.5
         call = call._replace(scale=scale)
         out, softmax, state, _, mask = _forward(
@@ -77,14 +75,7 @@ class _Attention(torch.autograd.Function):
         width = gradient.shape[-1]
         with _set_deterministic(call.deterministic):
             found = _backward(
-                *(
-                    _make_dense(_make_last_contiguous(_pad_heads(gradient))),
-                    query,
-                    key,
-                    value,
-                    _make_dense(out),
-                    softmax,
-                ),
+                *(_dense(_rows(_pad(gradient))), query, key, value, _dense(out), softmax),
                 *(*call.begins, *call.longest, call.dropout, call.causal, state, state),
                 **call.shared(),
             )
@@ -96,25 +87,23 @@ class _Attention(torch.autograd.Function):
         return (None, *(one[..., :width] for one in found))
 
 
-def _unpack(packs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Split packed tensors into query, key and value."""
+def _split_packs(packs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     *whole, last = packs
     parts = 3 - len(whole)
     return (*whole, *(last.select(-3, one) for one in range(parts))) if parts > 1 else packs
 
 
-def _make_last_contiguous(tensor: torch.Tensor) -> torch.Tensor:
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor whose last dimension is contiguous."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _pad_heads(tensor: torch.Tensor) -> torch.Tensor:
-    """Pad the width of the heads to a multiple of eight."""
+def _pad(tensor: torch.Tensor) -> torch.Tensor:
     lacking = -tensor.shape[-1] % _MULTIPLE
     return functional.pad(tensor, [0, lacking]) if lacking else tensor
 
 
-def _make_dense(tensor: torch.Tensor) -> torch.Tensor:
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous tensor of the same memory, which flash-attn does not copy."""
     if tensor.is_contiguous():
         return tensor
@@ -124,7 +113,6 @@ def _make_dense(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _set_deterministic(asked: bool) -> Iterator[None]:
-    """Set PyTorch's deterministic algorithms on or off in this context."""
     before = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(asked, warn_only=True)
@@ -153,7 +141,7 @@ def _attend(
         raise NotImplementedError(
             "a paged cache (block_table) is not simulated without flash-attn: install flash-attn."
         )
-    query, key, _ = _unpack(packs)
+    query, key, _ = _split_packs(packs)
     longest = longest or (query.shape[1], key.shape[1])
     window = int(window_size[0]), int(window_size[1])
     if alibi_slopes is not None and window == (-1, -1):

@@ -14,12 +14,10 @@ from memcalc.engine.patches import Patches
 
 def install(patches: Patches) -> None:
     """Patch FSDP, once imported, to make up optimizer state of other ranks."""
-    patches.when_imported(
-        "torch.distributed.fsdp._optim_utils", lambda m: _patch_queries(m, patches)
-    )
+    patches.when_imported("torch.distributed.fsdp._optim_utils", lambda m: _patch(m, patches))
 
 
-def _patch_queries(module: ModuleType, patches: Patches) -> None:
+def _patch(module: ModuleType, patches: Patches) -> None:
     """Patch the functions with which FSDP asks other ranks for names and shapes of state."""
 
     def named(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:

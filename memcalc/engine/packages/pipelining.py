@@ -23,7 +23,6 @@ def install(patches: Patches, *, alone: bool = False) -> None:
 
 
 def _patch_stages(module: ModuleType, patches: Patches, alone: bool) -> None:
-    """Patch the methods with which stages send and receive shapes."""
     if not hasattr(module, "_StageBackwardMeta"):
         return
     passed_on: list[Any] = []

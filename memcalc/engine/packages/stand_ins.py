@@ -87,7 +87,6 @@ def install(package: str) -> str:
 
 
 def _make_module(name: str, content: ModuleType) -> ModuleType:
-    """Make a module of the public names of a stand-in's file, and register it."""
     made = ModuleType(name, content.__doc__)
     vars(made).update({key: value for key, value in vars(content).items() if key[:1] != "_"})
     made.__dict__["__version__"] = content.__dict__["__version__"]

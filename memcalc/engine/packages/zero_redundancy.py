@@ -22,7 +22,6 @@ def install(patches: Patches) -> None:
 
 
 def _patch_consolidation(module: ModuleType, patches: Patches) -> None:
-    """Patch the functions that consolidate states and receive those of other ranks."""
     consolidating: list[Any] = []
 
     def consolidate(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -38,9 +37,7 @@ def _patch_consolidation(module: ModuleType, patches: Patches) -> None:
         if not consolidating or dist.get_rank() == src_rank:
             return original(obj, src_rank, group, device)
         buffer = io.BytesIO()
-        torch.save(
-            _make_state_of_rank(consolidating[-1], dist.get_group_rank(group, src_rank)), buffer
-        )
+        torch.save(_make_state(consolidating[-1], dist.get_group_rank(group, src_rank)), buffer)
         held = torch.empty(buffer.tell(), dtype=torch.uint8, device=device)
         buffer.seek(0)
         state = torch.load(buffer, map_location=device, weights_only=False)
@@ -51,7 +48,7 @@ def _patch_consolidation(module: ModuleType, patches: Patches) -> None:
     patches.wrap(module, "_broadcast_object", receive)
 
 
-def _make_state_of_rank(optimizer: Any, rank: int) -> dict[str, Any]:
+def _make_state(optimizer: Any, rank: int) -> dict[str, Any]:
     """Return the state that the optimizer of another rank would have, made like this one's."""
     own = optimizer.optim.state_dict()
     like = next(iter(optimizer.optim.state.items()), None)

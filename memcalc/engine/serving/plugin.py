@@ -60,9 +60,9 @@ def install(patches: Patches) -> None:
     patches.wrap_later(runtime, "find_loaded_library", _find_stub)
     # An engine core loads plugins as it is made, so what makes it cannot be wrapped.
     patches.wrap_later(core, "EngineCore._initialize_kv_caches", _initialize_caches)
-    patches.wrap_later("vllm.v1.executor.abstract", "Executor.__init__", _call_recording_refusal)
+    patches.wrap_later("vllm.v1.executor.abstract", "Executor.__init__", _record_refusal_of)
     for step in ("init_device", "load_model"):
-        patches.wrap_later(worker, f"Worker.{step}", _call_recording_refusal)
+        patches.wrap_later(worker, f"Worker.{step}", _record_refusal_of)
     patches.wrap_later(worker, "Worker.determine_available_memory", _determine_available_memory)
     patches.wrap_later(worker, "Worker.compile_or_warm_up_model", _warm_up_model)
 
@@ -71,7 +71,6 @@ def install(patches: Patches) -> None:
 
 
 def _with_dummy_weights(original: Any, arguments: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replace ``create_engine_config``: load dummy weights where that is possible."""
     if arguments.load_format != _HOLDS_SHAPES:
         arguments.load_format = "dummy"
     with _refusals():
@@ -126,14 +125,12 @@ def _refusals() -> Iterator[None]:
         raise
 
 
-def _call_recording_refusal(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function of vLLM; write an error that it raises to a file."""
+def _record_refusal_of(original: Any, *args: Any, **kwargs: Any) -> Any:
     with _refusals():
         return original(*args, **kwargs)
 
 
 def _determine_available_memory(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replace ``determine_available_memory``: also write the worker's figures."""
     with _refusals():
         available = original(worker, *args, **kwargs)
     write_worker(worker, available=int(available))
@@ -147,18 +144,15 @@ def write_worker(worker: Any, available: int) -> None:
     the sum by which all of them divide.
     """
     runner = getattr(worker, "model_runner", None)
-    graphs = _read_int(worker, "cudagraph_memory_estimate")
+    graphs = _int_of(worker, "cudagraph_memory_estimate")
     applied = graphs if graphs is not None and _takes_graphs_off() else 0
     tensors = list_weights(runner)
-    weights, requested = (
-        _read_int(runner, "model_memory_usage"),
-        _read_int(worker, "requested_memory"),
-    )
+    weights, requested = _int_of(runner, "model_memory_usage"), _int_of(worker, "requested_memory")
     consumed, activations = _read_consumed_bytes(worker, weights), None
     if requested is not None and consumed is not None:
         activations = requested - consumed - applied - available
     figures = WorkerFigures(
-        rank=_read_int(worker, "rank") or 0,
+        rank=_int_of(worker, "rank") or 0,
         weights=weights,
         parameters=sum(one.numel() for one in tensors) if tensors else None,
         tensors=len(tensors) if tensors else None,
@@ -173,8 +167,8 @@ def write_worker(worker: Any, available: int) -> None:
 
 def _read_consumed_bytes(worker: Any, weights: int | None) -> int | None:
     """Return the bytes of a worker's weights and memory outside PyTorch, or None."""
-    found = _read_int(worker, "total_consumed")
-    outside = _read_int(worker, "non_torch_memory")
+    found = _int_of(worker, "total_consumed")
+    outside = _int_of(worker, "non_torch_memory")
     if found is None and outside is not None and weights is not None:
         return weights + outside
     return found
@@ -202,7 +196,6 @@ def _warm_up_model(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def _initialize_caches(original: Any, core: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replace ``_initialize_kv_caches``: also write the engine's figures."""
     with _refusals():
         found = original(core, *args, **kwargs)
     # Earlier releases return numbers of blocks before it.
@@ -221,9 +214,9 @@ def engine_figures(config: Any, planned: Any) -> EngineFigures:
     cache, model = config.cache_config, config.model_config
     scheduler, parallel = config.scheduler_config, config.parallel_config
     length = int(os.environ.get(LENGTH) or 0) or None
-    longest = _read_int(model, "max_model_len")
+    longest = _int_of(model, "max_model_len")
     concurrency = _concurrency(config, planned)
-    tokens = _read_int(cache, "kv_cache_size_tokens")
+    tokens = _int_of(cache, "kv_cache_size_tokens")
     if tokens is None and concurrency is not None and longest is not None:
         tokens = int(concurrency * longest)
     return EngineFigures(
@@ -231,18 +224,18 @@ def engine_figures(config: Any, planned: Any) -> EngineFigures:
         architecture=_architecture(model),
         quantization=getattr(model, "quantization", None),
         share=getattr(cache, "gpu_memory_utilization", None),
-        world=_read_int(parallel, "world_size") or 1,
-        replicas=_read_int(parallel, "data_parallel_size") or 1,
-        blocks=_read_int(planned, "num_blocks") or _read_int(cache, "num_gpu_blocks"),
-        block=_read_int(cache, "block_size"),
+        world=_int_of(parallel, "world_size") or 1,
+        replicas=_int_of(parallel, "data_parallel_size") or 1,
+        blocks=_int_of(planned, "num_blocks") or _int_of(cache, "num_gpu_blocks"),
+        block=_int_of(cache, "block_size"),
         cache=_size(planned),
         tokens=tokens,
         longest=longest,
         concurrency=concurrency,
         length=length,
         concurrency_at_length=_concurrency(config, planned, length) if length else None,
-        sequences=_read_int(scheduler, "max_num_seqs"),
-        batched_tokens=_read_int(scheduler, "max_num_batched_tokens"),
+        sequences=_int_of(scheduler, "max_num_seqs"),
+        batched_tokens=_int_of(scheduler, "max_num_batched_tokens"),
     )
 
 
@@ -279,7 +272,6 @@ def _size(planned: Any) -> int | None:
 
 
 def _architecture(model: Any) -> str:
-    """Return the first architecture in a model's config, or an empty text."""
     named = getattr(model, "architectures", None) or getattr(
         getattr(model, "hf_config", None), "architectures", None
     )
@@ -298,7 +290,7 @@ def list_weights(runner: Any) -> list[Any]:
     return list(model.parameters()) if hasattr(model, "parameters") else []
 
 
-def _read_int(owner: Any, name: str) -> int | None:
+def _int_of(owner: Any, name: str) -> int | None:
     """Return an attribute as an integer, or None if it is no number."""
     found = getattr(owner, name, None)
     return int(found) if isinstance(found, int | float) else None

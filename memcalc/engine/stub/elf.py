@@ -111,7 +111,6 @@ class _File:
         self._strings = self._file_offset(self._values[_STRINGS])
 
     def read(self, *, defined: bool) -> SharedObject:
-        """Read the soname, needed libraries and symbols."""
         soname = self._read_text(self._values[_SONAME]) if _SONAME in self._values else ""
         symbols = self._file_offset(self._values[_SYMBOLS])
         wanted: set[str] = set()
@@ -234,7 +233,6 @@ def make_shared_object(
 
 
 def _make_header(machine: int, dynamic_at: int, dynamic_size: int) -> bytes:
-    """Return the file header and program headers of a shared object."""
     # The loader writes to the dynamic section, so it is on a separate page.
     moved = dynamic_at + _LARGEST_PAGE
     segments = (
@@ -266,7 +264,6 @@ def _make_string_table(texts: list[str]) -> tuple[bytes, dict[str, int]]:
 
 
 def _make_hash_table(names: list[str]) -> bytes:
-    """Return a System V hash table of symbol names."""
     buckets = max(1, len(names) // 2)
     first, following = [0] * buckets, [0] * (len(names) + 1)
     for index, name in enumerate(names, 1):

@@ -118,7 +118,7 @@ def load_into_process(stub: Stub) -> None:
     Call it once, before PyTorch is imported.
     """
     os.environ.update(environment(stub))
-    for file in _list_libraries(stub):
+    for file in _files(stub):
         ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
     reload()
 
@@ -169,9 +169,7 @@ def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
     it to others; it is made at first use.
     """
     found = {
-        "LD_PRELOAD": _prepend(
-            map(str, _list_libraries(stub)), os.environ.get("LD_PRELOAD"), r"[ :]"
-        ),
+        "LD_PRELOAD": _prepend(map(str, _files(stub)), os.environ.get("LD_PRELOAD"), r"[ :]"),
         "LD_LIBRARY_PATH": _prepend([str(stub.folder)], os.environ.get("LD_LIBRARY_PATH"), r"[:;]"),
         "TRITON_LIBCUDA_PATH": str(stub.folder),
         "MEMCALC_STUB_CUDA": str(stub.cuda),
@@ -179,7 +177,7 @@ def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
     return found if processes is None else {**found, PROCESSES: str(processes)}
 
 
-def _list_libraries(stub: Stub) -> list[Path]:
+def _files(stub: Stub) -> list[Path]:
     """Return the libraries to preload, in order: the cuDNN shim comes first."""
     first = [stub.library.with_name(build.SHIM), stub.folder / build.NAME]
     first += [stub.folder / _EXTRA] if stub.missing else []
@@ -287,7 +285,7 @@ def _read_record(record: Path) -> Stub | None:
         )
     except (OSError, msgspec.DecodeError):
         return None
-    whole = all(file.exists() and file.stat().st_size for file in _list_libraries(found))
+    whole = all(file.exists() and file.stat().st_size for file in _files(found))
     return found if whole else None
 
 

@@ -41,8 +41,7 @@ def _write_samples(path: str) -> None:
             time.sleep(_INTERVAL)
 
 
-def _start() -> None:
-    """Start a thread that writes the samples of this process."""
+def _start_sampling() -> None:
     path = os.path.join(os.environ[_FOLDER], str(os.getpid()))
 
     def run() -> None:
@@ -64,4 +63,4 @@ def _import_next() -> None:
 
 if _FOLDER in os.environ:
     _import_next()
-    _start()
+    _start_sampling()

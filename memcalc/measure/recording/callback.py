@@ -65,7 +65,6 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]
         self._end(getattr(sys, "last_value", None))
 
     def _end(self, error: BaseException | None) -> None:
-        """Stop recording, and keep the measurement."""
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             atexit.unregister(self._at_exit)

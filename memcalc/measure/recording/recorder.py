@@ -104,7 +104,6 @@ class Recorder:
             return None
 
     def _start(self) -> None:
-        """Start the recording and, on a GPU, NVML's samples."""
         if self._cuda:
             self._sampler = Sampler()
             if not torch.cuda.is_initialized():
@@ -158,7 +157,6 @@ class Recorder:
         return self._sampler.measurement_fields()
 
     def _describe_plan(self) -> Plan:
-        """Return a plan that describes the training, from its settings and what was seen."""
         model, optimizer = self._seen.model, self._seen.optimizer
         known = {
             "model": type(model).__name__ if model is not None else "unnamed",
