@@ -48,7 +48,9 @@ class Adviser:
             return ""
 
         def verdict(figures: Figures) -> Verdict:
-            return judge_one(budget, Evidence(prediction=trials.prediction(figures.plan)), before)
+            return judge_one(
+                budget, Evidence(prediction=trials.answers.predict_one(figures.plan)), before
+            )
 
         now = verdict(trials.before)
         goal = Goal(

@@ -12,7 +12,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from memcalc.engine import decisions, flops, ranks
+from memcalc.engine import flops, ranks
 from memcalc.engine import program as programs
 from memcalc.engine.compiling import Compiling
 from memcalc.engine.counters import Counters, CpuCounters
@@ -23,8 +23,9 @@ from memcalc.engine.follow.phases import Phases
 from memcalc.engine.follow.steps import Steps
 from memcalc.engine.history import Timeline
 from memcalc.engine.patches import Patches
-from memcalc.engine.reads import RULE, UNKNOWN
-from memcalc.engine.values import Values
+from memcalc.engine.values import library_checks
+from memcalc.engine.values.follower import Values
+from memcalc.engine.values.reads import RULE, UNKNOWN
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.trace import NO_GRADIENT, UNCOUNTED_FLOPS, Component, Trace
@@ -147,8 +148,8 @@ class _FollowedRun(Patches):
         if plan.target != "cpu":
             own_code = ":" in plan.model
             known = Values(self.say if own_code else self._say_but_rule)
-            decisions.install(self, known)
-            decisions.skip_packed_sequences(self)
+            library_checks.install(self, known)
+            library_checks.skip_packed_sequences(self)
             if values:
                 known.install(self)
             # Triton's cache key of kernels is a hash over its whole library.

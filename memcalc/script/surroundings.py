@@ -16,10 +16,11 @@ from typing import Any
 import msgspec
 import torch
 
-from memcalc.engine import decisions, source_lines
+from memcalc.engine import source_lines
 from memcalc.engine.follow import mail
 from memcalc.engine.follow.session import Session
 from memcalc.engine.patches import Patches
+from memcalc.engine.values import library_checks
 from memcalc.script import large_weights, saving
 from memcalc.script.child_deaths import ChildDeaths
 from memcalc.script.command import find_commands
@@ -68,7 +69,7 @@ def program(request: Request, session: Session) -> Iterable[str]:
     elif request.gpus > 1:
         told = started("processes that Lightning starts", "LOCAL_RANK")
         follow_lightning(patches, request.gpus, told)
-    decisions.install(patches, session.values)
+    library_checks.install(patches, session.values)
     if not request.weights:
         large_weights.install(patches)
     saving.install(patches)

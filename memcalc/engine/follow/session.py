@@ -27,7 +27,7 @@ from memcalc.engine.follow.steps import BY_HAND, Steps
 from memcalc.engine.history import Timeline
 from memcalc.engine.notes import Interval, Label
 from memcalc.engine.patches import Patches
-from memcalc.engine.values import Values
+from memcalc.engine.values.follower import Values
 from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import LONGER, Refusal
 from memcalc.records.trace import Component, Phase, Trace

@@ -10,7 +10,7 @@ import torch
 
 from memcalc.engine.host_view import map_tensors
 from memcalc.engine.patches import Patches
-from memcalc.engine.values import Values
+from memcalc.engine.values.follower import Values
 
 MOST = (
     "torchvision's detectors are assumed to keep as many proposals as they may, and as many of "

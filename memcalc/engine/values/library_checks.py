@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from memcalc.engine.device_numbers import KNOWN
 from memcalc.engine.patches import Around, Patches
-from memcalc.engine.values import Values
+from memcalc.engine.values.follower import Values
+from memcalc.engine.values.known import KNOWN
 
 CLOSE = "tensors that are computed are taken to be close to what they are compared with"
 OVERLAP = "windows of torch.istft on the GPU are assumed to overlap"

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from memcalc.engine.comparisons import SMALL
-from memcalc.engine.device_numbers import Numbers
-from memcalc.engine.followed_operators import LARGE, Followed
 from memcalc.engine.host_view import is_plain, tensors_in
+from memcalc.engine.values.known import Numbers
+from memcalc.engine.values.rules import LARGE, SMALL, Followed
 
 
 class Draws:

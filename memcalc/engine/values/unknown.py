@@ -22,6 +22,8 @@ ENDS_OF_RANGE = LOWEST, HIGHEST = 0.1, 0.9
 _PERIOD = 65_521
 """Length of the pattern in elements: a prime, so that rows of usual lengths differ."""
 _SEED = 2_147_483_647
+MOST_MARKED = 256
+"""Noted storages above which freed ones are dropped."""
 
 
 class _Postponed(NamedTuple):
@@ -63,7 +65,7 @@ class Unknown:
         self.vary(1.0)
         self._patterns: dict[torch.dtype, torch.Tensor] = {}
         self._postponed: dict[int, _Postponed] = {}
-        self._most = _MOST_POSTPONED
+        self._most = MOST_MARKED
 
     def vary(self, factor: float) -> None:
         """Make up other numbers from now, larger by a factor (smaller below 1).
@@ -180,17 +182,13 @@ class Unknown:
         """Drop the postponed numbers of freed tensors."""
         kept = {key: one for key, one in self._postponed.items() if not one.storage.expired()}
         self._postponed = kept
-        self._most = max(_MOST_POSTPONED, 2 * len(kept))
+        self._most = max(MOST_MARKED, 2 * len(kept))
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:
     """Return True for a plain strided tensor or parameter."""
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
     return plain and tensor.layout is torch.strided
-
-
-_MOST_POSTPONED = 256
-"""Postponed tensors above which freed ones are dropped."""
 
 
 def distribution(shape: torch.Size, dim: int, *, log: bool, dtype: torch.dtype) -> torch.Tensor:

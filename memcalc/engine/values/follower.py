@@ -3,8 +3,8 @@
 Kernels do nothing over the stub driver, but its device memory is real memory of the host. What was
 copied there is read back. Behind an operator of PyTorch's that moves, compares or computes known
 numbers, the same operator runs on CPU tensors over the same bytes. Random numbers are drawn on the
-host. Unknown numbers read as `memcalc.engine.unknown` says, and numbers computed from them are
-marked as made up.
+host. Unknown numbers read as made-up ones, and what is computed from them is marked as such, on the
+GPU and on the host.
 
 Operators are followed below autograd, by a dispatch key that PyTorch keeps for fake tensors; no
 dispatch mode is needed. In backward only operators that ask the GPU for their result's size are
@@ -21,11 +21,23 @@ from typing import Any
 import torch
 from torch.optim import optimizer as optimizers
 
-from memcalc.engine import following
-from memcalc.engine.comparisons import SMALL, constant_answer, is_finiteness_test
-from memcalc.engine.device_numbers import KNOWN, MADE_UP, UNKNOWN, Numbers
-from memcalc.engine.draws import Draws
-from memcalc.engine.followed_operators import (
+from memcalc.engine.host_view import (
+    Place,
+    cpu_view,
+    is_plain,
+    largest_plain,
+    map_tensors,
+    tensors_in,
+)
+from memcalc.engine.patches import Patches
+from memcalc.engine.stub import load as stub
+from memcalc.engine.values import threads
+from memcalc.engine.values.copies import Transfers
+from memcalc.engine.values.deferred import can_defer, choose_later, defer
+from memcalc.engine.values.draws import Draws
+from memcalc.engine.values.known import KNOWN, MADE_UP, UNKNOWN, Numbers
+from memcalc.engine.values.reads import Reads
+from memcalc.engine.values.rules import (
     COMPARES,
     DISTRIBUTIONS,
     ENDS,
@@ -37,36 +49,30 @@ from memcalc.engine.followed_operators import (
     MOVES,
     PUTS,
     RESULTS,
+    SMALL,
     TRANSFERS,
     WITH_COUNTS,
     ZEROS,
     Followed,
+    constant_answer,
     find_masks,
     is_composed,
+    is_finiteness_test,
     read_by,
     spread,
 )
-from memcalc.engine.following import COUNTS, VALUES
-from memcalc.engine.host_view import (
-    Place,
-    cpu_view,
-    is_plain,
-    largest_plain,
-    map_tensors,
-    tensors_in,
-)
-from memcalc.engine.later import can_defer, choose_later, defer
-from memcalc.engine.patches import Patches
-from memcalc.engine.reads import Reads
-from memcalc.engine.stub import load as stub
-from memcalc.engine.transfers import Transfers
-from memcalc.engine.unknown import distribution
-from memcalc.engine.updates import Updates
+from memcalc.engine.values.threads import COUNTS, VALUES
+from memcalc.engine.values.unknown import distribution
+from memcalc.engine.values.updates import Updates
 
+Rule = Callable[[Followed, Any, Any], Any]
+"""Runs an operator with its positional and keyword arguments, and computes its numbers."""
 _aten: Any = torch.ops.aten
 _C: Any = torch._C
 _UPDATED = 1 << 8
 """Elements of the largest tensors that are updated on the host: running sums, no weights."""
+_DRAWN = 1 << 16
+"""Elements of the largest tensors of unknown shares by which places are drawn."""
 _PUT = 1 << 20
 """Elements of the largest tensors of unknown floats into which known numbers are put."""
 BALANCED = (
@@ -78,7 +84,7 @@ BALANCED = (
 def prepare() -> None:
     """Read the operators to follow, so that forks of this process need not."""
     for at in (VALUES, COUNTS):
-        following.pass_through(at)
+        threads.pass_through(at)
         _list_followed(at)
 
 
@@ -106,32 +112,32 @@ class Values:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._libraries: list[Any] = []
-        self.reads = Reads(say)
-        self._numbers = Numbers(self.reads.limit)
-        self._transfers = Transfers(self._numbers, self._compute_on_host)
+        self._numbers = Numbers(lambda: self.reads.limit())
+        self.reads = Reads(say, self._numbers)
+        self._transfers = Transfers(self._numbers, self._work_out)
         self._nothing_equal = False
-        self._draws = Draws(self._numbers, self._compute_on_host)
+        self._draws = Draws(self._numbers, self._work_out)
         self._updates = Updates(self._numbers)
         driver = ctypes.CDLL(None)
         self._answer = driver.memcalc_stub_answer
         self._when_unknown = driver.memcalc_stub_when_unknown
         self._answer.argtypes, self._answer.restype = [ctypes.c_size_t, ctypes.c_longlong], None
-        self._noting = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self._note_read)
+        self._noting = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self._note)
         self.state, self.know = self._numbers.state, self._numbers.know
         self.knows, self.host = self._numbers.knows, self._numbers.host
         self.vary = self._numbers.unknown.vary
-        self._keys = following.keys()
+        self._keys = threads.keys()
 
     def install(self, patches: Patches) -> None:
-        """Register the followed operators, and follow this thread and threads it starts."""
+        """Begin to follow this thread, and those that the program starts."""
         if not stub.maps():
             self.reads.report_no_mapping()
             return
         for at in (VALUES, COUNTS):
-            following.pass_through(at)
-            self._register_operators(at)
+            threads.pass_through(at)
+            self._implement(at)
         # Operators such as flex_attention have Python kernels, and ask for one of the first key.
-        patches.wrap(torch._ops, "_compute_keyset", self._drop_followed_keys)
+        patches.wrap(torch._ops, "_compute_keyset", self._without_ours)
         self._when_unknown(self._noting)
         self._transfers.begin()
         self._updates.install(patches)
@@ -139,23 +145,22 @@ class Values:
         patches.also(stepped.remove)
         patches.also(self._end)
         self.reads.install(patches)
-        following.install(patches)
+        threads.install(patches)
 
-    def _drop_followed_keys(self, original: Any, args: Any, kwargs: Any, keys: Any) -> Any:
+    def _without_ours(self, original: Any, args: Any, kwargs: Any, keys: Any) -> Any:
         return original(args, kwargs, keys - self._keys)
 
     def stop(self) -> None:
         """Stop following this thread: Python's exit has deleted the operators' code."""
-        following.stop()
+        threads.stop()
         self._when_unknown(None)
 
     def _end(self) -> None:
-        """Stop following, and report the lines that read unknown numbers."""
         self.stop()
         self._libraries.clear()
         self.reads.end()
 
-    def _register_operators(self, at: str) -> None:
+    def _implement(self, at: str) -> None:
         library = torch.library.Library("aten", "IMPL")
         self._libraries.append(library)
         for followed in _list_followed(at):
@@ -164,16 +169,30 @@ class Values:
         if at == COUNTS:
             library.impl("equal", self._equal, at)
         else:
-            library.impl("_local_scalar_dense", self._read_item, at)
+            library.impl("_local_scalar_dense", self._read, at)
             self._updates.implement(library, at)
 
     # ---- operators
 
     def _wrap_op(self, one: Followed) -> Callable[..., Any]:
-        """Return a kernel that runs an operator, and computes its numbers on the host."""
-        keys, guard, op, base = self._keys, _C._ExcludeDispatchKeyGuard, one.op, one.base
-        chooses = HIGHEST.get(op.name())
-        special = self._find_special(one) if chooses is None else None
+        """Return an operator that also computes its numbers."""
+        keys, guard, on_host = self._keys, _C._ExcludeDispatchKeyGuard, self._numbers.on_host
+        follow = self._find_special(one) or self._make_rule(one)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with guard(keys):
+                out = follow(one, args, kwargs)
+                if on_host and not is_finiteness_test(one, args):
+                    self._numbers.carry_on_host(
+                        (args, kwargs), tensors_in((out, *one.written(args, kwargs)))
+                    )
+                return out
+
+        return call
+
+    def _make_rule(self, one: Followed) -> Rule:
+        """Return what follows an operator that computes, by what its first tensor holds."""
+        op, base, chooses = one.op, one.base, HIGHEST.get(one.op.name())
         small = _UPDATED if one.updates else SMALL
         waits = can_defer(one) and base not in MOVES
         held, postponed = self._numbers.read_mark, self._numbers.unknown.postponed_kind
@@ -181,71 +200,82 @@ class Values:
         waiting = (False,), (False, True)
         end = ENDS.get(base) if chooses is None else None
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with guard(keys):
-                if special is not None:
-                    return special(one, args, kwargs)
-                first = args[0] if args else None
-                if isinstance(first, list) and first:
-                    first = next((each for each in first if each.numel()), first[0])
-                if not isinstance(first, torch.Tensor) or not first.is_floating_point():
-                    return self._compute(one, args, kwargs)
-                if one.given_result:
-                    return op(*args, **kwargs)
-                if chooses and first.is_cuda and self.state(first) != KNOWN:
-                    return self._choose_evenly(op(*args, **kwargs), args, kwargs, *chooses)
-                count = first.numel()
-                if waits and count <= SMALL:
-                    out = op(*args, **kwargs)
-                    if base == "clamp_min" and self._clamps_nothing(first, args[1]):
-                        return out
-                    if not defer(self._numbers, one, args, kwargs, out):
-                        self._compute_on_host(one, args, kwargs, out)
-                    return out
-                if count <= small or (base in PUTS and count <= _PUT):
-                    return self._compute(one, args, kwargs)
-                # Most calls of a training.
-                if not first.is_cuda or type(first) is not torch.Tensor:
-                    return op(*args, **kwargs)
-                if count <= LARGE and (held(first) or postponed(first) in waiting[count <= _PUT]):
-                    return self._compute(one, args, kwargs)
+        def follow(_: Followed, args: Any, kwargs: Any) -> Any:
+            first = args[0] if args else None
+            if isinstance(first, list) and first:
+                first = next((each for each in first if each.numel()), first[0])
+            if not isinstance(first, torch.Tensor) or not first.is_floating_point():
+                return self._compute(one, args, kwargs)
+            if one.given_result:
+                return op(*args, **kwargs)
+            if chooses and first.is_cuda and self.state(first) != KNOWN:
+                return self._spread(op(*args, **kwargs), args, kwargs, *chooses)
+            count = first.numel()
+            if waits and count <= SMALL:
                 out = op(*args, **kwargs)
-                if one.writes:
-                    self._numbers.unknown.drop(first)
-                elif base in DISTRIBUTIONS:
-                    self._postpone_softmax(base, out, args[1])
-                elif end is not None and isinstance(out, torch.Tensor):
-                    self._numbers.fill(out, self._numbers.unknown.ends[end])
+                if base == "clamp_min" and self._clamps_nothing(first, args[1]):
+                    return out
+                if not defer(self._numbers, one, args, kwargs, out):
+                    self._work_out(one, args, kwargs, out)
                 return out
+            if count <= small or (base in PUTS and count <= _PUT):
+                return self._compute(one, args, kwargs)
+            # Most calls of a training.
+            if not first.is_cuda or type(first) is not torch.Tensor:
+                return op(*args, **kwargs)
+            if count <= LARGE and (held(first) or postponed(first) in waiting[count <= _PUT]):
+                return self._compute(one, args, kwargs)
+            out = op(*args, **kwargs)
+            if one.writes:
+                self._numbers.unknown.drop(first)
+            elif base in DISTRIBUTIONS:
+                self._distribute(base, out, args[1])
+            elif end is not None and isinstance(out, torch.Tensor):
+                self._numbers.fill(out, self._numbers.unknown.ends[end])
+            return out
 
-        return call
+        return follow
 
-    def _find_special(self, one: Followed) -> Callable[[Followed, Any, Any], Any] | None:
-        """Return the method that runs an operator that copies, draws, makes or compares."""
+    def _find_special(self, one: Followed) -> Rule | None:
+        """Return the follower of an operator that copies, draws, makes or compares."""
         if one.base in TRANSFERS:
             return self._transfers.copy
+        if one.base == "multinomial":
+            return self._choose_by_chance
         if one.draws is not None:
             return self._draws.draw
         if one.base in MAKES:
             return self._create
         return self._compare if one.base in COMPARES else None
 
+    def _choose_by_chance(self, one: Followed, args: Any, kwargs: Any) -> Any:
+        """Draw places by shares: each equally often where these are many and unknown."""
+        if args[0].numel() > _DRAWN and args[0].is_cuda and self.state(args[0]) != KNOWN:
+            return self._spread(one.op(*args, **kwargs), args, kwargs, 4, -1)
+        return self._draws.draw(one, args, kwargs)
+
     def _wrap_count(self, one: Followed) -> Callable[..., Any]:
-        """Return a kernel that gives an operator the result's size that it asks the GPU for."""
+        """Return an operator that gets the size of its result."""
         keys, guard, op, base = self._keys, _C._ExcludeDispatchKeyGuard, one.op, one.base
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with guard(keys):
                 sparse = base == "_coalesce"
                 tensors = [args[0]._indices()] if sparse else tensors_in((args, kwargs))
-                if not any(each.is_cuda for each in tensors) or not is_plain(tensors):
+                if not is_plain(tensors):
                     return op(*args, **kwargs)
+                if not any(each.is_cuda for each in tensors):
+                    out = op(*args, **kwargs)
+                    if any(self.state(each) != KNOWN for each in tensors):
+                        self.reads.take_size()
+                        self._numbers.carry_on_host(tensors, tensors_in((out, args[0])))
+                    return out
                 chosen_by = [each for each in find_masks(base, args) if self._is_made_up(each)]
                 if chosen_by and not one.writes and self.reads.choose():
                     for each in chosen_by:
                         self._numbers.fill(each, True)
                 if base in LENGTHS and any(map(self._is_made_up, tensors)):
-                    self.reads.escape()
+                    self.reads.take_size()
                 most = max(each.numel() for each in tensors)
                 made, numbers = self._numbers.time_call(
                     most, read_by, op, base, args, kwargs, self._numbers.host, self.knows
@@ -260,13 +290,13 @@ class Values:
                     made_up = any(self.state(each) == MADE_UP for each in tensors)
                     self._numbers.write_result(out, made, made_up)
                 elif base != "index" or self._numbers.knows_some(args[0]):
-                    self._compute_on_host(one, args, kwargs, out)
+                    self._work_out(one, args, kwargs, out)
                 return out
 
         return call
 
     def _clamps_nothing(self, tensor: torch.Tensor, least: Any) -> bool:
-        """Return True if unknown numbers are above a lower limit, as in most ReLUs."""
+        """Return whether unknown numbers stay as they are, as in most calls of ReLU."""
         small = isinstance(least, int | float) and least <= self._numbers.unknown.ends[0]
         return small and tensor.is_cuda and self._is_unknown(tensor)
 
@@ -277,7 +307,6 @@ class Values:
         return tensor.is_cuda and self.state(tensor) != KNOWN
 
     def _create(self, one: Followed, args: Any, kwargs: Any) -> Any:
-        """Run an operator that makes a tensor, and write or mark its numbers."""
         out = one.op(*args, **kwargs)
         if not out.is_cuda or not is_plain((out,)) or torch.cuda.is_current_stream_capturing():
             return out
@@ -287,19 +316,18 @@ class Values:
         elif one.base == "fill_" and out.numel() <= SMALL and type(args[1]) in (float, int, bool):
             self._numbers.know(out, args[1])
         elif out.numel() <= MADE or not out.is_floating_point():
-            self._compute_on_host(one, args, kwargs, out)
+            self._work_out(one, args, kwargs, out)
         return out
 
     def _compute(self, one: Followed, args: Any, kwargs: Any) -> Any:
-        """Run an operator, and compute its numbers on the host, now or when they are read."""
         out = one.op(*args, **kwargs)
         if one.base == "where" and choose_later(self._numbers, one, args, out):
             return out
         if one.base not in MOVES or self._numbers.knows_some(args[0]):
-            self._compute_on_host(one, args, kwargs, out)
+            self._work_out(one, args, kwargs, out)
         return out
 
-    def _compute_on_host(self, one: Followed, args: Any, kwargs: Any, out: Any) -> None:
+    def _work_out(self, one: Followed, args: Any, kwargs: Any, out: Any) -> None:
         """Compute the numbers of an operator's result on the host, unless that costs too much."""
         given = tensors_in((args, kwargs) if kwargs else args)
         outs = [] if one.writes else tensors_in((out,))
@@ -330,7 +358,7 @@ class Values:
                 if not self.state(each):
                     self._numbers.unknown.write(each)
         with contextlib.suppress(Exception):
-            view = functools.partial(self._view_on_host, written) if written else self.host
+            view = functools.partial(self._seen, written) if written else self.host
             host_kwargs = map_tensors(kwargs, view) if kwargs else kwargs
             made = self._numbers.time_call(most, one.op, *map_tensors(args, view), **host_kwargs)
             keeps = state == KNOWN or one.base in PUTS or one.base in MOVES
@@ -341,23 +369,21 @@ class Values:
                     self._numbers.make_finite(cpu_view(each), Place.from_tensor(each))
                 self._numbers.mark(each, state == MADE_UP)
 
-    def _view_on_host(self, written: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor over or with the numbers of a tensor, for a run on the host."""
+    def _seen(self, written: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+        """Return a CPU tensor with the numbers of a tensor that an operator reads or writes."""
         if tensor.is_cuda and any(tensor is one for one in written):
             return cpu_view(tensor)
         return self._numbers.host(tensor)
 
-    def _postpone_softmax(self, base: str, out: torch.Tensor, dim: int) -> None:
-        """Postpone the numbers of a softmax over unknown ones: rows sum to one."""
+    def _distribute(self, base: str, out: torch.Tensor, dim: int) -> None:
+        """Let rows of a softmax over unknown numbers sum to one when read."""
         if out.numel() <= LARGE and out.is_contiguous() and is_plain((out,)):
             log = base == "_log_softmax"
             make = functools.partial(distribution, out.shape, dim, log=log, dtype=out.dtype)
             self._numbers.unknown.postpone(out, make, made_up=True)
 
-    def _choose_evenly(
-        self, out: Any, args: Any, kwargs: Any, place: int, default: int | None
-    ) -> Any:
-        """Write indices that choose each of unknown scores equally often to a result."""
+    def _spread(self, out: Any, args: Any, kwargs: Any, place: int, default: int | None) -> Any:
+        """Choose each of unknown scores as the highest equally often."""
         places = out[1] if isinstance(out, tuple) else out
         dim = args[place] if place < len(args) else kwargs.get("dim", default)
         if places.numel() <= _PUT and args[0].numel() and is_plain((places, args[0])):
@@ -367,20 +393,22 @@ class Values:
         return out
 
     def _compare(self, one: Followed, args: Any, kwargs: Any) -> Any:
-        """Run a comparison, and write its result if one holds for all unknown numbers."""
+        """Compare; at any size where one answer holds for all unknown numbers."""
         out = one.op(*args, **kwargs)
         if one.given_result or not isinstance(out, torch.Tensor):
-            self._compute_on_host(one, args, kwargs, out)
+            self._work_out(one, args, kwargs, out)
             return out
         answer = constant_answer(one, args, self._is_unknown, self._numbers.unknown.ends)
         if answer is None:
-            self._compute_on_host(one, args, kwargs, out)
+            self._work_out(one, args, kwargs, out)
         elif is_plain((out,)) and self._numbers.may_take(out.numel()):
             self._numbers.fill(out, answer, made_up=not is_finiteness_test(one, args))
         return out
 
-    def _read_item(self, tensor: torch.Tensor) -> Any:
-        """Return ``tensor.item()``, with a made-up number if it is unknown."""
+    def _read(self, tensor: torch.Tensor) -> Any:
+        """Return ``tensor.item()``."""
+        if tensor.is_cpu and self.state(tensor) != KNOWN:
+            self.reads.note()
         with _C._ExcludeDispatchKeyGuard(self._keys):
             if tensor.is_cuda:
                 self._numbers.settle(tensor)
@@ -390,7 +418,7 @@ class Values:
             return number
 
     def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Return ``torch.equal``: computed on the host, or a decision if numbers are unknown."""
+        """Return ``torch.equal``; it runs for the memory it takes."""
         with _C._ExcludeDispatchKeyGuard(self._keys):
             self._answer(1, 0)
             found = bool(_aten.equal.default(one, other))
@@ -407,10 +435,9 @@ class Values:
             equal = bool(torch.equal(self._numbers.host(one), self._numbers.host(other)))
             return self.reads.decide(equal, sys._getframe(1)) if MADE_UP in states else equal
 
-    def _note_read(self, address: int) -> None:
-        """Record that the host reads an unknown number, unless it copies a known tensor."""
-        source = self._transfers.source
-        if source is None or self.state(source) != KNOWN:
+    def _note(self, address: int) -> None:
+        """Note a read of an unknown number, but not of one that a copy takes to the host."""
+        if self._transfers.source is None:
             self.reads.note()
 
     @contextlib.contextmanager

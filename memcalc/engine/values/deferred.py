@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memcalc.engine.comparisons import SMALL
-from memcalc.engine.followed_operators import LARGE, MOVES, PUTS, Followed
 from memcalc.engine.host_view import Place, is_plain, map_tensors
-from memcalc.engine.unknown import Later
+from memcalc.engine.values.rules import LARGE, MOVES, PUTS, SMALL, Followed
+from memcalc.engine.values.unknown import Later
 
 if TYPE_CHECKING:
-    from memcalc.engine.device_numbers import Numbers
+    from memcalc.engine.values.known import Numbers
 
 _WAITS = 1 << 16
 """Elements above which a ``where`` waits: smaller ones are computed in less time."""

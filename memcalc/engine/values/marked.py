@@ -5,8 +5,8 @@ value, it escapes: its decisions are not seen. So does each integer that is comp
 ones, because PyTorch and Python take it as a size without asking.
 """
 
+import json
 import math
-import re
 import sys
 from collections.abc import Callable
 from types import FrameType, ModuleType
@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import torch
 
-from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
 
 
@@ -27,37 +26,42 @@ class Follower(Protocol):
     def escape(self) -> None:
         """Note that a number is no longer known to be made up."""
 
+    def write(self) -> None:
+        """Note that a number becomes text, or is pickled."""
+
+    def mark_tensors(self, made: Any) -> None:
+        """Note that tensors follow from a made-up number."""
+
 
 _follower: Follower | None = None
 
 
 def install(patches: Patches, follower: Follower) -> None:
-    """Patch math, statistics and yaml for made-up numbers, which report to a follower."""
+    """Tell a follower of made-up numbers, and mark what is computed from them."""
     global _follower
     _follower = follower
-    patches.also(_remove_follower)
+    patches.also(_leave)
     for name in _MATH.split():
         if hasattr(math, name):
             patches.wrap(math, name, _keep_mark)
+    for name in ("tensor", "as_tensor", "full"):
+        patches.wrap(torch, name, _make_tensor)
+    for name in ("dump", "dumps"):
+        # The encoder in C asks no number for its text.
+        patches.wrap(json, name, _write)
     patches.when_imported("statistics", lambda module: _follow_statistics(patches, module))
     patches.when_imported("yaml", _write_plain_yaml)
+    for name in ("DataFrame.__init__", "Series.__init__"):
+        patches.wrap_later("pandas", name, _take)
 
 
-def follow_tensors(patches: Patches) -> None:
-    """Patch functions of tensors to report made-up numbers that they take."""
-    for name in ("tensor", "as_tensor", "full"):
-        patches.wrap(torch, name, _call_reporting)
-    for name in ("__setitem__", *(f"__{one}__" for one in _COMPARISONS)):
-        patches.wrap(torch.Tensor, name, _call_reporting)
-
-
-def _remove_follower() -> None:
+def _leave() -> None:
     global _follower
     _follower = None
 
 
 def mark(found: Any) -> Any:
-    """Return a number, or numbers in lists, marked as made up by their class."""
+    """Return numbers, alone or in lists, that know that they are made up."""
     if type(found) is float:
         return MadeUpFloat(found)
     if type(found) is int:
@@ -68,7 +72,7 @@ def mark(found: Any) -> Any:
 
 
 def escape(found: Any) -> Any:
-    """Report that numbers lose the mark of being made up, and return them."""
+    """Note that plain code takes these, and return them."""
     if _follower is not None:
         _follower.escape()
     return found
@@ -81,27 +85,59 @@ def _is_made_up(value: Any) -> bool:
     return kind is MadeUpFloat or kind is MadeUpInt
 
 
-def _unmark(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     kind = type(value)
     if kind is list or kind is tuple:
-        return kind(map(_unmark, value))
+        return kind(map(_plain, value))
     if kind is MadeUpFloat:
         return float.__float__(value)
     return int.__int__(value) if kind is MadeUpInt else value
 
 
 def _keep_mark(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function with plain numbers; mark the result if an argument was made up."""
     if _is_made_up(args):
-        return mark(original(*_unmark(args), **kwargs))
+        return mark(original(*_plain(args), **kwargs))
     return original(*args, **kwargs)
 
 
-def _call_reporting(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function of tensors; report if one of its arguments is made up."""
-    if _is_made_up(args):
-        escape(None)
+def _take(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function that keeps plain numbers."""
+    if _follower is not None and _holds_made_up((args, kwargs)):
+        _follower.escape()
     return original(*args, **kwargs)
+
+
+def _write(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function that writes numbers as text."""
+    if _follower is not None and _holds_made_up(args):
+        _follower.write()
+    return original(*args, **kwargs)
+
+
+def _holds_made_up(value: Any, depth: int = 6) -> bool:
+    """Return True if a value, or nested lists and dicts of it, has a made-up number."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return _is_made_up(value)
+    return depth > 0 and any(_holds_made_up(one, depth - 1) for one in value)
+
+
+def _make_tensor(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function that makes tensors of numbers."""
+    made = original(*args, **kwargs)
+    if _follower is not None and _is_made_up(args):
+        _follower.mark_tensors(made)
+    return made
+
+
+def _call_torch(_: type, function: Any, __: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Call a function of PyTorch that was given a made-up number (``__torch_function__``)."""
+    kwargs = {name: _plain(value) for name, value in (kwargs or {}).items()}
+    made = function(*_plain(args), **kwargs)
+    if _follower is not None:
+        _follower.mark_tensors(args[0] if made is None else made)
+    return made
 
 
 _MATH = """
@@ -116,14 +152,13 @@ def _follow_statistics(patches: Patches, module: ModuleType) -> None:
             patches.wrap(module, name, _keep_mark)
 
 
-def _make_comparison(name: str, plain: type) -> Callable[[Any, Any], Any]:
-    """Return a comparison method that reports its outcome as a decision."""
+def _decides(name: str, plain: type) -> Callable[[Any, Any], Any]:
     compare = getattr(plain, name)
     exact = plain is float and name in ("__eq__", "__ne__")
 
     def method(self: Any, other: Any) -> Any:
         found = compare(self, other)
-        known = found is NotImplemented or exact or _is_not_finite(other)
+        known = found is NotImplemented or exact or _is_no_limit(other)
         if known or _follower is None:
             return found
         return _follower.decide(found, sys._getframe(1))
@@ -131,13 +166,12 @@ def _make_comparison(name: str, plain: type) -> Callable[[Any, Any], Any]:
     return method
 
 
-def _is_not_finite(other: Any) -> bool:
-    """Return True if a number is infinite or NaN, so that all made-up ones compare alike."""
+def _is_no_limit(other: Any) -> bool:
+    """Return whether a number is infinite or NaN: each made-up one compares with it alike."""
     return isinstance(other, float) and not math.isfinite(other)
 
 
-def _make_arithmetic(name: str, plain: type) -> Callable[..., Any]:
-    """Return an arithmetic method whose result is marked as made up."""
+def _computes(name: str, plain: type) -> Callable[..., Any]:
     compute = getattr(plain, name)
 
     def method(self: Any, *others: Any) -> Any:
@@ -147,8 +181,7 @@ def _make_arithmetic(name: str, plain: type) -> Callable[..., Any]:
     return method
 
 
-def _make_conversion(name: str, plain: type) -> Callable[..., Any]:
-    """Return a conversion method that reports that the mark is lost."""
+def _escapes(name: str, plain: type) -> Callable[..., Any]:
     take = getattr(plain, name)
 
     def method(self: Any, *others: Any) -> Any:
@@ -157,24 +190,18 @@ def _make_conversion(name: str, plain: type) -> Callable[..., Any]:
     return method
 
 
-_PARSED = re.compile(r"\b(float|int|Decimal|Fraction|literal_eval|eval)\(")
-
-
-def _make_formatting(name: str, plain: type) -> Callable[..., Any]:
-    """Return a formatting method that reports a lost mark if the user's line parses numbers."""
+def _shows(name: str, plain: type) -> Callable[..., Any]:
     show = getattr(plain, name)
 
     def method(self: Any, *others: Any) -> Any:
-        if _PARSED.search(source_lines.text()):
-            escape(None)
+        if _follower is not None:
+            _follower.write()
         return show(self, *others)
 
     return method
 
 
-def _make_bool(plain: type) -> Callable[[Any], bool]:
-    """Return a ``__bool__`` method that reports an integer's truth as a decision."""
-
+def _truth(plain: type) -> Callable[[Any], bool]:
     def method(self: Any) -> bool:
         found = bool(plain.__bool__(self))  # type: ignore[attr-defined]
         if plain is float or _follower is None:
@@ -185,12 +212,14 @@ def _make_bool(plain: type) -> Callable[[Any], bool]:
 
 
 def _compute_array(self: Any, function: Any, way: str, *args: Any, **kwargs: Any) -> Any:
-    """Implement ``__array_ufunc__`` with plain numbers, and report that the mark is lost."""
-    return escape(getattr(function, way)(*_unmark(args), **kwargs))
+    """Take part in a function of NumPy's, whose results are plain."""
+    return escape(getattr(function, way)(*_plain(args), **kwargs))
 
 
 def _reduce(self: Any, _: Any) -> tuple[type, tuple[float]]:
-    plain = _unmark(self)
+    if _follower is not None:
+        _follower.write()
+    plain = _plain(self)
     return type(plain), (plain,)
 
 
@@ -202,27 +231,29 @@ pos abs round floor ceil lshift rlshift rshift rrshift and rand or ror xor rxor
 _PLAIN = ("__float__", "__int__", "__trunc__", "as_integer_ratio")
 
 
-def _make_members(plain: type) -> dict[str, Any]:
-    """Return the attributes of a class of made-up numbers over float or int."""
+def _members(plain: type) -> dict[str, Any]:
     names = (f"__{name}__" for name in _ARITHMETIC)
     return {
-        **{f"__{name}__": _make_comparison(f"__{name}__", plain) for name in _COMPARISONS},
-        **{name: _make_arithmetic(name, plain) for name in names if hasattr(plain, name)},
-        **{name: _make_conversion(name, plain) for name in _PLAIN},
-        **{name: _make_formatting(name, plain) for name in ("__format__", "__str__", "__repr__")},
+        **{f"__{name}__": _decides(f"__{name}__", plain) for name in _COMPARISONS},
+        **{name: _computes(name, plain) for name in names if hasattr(plain, name)},
+        **{name: _escapes(name, plain) for name in _PLAIN},
+        **{name: _shows(name, plain) for name in ("__format__", "__str__", "__repr__")},
         "__slots__": (),
         "__module__": "builtins",
-        "__bool__": _make_bool(plain),
+        "__bool__": _truth(plain),
         "__hash__": plain.__hash__,
         "__reduce_ex__": _reduce,
+        "__deepcopy__": lambda self, _: self,
         "__array_ufunc__": _compute_array,
     }
 
 
-MadeUpFloat = type("float", (float,), _make_members(float))
+MadeUpFloat = type(
+    "float", (float,), {**_members(float), "__torch_function__": classmethod(_call_torch)}
+)
 """A float that nobody computed."""
-MadeUpInt = type("int", (int,), _make_members(int))
-"""A whole number that nobody computed."""
+MadeUpInt = type("int", (int,), _members(int))
+"""A whole number that nobody computed: PyTorch takes it as a size, and is not asked."""
 
 
 def _write_plain_yaml(yaml: Any) -> None:
