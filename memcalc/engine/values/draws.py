@@ -37,12 +37,12 @@ class Draws:
         self._generators: dict[int, torch.Generator] = {}
 
     def draw(self, one: Followed, args: Any, kwargs: Any) -> Any:
-        """Draw random numbers on the host: large ones of floats when they are read."""
+        """Run a random operator, and draw its numbers on the host; large floats when read."""
         out = one.op(*args, **kwargs)
         if not out.is_cuda or not is_plain((out,)) or torch.cuda.is_current_stream_capturing():
             return out
         if not out.is_floating_point() or out.numel() <= SMALL:
-            drawn = functools.partial(self._drawn_now, one, out.device.index)
+            drawn = functools.partial(self._draw_now, one, out.device.index)
             self._compute(dataclasses.replace(one, op=drawn), args, kwargs, out)
             return out
         self._numbers.forget((out,))
@@ -77,8 +77,8 @@ class Draws:
             make = functools.partial(distribution, out.shape, dim, log=log, dtype=out.dtype)
             self._numbers.unknown.postpone(out, make, made_up=True)
 
-    def _drawn_now(self, one: Followed, device: int | None, /, *args: Any, **kwargs: Any) -> Any:
-        """Draw on the host, whose own generator stays where it is."""
+    def _draw_now(self, one: Followed, device: int | None, /, *args: Any, **kwargs: Any) -> Any:
+        """Run a random operator on the host with the generator of a GPU."""
         generator = self._generator(device)
         if one.draws:
             return one.op(*args, **{**kwargs, "generator": generator})
@@ -89,7 +89,7 @@ class Draws:
         return made
 
     def _generator(self, device: int | None) -> torch.Generator:
-        """Return what draws for a GPU; the host's own generator stays where it is."""
+        """Return the host's generator that draws for a GPU, made at first use."""
         index = device or 0
         if index not in self._generators:
             seed = torch.cuda.default_generators[index].initial_seed()

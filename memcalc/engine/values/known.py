@@ -220,7 +220,7 @@ class Numbers:
                 self._zero(one.data_ptr(), _extent(one) + (-one.nbytes % _UNIT if alone else 0))
 
     def may_take(self, most: int) -> bool:
-        """Return True if there is time left to compute tensors of ``most`` elements."""
+        """Return True if the time budget allows computing tensors of ``most`` elements."""
         if self._left > 0 or most <= TIMED:
             return True
         self._stop_computing()

@@ -26,7 +26,7 @@ NO_END = "generate() sees no end-of-sequence token: it generates as many tokens 
 
 
 def install(patches: Patches, values: Values) -> None:
-    """Patch the checks: set the tensors that they return, and report the assumption of each."""
+    """Patch allclose, istft, LBFGS and generate's end check to assume a good outcome."""
     say = patches.say
 
     def answer_no_end(original: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

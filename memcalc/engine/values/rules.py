@@ -92,7 +92,7 @@ class Followed:
 
     @classmethod
     def from_schema(cls, op: Any, base: str) -> Followed:
-        """Read an operator's schema."""
+        """Make the record of an operator from its schema."""
         writes = tuple(
             (place, one.name)
             for place, one in enumerate(op._schema.arguments)
@@ -134,7 +134,7 @@ def list_followed(*, counts: bool) -> tuple[Followed, ...]:
 
 
 def is_composed(op: Any) -> bool:
-    """Return True if it calls other operators, which are followed."""
+    """Return True if an operator's implementation calls others, which are followed."""
     key = "CompositeImplicitAutograd"
     return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
 
@@ -142,7 +142,7 @@ def is_composed(op: Any) -> bool:
 def spread_evenly(
     places: torch.Tensor, scores: torch.Tensor, dim: int | None, shift: int
 ) -> torch.Tensor:
-    """Return places that are chosen equally often, like a router's experts.
+    """Return indices that choose each of the scores equally often, like a router's experts.
 
     The first is in the middle, or farther by a shift: special tokens are the first of a vocabulary,
     or its last.
@@ -162,7 +162,7 @@ def read_by(
     view: Callable[[torch.Tensor], torch.Tensor],
     knows: Callable[[torch.Tensor], bool],
 ) -> tuple[Any, list[tuple[int, int]]]:
-    """Return the numbers that an operator reads for its result's size.
+    """Return the numbers that an operator reads from the GPU to size its result.
 
     Args:
         op: the operator.
