@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from memcalc.engine import torch_internals as internals
 from memcalc.engine.host_view import Place, cpu_view, is_plain, one_thread, tensors_in
 from memcalc.engine.stub import load as stub
 from memcalc.engine.values.rules import MASKS
@@ -80,7 +81,7 @@ class Numbers:
         return UNKNOWN if postponed is None else MADE_UP if postponed else KNOWN
 
     def _is_made_up_on_host(self, tensor: torch.Tensor) -> bool:
-        if not is_plain((tensor,)):
+        if not is_plain((tensor,)) or internals.is_functorch_tensor(tensor):
             return False
         found = self.on_host.get(tensor.untyped_storage()._cdata)
         return found is not None and not found.expired()

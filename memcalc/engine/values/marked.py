@@ -51,8 +51,9 @@ def install(patches: Patches, follower: Follower) -> None:
         patches.wrap(json, name, _write)
     patches.when_imported("statistics", lambda module: _follow_statistics(patches, module))
     patches.when_imported("yaml", _write_plain_yaml)
-    for name in ("DataFrame.__init__", "Series.__init__"):
-        patches.wrap_later("pandas", name, _take)
+    for package, names in _TABLES.items():
+        for name in names:
+            patches.wrap_later(package, name, _take)
 
 
 def _leave() -> None:
@@ -140,6 +141,12 @@ def _call_torch(_: type, function: Any, __: Any, args: Any = (), kwargs: Any = N
     return made
 
 
+_TABLES = {
+    "pandas": ("DataFrame.__init__", "DataFrame.__setitem__", "Series.__init__"),
+    "pandas.core.indexing": ("_LocationIndexer.__setitem__",),
+    "polars": ("DataFrame.__init__", "Series.__init__"),
+}
+"""Functions that take plain values of numbers in compiled code, by package."""
 _MATH = """
 exp exp2 expm1 log log2 log10 log1p sqrt cbrt pow fabs fmod fsum dist hypot copysign sin cos tan
 tanh atan atan2 erf

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from memcalc.engine import source_lines
-from memcalc.engine.host_view import tensors_in
+from memcalc.engine import torch_internals as internals
+from memcalc.engine.host_view import is_plain, tensors_in
 from memcalc.engine.patches import Patches
 from memcalc.engine.values import marked, threads, uses
 from memcalc.engine.values.known import KNOWN, Numbers
@@ -107,7 +108,8 @@ class Reads:
     def mark_tensors(self, made: Any) -> None:
         """Note that tensors follow from a made-up number."""
         for one in tensors_in((made,)):
-            self._numbers.mark(one, made_up=True)
+            if is_plain((one,)) and not internals.is_functorch_tensor(one):
+                self._numbers.mark(one, made_up=True)
 
     def decide(self, found: bool, frame: FrameType | None) -> bool:
         """Record a decision by an unknown number, and return its outcome.

@@ -7,6 +7,7 @@ assumed to pass: `assert (boxes >= 0).all()`, or `if not valid.all(): raise Valu
 from __future__ import annotations
 
 import ast
+import bisect
 import dis
 import functools
 import itertools
@@ -100,8 +101,9 @@ class _Branch(NamedTuple):
 def _find_branch(code: CodeType, at: int) -> _Branch | None:
     instructions = list(dis.get_instructions(code))
     places = {one.offset: number for number, one in enumerate(instructions)}
-    number = places.get(at)
-    if number is None:
+    # A call of Python's own is left at its last cache entry.
+    number = bisect.bisect_right(instructions, at, key=lambda one: one.offset) - 1
+    if number < 0:
         return None
     if "JUMP" not in instructions[number].opname:
         number += 1
