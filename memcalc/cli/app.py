@@ -2,8 +2,7 @@
 
 import os
 from importlib import import_module
-from pathlib import Path
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -11,6 +10,7 @@ from typer.core import TyperGroup
 from memcalc.errors import UsageError
 from memcalc.version import __version__
 
+HELP = {"help_option_names": ["-h", "--help"]}
 COMPLETE = "_MEMCALC_COMPLETE"
 """What a shell sets in the environment when it asks what could be typed."""
 
@@ -40,35 +40,6 @@ _HOMES = {"compare": ("measure", "compare"), "list": ("lists", "command")}
 """Module and command of a verb, where they are not ``command`` of the module of its name."""
 
 
-def read_without_pydantic(params: list[Any]) -> list[Any]:
-    """Let typer 0.29 and newer read parameters without pydantic, and return them.
-
-    Importing pydantic takes longer than all the rest of a command line; texts, files and values
-    with their parser need nothing of it.
-    """
-    for param in params:
-        if hasattr(param, "get_runtime_param"):
-            param.get_runtime_param = _Plain(param.type_descriptor).itself
-    return params
-
-
-class _Plain:
-    """Reader of one parameter, in place of typer's."""
-
-    def __init__(self, described: Any) -> None:
-        kind = next(iter(get_args(described.annotation)), described.annotation)
-        self._read = described.parameter_info.parser or (Path if kind is Path else None)
-
-    def itself(self) -> Self:
-        return self
-
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        several = param.multiple or param.nargs == -1
-        if value is None or self._read is None:
-            return () if several and value is None else value
-        return tuple(map(self._read, value)) if several else self._read(value)
-
-
 class _Verbs(TyperGroup):
     """A group that imports a verb's module when the verb is typed, and for nothing else."""
 
@@ -77,14 +48,11 @@ class _Verbs(TyperGroup):
         # A mistyped verb is compared with these names.
         self.commands: Any = dict.fromkeys(VERBS)
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        return read_without_pydantic(super().get_params(ctx))
-
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the verb; a model or a recipe in its place is estimated."""
+        """Return the command of a verb; a model or recipe in its place means ``estimate``."""
         first, *rest = args
         if first == "version":
-            _tell_version(True)
+            _print_version(True)
         if first == "help" and not rest:
             typer.echo(ctx.get_help())
             raise typer.Exit
@@ -97,6 +65,7 @@ class _Verbs(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a verb's module and return its command, or None for an unknown verb."""
         if cmd_name not in VERBS:
             return None
         home, name = _HOMES.get(cmd_name, (cmd_name, "command"))
@@ -108,13 +77,14 @@ class _Verbs(TyperGroup):
 
 
 def _is_model(word: str) -> bool:
-    """Return True for the name of a model, and for an existing recipe or config."""
+    """Return True for a bundled model, a hub name with a slash, or an existing file."""
     from memcalc.catalog import models
 
     return "/" in word or os.path.exists(word) or models.find_shipped_config(word) is not None
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
+    """Print memcalc's version and exit, if wanted."""
     if wanted:
         typer.echo(f"memcalc {__version__}")
         raise typer.Exit
@@ -127,7 +97,7 @@ _app = typer.Typer(
     add_completion=False,
     # Panels are drawn by parts of rich that take longer to import than everything else.
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
 )
 
 
@@ -136,11 +106,11 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", "-V", callback=_tell_version, is_eager=True, help="Print the version."
+            "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
 ) -> None:
-    """Take the options that stand before a verb."""
+    """Accept the options that stand before a verb."""
 
 
 app = typer.main.get_group(_app)

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from memcalc.cli.command import say
-from memcalc.cli.declare import AS_TYPED, verb
+from memcalc.cli.declare import verb
 from memcalc.cli.output import terminal_width
 from memcalc.errors import UsageError
 from memcalc.files import results
@@ -17,7 +17,7 @@ from memcalc.files import results
     "memcalc run -- python train.py",
     "memcalc run -o run.json -- torchrun --nproc-per-node 2 train.py",
     "memcalc run -- bash -c 'python a.py; python b.py'",
-    context_settings=AS_TYPED,
+    starts_command=True,
 )
 def command(words: list[str], output: Path | None = None) -> None:
     """Run any command and report its GPU and main memory; its exit code is passed on."""

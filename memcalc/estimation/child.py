@@ -1,8 +1,8 @@
 """The estimating child: opens the stub driver before importing PyTorch, then answers.
 
-The answer to ``{"plan": ...}`` is ``{"prediction": ...}``, with ``"keep": true`` also its packed
-``"trace"``. With ``"devices": [...]`` it is ``{"judged": ...}``, and with ``"inventory": true``,
-for which nothing is run, ``{"inventory": ...}``.
+The answer to ``{"plan": ...}`` is ``{"prediction": ..., "others": [...]}``, with ``"keep": true``
+also its packed ``"trace"``; with ``"inventory": true``, for which nothing is run, it is
+``{"inventory": ...}``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ default the collector would take a tenth of the time."""
 
 
 def warm(*hint: str) -> None:
-    """Open the stub driver and import what runs of an architecture have in common."""
+    """Open the stub driver and import the modules that runs of an architecture need."""
     driver.open_stub()
     importlib.import_module("memcalc.estimation.worker").warm(*hint)
 

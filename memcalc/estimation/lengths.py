@@ -9,16 +9,12 @@ import math
 import os
 import random
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from memcalc.errors import UsageError
 from memcalc.estimation.answers import Answers
-from memcalc.estimation.engine import JudgedRun
-from memcalc.estimation.fits import make_device
-from memcalc.estimation.question import ResolvedPlan, look_up
 from memcalc.files.untrusted_values import content
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Prediction, Varied, Way
@@ -32,7 +28,7 @@ _LENGTH = re.compile("0*[1-9][0-9]{0,6}")
 
 
 def samples(text: str, count: int, longest: int | None) -> list[int]:
-    """Draw lengths in tokens from a distribution or a file (see ``FORM``), cut at ``longest``.
+    """Draw ``count`` sample lengths in tokens from a distribution's or file's name.
 
     Equal arguments give equal lengths.
 
@@ -60,7 +56,7 @@ def samples(text: str, count: int, longest: int | None) -> list[int]:
 
 
 def run_varying_lengths(plan: Plan, text: str, timeout: float = math.inf) -> Varied:
-    """Run a hundred batches of varying length in three ways and return the peaks of each way.
+    """Run a hundred batches of varying length in three ways; return each way's peaks.
 
     ``text``: the lengths, as ``samples`` reads them, cut at ``plan.seq``; ``timeout``: seconds
     after which a run is ended.
@@ -74,7 +70,6 @@ def run_varying_lengths(plan: Plan, text: str, timeout: float = math.inf) -> Var
         raise UsageError(
             "--lengths is for batches that memcalc makes; --input describes them: leave one out."
         )
-    question = look_up(plan)
     drawn = samples(text, BATCHES * plan.batch, plan.seq)
     # A batch is as long as its longest sample.
     as_drawn, bucketed = (
@@ -90,43 +85,30 @@ def run_varying_lengths(plan: Plan, text: str, timeout: float = math.inf) -> Var
         ("the shortest batch", plan, [min(as_drawn)] * 2),
         ("the longest batch", plan, [max(as_drawn)] * 2),
     )
-    reached = _run(question, runs, timeout)
+    answers = Answers(workers=None, timeout=timeout)
+    reached = list(answers.map_parallel(lambda run: answers.predict_lengths(*run[1:]), runs))
     ways = tuple(
         Way(
             name=name,
-            **{rung: getattr(found.peaks, rung) for rung in ALLOCATOR_RUNGS},
+            **{rung: getattr(found.peak, rung) for rung in ALLOCATOR_RUNGS},
             shortest=min(lengths),
             longest=max(lengths),
         )
         for (name, _, lengths), found in zip(runs[:3], reached, strict=False)
     )
     return Varied(
-        fit=next(iter(reached[0].fits), None),
+        fit=reached[0].fit,
         lengths=text,
         batches=BATCHES,
         longest=max(drawn),
-        least=reached[3].peaks.allocated,
-        most=reached[4].peaks.allocated,
+        least=reached[3].peak.allocated or 0,
+        most=reached[4].peak.allocated or 0,
         ways=ways,
     )
 
 
-def _run(
-    question: ResolvedPlan, runs: Sequence[tuple[str, Plan, Sequence[int]]], timeout: float
-) -> list[JudgedRun]:
-    """Run named plans over batches of these lengths, in parallel within the machine's memory."""
-    gpu = question.gpu
-    devices = [make_device(gpu, plan=question.plan)] if gpu is not None else []
-    answers = Answers(workers=None, timeout=timeout)
-
-    def one(run: tuple[str, Plan, Sequence[int]]) -> JudgedRun:
-        return answers.judge(run[1], devices, run[2])
-
-    return list(answers.map_parallel(one, runs))
-
-
 def with_varied_peak(answer: Prediction, found: Varied) -> Prediction:
-    """Return an estimate with the peak and fit over all batches, in the order drawn."""
+    """Return a prediction with peak and fit over batches of varying length."""
     drawn, peak = found.ways[0], answer.peak
     more = drawn.reserved - (peak.reserved or 0)
     used = peak.process_used

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError
 from memcalc.estimation.base_prediction import build_prediction, highest
-from memcalc.estimation.fits import make_device, outside_span
-from memcalc.estimation.question import ResolvedPlan, look_up
+from memcalc.estimation.fits import judge, outside_span
+from memcalc.estimation.question import ResolvedPlan
 from memcalc.estimation.replays import (
     Replays,
-    judge_devices,
+    find_device,
     outcome,
     read_replay,
     replay_full_gpu,
@@ -21,7 +21,6 @@ from memcalc.estimation.replays import (
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import PhasePeak, Prediction, Span
-from memcalc.records.replay import Play
 from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace, components, find_peak
 from memcalc.records.trace import highest as highest_events
 
@@ -35,11 +34,12 @@ UNCOUNTED = (
 )
 
 
-def predict(question: ResolvedPlan, trace: Trace, state: OptimizerState, play: Play) -> Prediction:
-    """Make a prediction from a trace; ``play`` replays its calls if the plan's GPU is too small."""
-    notes = tuple(_note_cache(question.plan, trace))
+def predict(question: ResolvedPlan, run: Replays, state: OptimizerState) -> Prediction:
+    """Make a prediction from a traced run, replaying it if the plan's GPU is too small."""
+    trace = run.trace
+    notes = tuple(_note_kv_cache(question.plan, trace))
     if question.plan.target == "cpu":
-        answer = _build(question, trace, state, requested_phases(trace), notes)
+        answer = _predict_requested(question, trace, state, requested_phases(trace), notes)
         # The CPU has no caching allocator: only requested bytes are known.
         missed = "CPU kernel scratch space", "the Python process itself"
         unknown = dict.fromkeys(("allocated", "reserved", "process_used"), _NO_ALLOCATOR)
@@ -48,7 +48,6 @@ def predict(question: ResolvedPlan, trace: Trace, state: OptimizerState, play: P
             uncounted=(*answer.plan.unread, *missed),
             unknown={**unknown, **answer.unknown},
         )
-    run = Replays(trace, play)
     reached = outcome(trace)
     crowded, unplayed = None, ""
     try:
@@ -56,17 +55,19 @@ def predict(question: ResolvedPlan, trace: Trace, state: OptimizerState, play: P
     except EstimateError as error:
         unplayed = str(error)
     phases = (crowded or reached).phases
-    answer = _on_cuda(_build(question, trace, state, phases, notes), trace, question.gpu)
-    reserved = answer.peak.reserved or 0
+    answer = _add_gpu_rungs(
+        _predict_requested(question, trace, state, phases, notes), trace, question.gpu
+    )
     if crowded is not None:
-        answer = replace(answer, allocator=freed_cache_span(reserved, reached.peaks.reserved))
-    if question.gpu is None:
+        span = freed_cache_span(answer.peak.reserved or 0, reached.peaks.reserved)
+        answer = replace(answer, allocator=span)
+    device = find_device(question)
+    if device is None:
         return answer
-    device = make_device(question.gpu, plan=question.plan)
     if answer.context is not None:
         device = replace(device, context=answer.context)
     try:
-        (fit,) = judge_devices(question, run, [device])
+        fit = judge(run.on, question.settings, device, reached.peaks)
     except EstimateError as error:
         unplayed = str(error)
     if unplayed:
@@ -74,7 +75,7 @@ def predict(question: ResolvedPlan, trace: Trace, state: OptimizerState, play: P
     return replace(answer, fit=fit)
 
 
-def _build(
+def _predict_requested(
     question: ResolvedPlan,
     trace: Trace,
     state: OptimizerState,
@@ -97,8 +98,8 @@ def _build(
     )
 
 
-def _on_cuda(answer: Prediction, trace: Trace, gpu: Gpu | None) -> Prediction:
-    """Add a GPU's rungs to a prediction: allocated, reserved, and process memory if known."""
+def _add_gpu_rungs(answer: Prediction, trace: Trace, gpu: Gpu | None) -> Prediction:
+    """Add allocated, reserved and process memory of a GPU to a prediction."""
     convolves = any(storage.op.startswith(_CONVOLVES) for storage in trace.storages)
     context = outside_span(gpu, answer.plan, convolves=convolves, groups=trace.groups)
     reserved = max(phase.reserved or 0 for phase in answer.phases)
@@ -135,8 +136,8 @@ def freed_cache_span(reserved: int, unlimited: int) -> Span:
     return Span(low=low, likely=reserved, high=high, source=GIVEN_BACK, parts=(part,))
 
 
-def _note_cache(plan: Plan, trace: Trace) -> Iterator[str]:
-    """Yield notes: the KV cache's bytes per token, and when the cache exceeds the weights."""
+def _note_kv_cache(plan: Plan, trace: Trace) -> Iterator[str]:
+    """Yield notes: the KV cache's bytes per token, and when it exceeds the weights."""
     if plan.gathers:
         yield from _note_quantized_cache(plan, trace)
         return
@@ -179,17 +180,16 @@ def _note_quantized_cache(plan: Plan, trace: Trace) -> Iterator[str]:
     yield f"each token takes {each:,} bytes of its sequence's KV cache once quantized"
 
 
-def predict_with_settings(
-    question: ResolvedPlan, run: Replays, conf: str, known: Prediction
-) -> tuple[Prediction, Trace]:
-    """Answer a plan with other settings of the allocator, by a replay of a run without.
+def predict_by_replay(question: ResolvedPlan, run: Replays, known: Prediction) -> Prediction:
+    """Predict a plan by replaying another plan's run under its allocator settings or GPU.
 
     ``known``: the answer of that run.
 
     Raises:
         MemcalcError: it cannot be replayed.
     """
-    other = look_up(replace(question.plan, alloc_conf=conf))
-    (found,) = run.on([roomy_card(other)])
-    trace = read_replay(found, run.trace)
-    return predict(other, trace, known.optimizer_state, run.play), trace
+    trace = run.trace
+    if question.plan.alloc_conf != known.plan.alloc_conf:
+        (found,) = run.on([roomy_card(question)])
+        trace = read_replay(found, trace)
+    return predict(question, Replays(trace, run.play), known.optimizer_state)

@@ -29,6 +29,8 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
     choice: Choice
     gpu: Gpu | None
     target: Target
+    memory: int | None = None
+    """Bytes of the GPU, in place of its own."""
     notes: tuple[str, ...]
     """Assumptions about the model and the target, as sentences."""
 
@@ -39,7 +41,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def canonical(plan: Plan) -> Plan:
-    """Return the plan with the catalog's spellings of its names, so that equal plans compare equal.
+    """Return the plan with the catalog's spellings of its model and GPU.
 
     Raises:
         UsageError: it names something unknown.
@@ -52,8 +54,10 @@ def canonical(plan: Plan) -> Plan:
     )
 
 
-def look_up(plan: Plan) -> ResolvedPlan:
-    """Look up the optimizer, GPU and PyTorch that a plan names.
+def look_up(plan: Plan, memory: int | None = None) -> ResolvedPlan:
+    """Look up the optimizer, GPU and PyTorch release that a plan names.
+
+    ``memory``: bytes of the GPU, in place of its own.
 
     Raises:
         UsageError: it names something unknown.
@@ -61,7 +65,9 @@ def look_up(plan: Plan) -> ResolvedPlan:
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     target, notes = resolve(plan, gpu)
     notes = (*models.notes(plan.model), *notes)
-    return ResolvedPlan(plan=plan, choice=registry.of(plan), gpu=gpu, target=target, notes=notes)
+    return ResolvedPlan(
+        plan=plan, choice=registry.of(plan), gpu=gpu, target=target, memory=memory, notes=notes
+    )
 
 
 def find_user_code(plan: Plan) -> str | None:
@@ -83,7 +89,7 @@ def find_user_code(plan: Plan) -> str | None:
 
 
 def shell_notes(plan: Plan) -> tuple[str, ...]:
-    """Return sentences on variables of this shell that could change a figure but are ignored."""
+    """Return notes on environment variables that affect PyTorch but not the estimate."""
     if plan.command:
         return ()
     names = variables.left_out(os.environ)
@@ -98,7 +104,7 @@ def shell_notes(plan: Plan) -> tuple[str, ...]:
 
 
 def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
-    """Return the GPU's and PyTorch's properties for a plan, and the assumptions about them.
+    """Return the target (GPU properties and PyTorch release) of a plan, and notes on it.
 
     Raises:
         UsageError: the PyTorch version is not of the form 2.13.

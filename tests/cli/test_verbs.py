@@ -32,15 +32,6 @@ def test_help_shows_every_verb_and_imports_none():
     assert done.stderr.strip() == "['memcalc.cli.app']"
 
 
-def test_a_command_line_is_read_without_pydantic():
-    code = (
-        "import sys; from memcalc.__main__ import run\n"
-        "assert run(['check', 'none.toml', '-o', 'a.md', '-j', '2']) == 2\n"
-        "assert 'pydantic' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-
-
 def test_a_mistyped_verb_is_answered_with_the_closest(memcalc):
     done = memcalc("estimat")
     assert done.returncode == 2

@@ -11,9 +11,12 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.engine import engine
+from memcalc.estimation.question import look_up
+from memcalc.estimation.replays import Replays, roomy_card
 from memcalc.records.plan import Plan
 
 
@@ -60,17 +63,17 @@ def test_what_a_call_raises_is_raised_in_its_place_and_the_others_are_answered()
 def test_no_more_runs_at_once_than_there_is_room_for(monkeypatch):
     running, most = [], []
 
-    def judge(plan, *_, **__):
+    def run(plan, **_):
         running.append(plan)
         most.append(len(running))
         time.sleep(0.01)
         running.remove(plan)
 
-    monkeypatch.setattr(engine, "judge", judge)
+    monkeypatch.setattr(engine, "predict", run)
     answers = Answers(workers=2)
 
     def several(batch):
-        ask = functools.partial(answers.judge, devices=())
+        ask = functools.partial(answers.predict_lengths, lengths=(8,))
         return list(answers.map_parallel(ask, [Plan(model="a", batch=batch + n) for n in range(4)]))
 
     list(answers.map_parallel(several, [10, 20, 30]))
@@ -92,11 +95,6 @@ def test_nothing_more_is_asked_when_nobody_listens_any_more():
 
 
 def test_a_run_under_other_settings_is_what_its_replay_under_them_says(traced):
-    from msgspec.structs import replace
-
-    from memcalc.estimation.question import look_up
-    from memcalc.estimation.replays import Replays, roomy_card
-
     plan = replace(traced.prediction.plan, alloc_conf="roundup_power2_divisions:2")
     answers = Answers(use_cache=False)
     (found,) = answers.predict([plan])
@@ -104,6 +102,22 @@ def test_a_run_under_other_settings_is_what_its_replay_under_them_says(traced):
     assert found.peak.allocated == replay.peaks.allocated
     assert found.peak.reserved == replay.peaks.reserved
     assert found.peak.allocated > traced.prediction.peak.allocated
+
+
+def test_gpus_that_run_the_same_kernels_share_a_run_and_get_the_answers_of_their_own(traced):
+    alike = [replace(traced.prediction.plan, gpu=gpu) for gpu in ("A100-40GB", "A100-80GB", "t4")]
+    together = Answers(use_cache=False)
+    found = list(together.predict(alike))
+    assert together.runs == 2
+    assert found == [Answers(use_cache=False).predict_one(plan) for plan in alike]
+
+
+def test_each_result_comes_as_soon_as_it_is_known():
+    waits, answers = threading.Event(), Answers(workers=2)
+    late = answers.iterate_results([lambda: waits.wait(30) and "last", lambda: "first"])
+    assert next(late) == "first"
+    waits.set()
+    assert next(late) == "last"
 
 
 PROGRAM = """

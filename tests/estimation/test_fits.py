@@ -26,6 +26,7 @@ from memcalc.estimation.fits import (
     verdict_with_spare,
 )
 from memcalc.estimation.question import look_up
+from memcalc.estimation.replays import Replays
 from memcalc.records.levels import Levels
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict, Prediction, Span
@@ -147,11 +148,12 @@ def test_where_nothing_can_replay_a_run_it_is_said_why_its_fit_is_unknown(traced
 
     before = traced.prediction
     plan = replace(before.plan, alloc_conf="per_process_memory_fraction:0.9")
-    found = predict.predict(look_up(plan), traced.trace, before.optimizer_state, nobody)
+    found = predict.predict(look_up(plan), Replays(traced.trace, nobody), before.optimizer_state)
     assert found.fit is None
     assert found.unknown["fit"] == "There is no PyTorch: type pip install torch."
     assert found.peak == before.peak
-    played = predict.predict(look_up(plan), traced.trace, before.optimizer_state, engine.player())
+    run = Replays(traced.trace, engine.player())
+    played = predict.predict(look_up(plan), run, before.optimizer_state)
     assert played.fit.verdict is FitVerdict.FITS
 
 

@@ -19,13 +19,14 @@ def plan(small_model):
 
 def test_batches_of_one_length_reserve_what_the_estimate_says(plan):
     (answer,) = answers([plan], use_cache=False)
-    found = engine.judge(plan, [], [64] * 4).peaks
+    found = engine.predict(plan, lengths=[64] * 4).peak
     assert (found.allocated, found.reserved) == (answer.peak.allocated, answer.peak.reserved)
 
 
 def test_every_batch_of_another_length_counts(plan):
     longest, first, last = (
-        engine.judge(plan, [], lengths).peaks for lengths in ([64] * 3, [64, 16, 8], [8, 16, 64])
+        engine.predict(plan, lengths=lengths).peak
+        for lengths in ([64] * 3, [64, 16, 8], [8, 16, 64])
     )
     assert first.requested <= longest.requested
     assert last.requested == longest.requested

@@ -207,9 +207,10 @@ def test_a_script_that_fails_or_goes_on_is_not_answered_by_its_engine(ending, re
     assert (found is not None) is served
 
 
-def test_a_process_that_dies_is_no_refusal():
-    died = Started(refused=Refused(kind="RuntimeError", text="cancelled"))
-    with pytest.raises(EstimateError, match=r"one of its processes ended\. It says: cancelled"):
+@pytest.mark.parametrize("kind", ["RuntimeError", "AttributeError", "ImportError"])
+def test_what_cannot_run_here_is_no_refusal(kind):
+    died = Started(refused=Refused(kind=kind, text="cancelled"))
+    with pytest.raises(EstimateError, match=f"could not run .* It says: {kind}: cancelled"):
         convert_figures(PLAN, H100, died)
 
 

@@ -1,18 +1,14 @@
 """How many of a GPU a plan needs: the fewest over which a layout fits, and what each one sends."""
 
-import functools
 from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from memcalc.advice.fit.records import DevicesFit, GpuFit
-from memcalc.advice.fit.runs import Runs
 from memcalc.catalog import gpus as catalog
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.answers import Answers
-from memcalc.estimation.fits import make_device
+from memcalc.estimation.answers import Answer, Answers
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit
 from memcalc.units import format_bytes
 from memcalc.workload import layouts
 
@@ -24,7 +20,7 @@ _WHOLE = ("ddp", "zero1")
 
 
 def devices_that_fit(plan: Plan, answers: Answers) -> tuple[DevicesFit, ...]:
-    """Try the plan over more and more GPUs, each with the plan's batch, until a layout fits.
+    """Try 1, 2, 4... GPUs with each parallel layout until one fits; return every attempt.
 
     Rows of one count are sorted: those that fit come first, and of them the one that sends least.
     """
@@ -33,15 +29,15 @@ def devices_that_fit(plan: Plan, answers: Answers) -> tuple[DevicesFit, ...]:
     for count in COUNTS:
         rows = list(_try_layouts(plan, count, answers, excluded))
         if count == 1:
-            excluded = _why_not_whole(plan, answers)
+            excluded = _rule_out_unsharded(plan, answers)
         found += sorted(rows, key=lambda row: (not _fits(row), row.sent))
         if any(map(_fits, rows)):
             break
     return tuple(found)
 
 
-def _why_not_whole(plan: Plan, answers: Answers) -> str:
-    """Return why no layout that keeps the whole model on each GPU can fit; empty: one might.
+def _rule_out_unsharded(plan: Plan, answers: Answers) -> str:
+    """Return why layouts with a whole model per GPU cannot fit, or "" if one might.
 
     All of them hold weights and DDP's buckets, which are as large as all gradients, at once. So a
     model that is too large by these alone is not traced whole over every number of GPUs.
@@ -57,6 +53,7 @@ def _why_not_whole(plan: Plan, answers: Answers) -> str:
 
 
 def _try_layouts(plan: Plan, count: int, answers: Answers, excluded: str) -> Iterator[DevicesFit]:
+    """Estimate the plan over ``count`` GPUs with each parallel layout; yield their fits."""
     names: tuple[str | None, ...] = (None,)
     if count > 1:
         # DDP holds the same on any number of GPUs: where two are too few, more are.
@@ -91,40 +88,19 @@ def _fits(row: DevicesFit) -> bool:
     return row.fit is not None and row.fit.fits
 
 
-def gpus_that_fit(
-    plan: Plan, among: Sequence[catalog.Gpu], runs: Runs
-) -> Iterator[tuple[GpuFit, ...]]:
-    """Try the plan on each of these GPUs; yield the rows so far, by price.
-
-    GPUs of one compute capability with equally many multiprocessors run the same kernels: the plan
-    is run once for all of them.
-    """
-    alike: dict[tuple[tuple[int, int], int], list[catalog.Gpu]] = {}
-    for gpu in among:
-        alike.setdefault((gpu.capability, gpu.multiprocessors), []).append(gpu)
-    rows: list[GpuFit] = []
-    jobs = [functools.partial(_try_group, gpus, plan, runs) for gpus in alike.values()]
-    for found in runs.answers.iterate_results(jobs):
-        rows = sorted([*rows, *found], key=lambda row: (row.price is None, row.price, row.capacity))
-        yield tuple(rows)
-
-
-def _try_group(gpus: list[catalog.Gpu], plan: Plan, runs: Runs) -> list[GpuFit]:
-    there = [replace(plan, gpu=gpu.name) for gpu in gpus]
-    devices = tuple(make_device(gpu, plan=one) for gpu, one in zip(gpus, there, strict=True))
-    fits: tuple[Fit | None, ...] = (None,) * len(gpus)
-    reason = ""
-    try:
-        fits = runs.judge(there[0], devices).fits
-    except MemcalcError as error:
-        reason = str(error)
-    return [
-        GpuFit(
+def try_gpus(
+    plan: Plan, among: Sequence[catalog.Gpu], answers: Answers
+) -> Iterator[tuple[GpuFit, Answer]]:
+    """Estimate the plan on each GPU; yield whether it fits, and the estimate or error."""
+    plans = [replace(plan, gpu=gpu.name) for gpu in among]
+    for gpu, answer in zip(among, answers.predict(plans), strict=True):
+        row = GpuFit(
             name=gpu.name,
             capacity=gpu.memory,
             price=catalog.prices().of.get(gpu.name),
-            fit=fit,
-            reason=reason,
+            fit=None,
         )
-        for gpu, fit in zip(gpus, fits, strict=True)
-    ]
+        if isinstance(answer, MemcalcError):
+            yield replace(row, reason=str(answer)), answer
+        else:
+            yield replace(row, fit=answer.fit, reason=answer.unknown.get("fit", "")), answer

@@ -7,14 +7,14 @@ from msgspec.structs import replace
 
 from memcalc.advice import search
 from memcalc.advice.fit.records import Limit, Probe
-from memcalc.advice.fit.runs import Runs
-from memcalc.catalog import gpus
+from memcalc.catalog import gpus, models, positions
 from memcalc.catalog.gpus import Architecture, architectures
-from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.fits import Device, margin
+from memcalc.errors import EstimateError, MemcalcError, UsageError
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.fits import margin
 from memcalc.estimation.question import ASSUMED
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import FitVerdict
+from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.workload import layouts
 
 SEQ_STEP = 8
@@ -22,6 +22,33 @@ SEQ_STEP = 8
 _MOST_BATCH = 1 << 20
 _MOST_SEQ = 1 << 24
 _GUIDE = "NVIDIA, Matrix Multiplication Background User's Guide"
+
+
+def make_probe(plan: Plan, answers: Answers) -> Probe:
+    """Estimate a plan; return its batch, sequence and whether it fits its GPU.
+
+    Raises:
+        MemcalcError: it could not be estimated.
+    """
+    return read_probe(answers.predict_one(plan))
+
+
+def read_probe(found: Prediction) -> Probe:
+    """Return an estimate's batch, sequence and whether it fits.
+
+    Raises:
+        EstimateError: it is not known.
+    """
+    if found.fit is None:
+        raise EstimateError(found.unknown["fit"])
+    return Probe(batch=found.plan.batch, seq=found.seq, fit=found.fit)
+
+
+def longest_seq(plan: Plan) -> int | None:
+    """Return the longest sequence the model takes, or None if no limit is known."""
+    config = models.find(plan.model).config
+    named = positions.lengths(config).longest if config is not None else None
+    return named - (plan.generate or 1) + 1 if named is not None else None
 
 
 class LimitSearch:
@@ -32,12 +59,10 @@ class LimitSearch:
         axis: str,
         plan: Plan,
         here: Probe,
-        device: Device,
-        runs: Runs,
+        answers: Answers,
         seen: Callable[[Limit], None],
     ) -> None:
-        self._plan, self._here, self._device, self._runs = plan, here, device, runs
-        self._seen = seen
+        self._plan, self._here, self._answers, self._seen = plan, here, answers, seen
         step = layouts.microbatches(plan) if axis == "batch" else SEQ_STEP
         if axis == "batch" and step > 1:
             # More of them cost time and no memory: each is to grow.
@@ -48,9 +73,9 @@ class LimitSearch:
         self._known: dict[int, Probe] = {size: here} if size and size % step == 0 else {}
 
     def find(self) -> str:
-        """Find the limit and show it; return why no limit exists: some models take one length."""
+        """Search the limit, passing it to ``seen``; return why no limit exists, or ""."""
         step, by_batch = self._limit.step, self._limit.axis == "batch"
-        most = _MOST_BATCH if by_batch else self._runs.longest(self._plan) or _MOST_SEQ
+        most = _MOST_BATCH if by_batch else longest_seq(self._plan) or _MOST_SEQ
         sizes = range(step, most // step * step + 1, step)
         start = self._limit.value(self._here) or step
         try:
@@ -76,10 +101,11 @@ class LimitSearch:
         return ""
 
     def _verdict(self, size: int) -> FitVerdict | None:
+        """Return the verdict of a size that was estimated, else None."""
         return self._known[size].fit.verdict if size in self._known else None
 
     def _ask(self, size: int) -> search.Sample:
-        """Return whether a size fits; one that cannot be run does not."""
+        """Estimate a size: whether it fits, and the bytes to spare; an error counts as no."""
         probe = self._probe(size)
         if probe is None:
             return search.Sample(holds=False, spare=None)
@@ -88,17 +114,18 @@ class LimitSearch:
         return search.Sample(holds=fit.fits, spare=spare)
 
     def _may_fit(self, size: int) -> search.Sample:
-        """Return whether a size fits, or is tight; a device that is full tells no bound."""
+        """Estimate a size: whether it fits or is tight, without bytes to spare."""
         self._probe(size)
         holds = self._verdict(size) in (FitVerdict.FITS, FitVerdict.TIGHT, FitVerdict.LEAKS)
         return search.Sample(holds=holds, spare=None)
 
     def _probe(self, size: int) -> Probe | None:
+        """Estimate a size once and update the limit; None if the model cannot run it."""
         if size in self._known:
             return self._known[size]
         plan = replace(self._plan, **{self._limit.axis: size})
         try:
-            probe = self._runs.probe(plan, self._device)
+            probe = make_probe(plan, self._answers)
         except MemcalcError as error:
             if not self._known or size < min(self._known):
                 raise
@@ -122,7 +149,7 @@ class LimitSearch:
 
 
 def multiple(precision: str, architecture: Architecture) -> int:
-    """Return the number that the tokens of a batch should be a multiple of; 1: no Tensor Cores.
+    """Return what a batch's tokens should be a multiple of for Tensor Cores; 1 without them.
 
     Source: NVIDIA, Matrix Multiplication Background User's Guide, "Requirements to use Tensor
     Cores": dimensions that are multiples of 16 bytes are most efficient, of 128 bytes on an A100.
@@ -135,7 +162,7 @@ def multiple(precision: str, architecture: Architecture) -> int:
 
 
 def with_advice(limit: Limit, plan: Plan, seq: int | None, architecture: Architecture) -> Limit:
-    """Return the limit with the largest size up to it that makes whole tiles, and why."""
+    """Return the limit with a suggested size: the largest Tensor Core multiple up to it."""
     most = limit.value(limit.best)
     if most is None:
         return limit

@@ -13,6 +13,8 @@ _LEFT_OUT = (
     *("torchaudio", "torchcodec", "pynvvideocodec", "fastsafetensors", "instanttensor"),
     *NVIDIA,
 )
+_NEEDED = ("setuptools", "cuda-python>=12.8")
+"""What vLLM's own requirements leave open: a cuda-python before 12.8 overwrites cuda-bindings."""
 
 
 def existing() -> str | None:
@@ -32,7 +34,7 @@ def find(release: Release) -> str:
 
     def fill(uv: Uv) -> None:
         tell(Progress(f"{title}: {_SIZE}, once"))
-        wanted = [release.requirement("vllm"), "setuptools"]
+        wanted = [release.requirement("vllm"), *_NEEDED]
         uv.install(uv.resolve(wanted, preferred={}, excluded=_LEFT_OUT), title)
 
     return find_python(folders.make(f"vllm-{release}", title, _ROOM, fill))

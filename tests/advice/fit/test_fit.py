@@ -8,18 +8,16 @@ from msgspec.structs import replace
 
 import memcalc
 from memcalc.advice.fit.devices import _try_layouts
-from memcalc.advice.fit.fit import answer
+from memcalc.advice.fit.fit import answer, probe_all
 from memcalc.advice.fit.limits import multiple, with_advice
 from memcalc.advice.fit.records import Limit, Probe
-from memcalc.catalog import gpus, models
+from memcalc.catalog import models
 from memcalc.catalog.gpus import architectures
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation import estimate as api
 from memcalc.estimation.answers import Answers
 from memcalc.estimation.engine import engine
-from memcalc.estimation.fits import make_device
-from memcalc.estimation.replays import on_device
 from memcalc.files import artifact
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict
@@ -91,6 +89,16 @@ def test_the_grid_agrees_with_the_limit(found):
     assert [cell.fit.fits for cell in row] == [batch <= limit for batch in answer.grid.batches]
 
 
+def test_what_is_larger_than_one_that_does_not_fit_is_not_run(small_model):
+    plan = make({"model": small_model, "gpu": "t4"})
+    answers = Answers(workers=2, figures=True, memory=700 << 20)
+    plans = [replace(plan, batch=b, seq=s) for s in (64, 128) for b in (1, 8, 64, 512)]
+    found = probe_all(plans, answers)
+    assert [found[0].fit.fits, found[-1].fit.fits] == [True, False]
+    assert answers.runs < len(plans)
+    assert found[-1].fit.metric == "allocated"
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -142,11 +150,7 @@ def test_what_generates_is_found_with_few_runs_and_agrees_with_estimates(
     for limit in found.limits:
         for probe, fits in ((limit.best, True), (limit.above, False)):
             plan = replace(found.plan, batch=probe.batch, seq=probe.seq)
-            traced = engine.trace(plan)
-            device = make_device(gpus.find("t4"), settings["memory"], plan)
-            assert (
-                on_device(traced.prediction, traced.trace, device, engine.player()).fit == probe.fit
-            ), plan
+            assert engine.predict(plan, memory=settings["memory"]).fit == probe.fit, plan
             assert probe.fit.fits is fits, plan
 
 
