@@ -148,7 +148,8 @@ def _name_group(group: Group) -> str:
     """Return a group's module, operator, dtype and code line in one text."""
     parts = (group.module, group.op, group.dtype, f"at {group.line}" if group.line else "")
     # Of most steps no lines are known.
-    other = "later steps" if group.component is Component.HELD else "the loss"
+    other = "the update" if group.kept == "temporary inside step" else "the loss"
+    other = "later steps" if group.component is Component.HELD else other
     return " ".join(filter(None, parts)) or other
 
 

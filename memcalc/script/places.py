@@ -13,8 +13,13 @@ _NO_FILES = re.compile(
     "mqueue|nsfs|proc|pstore|rpc_pipefs|securityfs|sysfs|tracefs"
 )
 """File systems of the kernel, which hold no files of a user."""
-_OF_SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/lib64", "/sbin", "/usr")
-"""Folders that users cannot write to (Filesystem Hierarchy Standard 3.0)."""
+SYSTEM = (
+    *("/bin", "/boot", "/etc", "/lib", "/lib64", "/sbin"),
+    *("/usr/bin", "/usr/lib", "/usr/lib64", "/usr/sbin", "/usr/share"),
+)
+"""Folders of the system's own files (Filesystem Hierarchy Standard 3.0)."""
+OF_KERNEL, RUNTIME = ("/proc", "/sys", "/dev"), "/run"
+"""Folders that the kernel fills, and the one of what the system has running."""
 _DEPTH, _MANY = 2, 1000
 """Folders below a mount, and entries of each, among which a user's own are looked for."""
 
@@ -44,7 +49,7 @@ def find_places(*, has_users: bool) -> dict[str, bool]:
             parts = list(_list_unmounted("/", list(mounts)))
         for part in parts:
             found[part] = True
-            if has_users and not _is_inside(part, _OF_SYSTEM):
+            if has_users and not _is_inside(part, SYSTEM):
                 found |= dict.fromkeys(_find_own_folders(part, list(mounts)), True)
     return found
 
@@ -59,8 +64,8 @@ def _read_mounts() -> dict[str, bool]:
         point = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), point)
         if not os.path.exists(point):
             continue
-        of_kernel = _NO_FILES.fullmatch(kind) or _is_inside(point, ("/proc", "/sys", "/dev"))
-        runtime = kind == "tmpfs" and _is_inside(point, ("/run",))
+        of_kernel = _NO_FILES.fullmatch(kind) or _is_inside(point, OF_KERNEL)
+        runtime = kind == "tmpfs" and _is_inside(point, (RUNTIME,))
         is_read_only = "ro" in options.split(",") or "ro" in of_system.split(",")
         found[point] = not (of_kernel or runtime or is_read_only)
     return found

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as modules
 from torch.nn.utils import clip_grad
+from torch.nn.utils.parametrize import ParametrizationList
 
 from memcalc.engine import source_lines
 from memcalc.engine.counters import Counters
@@ -301,7 +302,8 @@ class Phases:
         if module is self._generates and (number := next(self._passes)):
             self._observer.begin_step(number)
             self.begin(Phase.DECODE, number)
-        if not self._depth and self.phase is not Phase.BACKWARD:
+        outermost = not self._depth and not isinstance(module, ParametrizationList)
+        if outermost and self.phase is not Phase.BACKWARD:
             self._begin_model(module, args)
         self._depth += 1
         self._observer.enter_module(module, args, self.phase)
