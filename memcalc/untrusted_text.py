@@ -19,11 +19,15 @@ _LEADING = re.compile(r"^(\d+(?=[.)](?:\s|$))|(?=[-+=](?:[-+=\s]|$))|(?=\[|::))(
 _SPECIAL = re.compile(r"[\\`*#|~@$]|(?<![^\W_])_|_(?![^\W_])|\](?=[\[(:])")
 _ESCAPE = re.compile(r"\\ud[89ab]\w{2}\\ud[c-f]\w{2}|\\(?:(ud[89a-f]\w{2})|.)")
 """An escape of JSON; its group is half a surrogate pair without the other."""
+_LONGEST = 100_000
+"""Signs of a text that are shown: to break a name of millions into lines takes minutes."""
 _FORMULA = ("=", "+", "-", "@", "::")
 
 
 def line(text: str) -> str:
     """Escape every sign that steers a terminal, a log or a picture; returns one line."""
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}..."
     if not text.isprintable():
         text = "".join(sign if sign.isprintable() else _escape(sign) for sign in text)
     return _COMMAND.sub("# #", text)
