@@ -54,13 +54,23 @@ def _in_json(text: str, changes: Mapping[str, Any]) -> str:
 def _in_shell(text: str, key: str, value: Any) -> str:
     option = re.compile(rf"--{re.escape(key)}(?:[ =][^-\\\n][^\\\n]*?)?(?=\s*(?:\\?\r?\n|$)|\s+--)")
     words = value if isinstance(value, list) else [value]
-    shown = " ".join(shlex.quote(_plain(one)) for one in words)
-    if option.search(text):
-        return option.sub("" if value is None else f"--{key} {shown}", text, count=1)
-    if value is None:
+    shown = f"--{key} {' '.join(shlex.quote(_plain(one)) for one in words)}"
+    found = _COMMAND.search(text)
+    if found is None:
         return text
-    started = re.compile(r"(swift (?:sft|pt)|trl sft|llamafactory-cli train)\b")
-    return started.sub(rf"\1 --{key} {shown}", text, count=1)
+    before, started, arguments, after = text[: found.start()], *found.groups(), text[found.end() :]
+    if option.search(arguments):
+        arguments = option.sub(lambda _: "" if value is None else shown, arguments, count=1)
+    elif value is not None:
+        arguments = f" {shown}{arguments}"
+    return f"{before}{started}{arguments}{after}"
+
+
+_COMMAND = re.compile(
+    r"^([^#\n]*(?:swift (?:sft|pt)|trl sft|llamafactory-cli train)\b)((?:\\\r?\n|[^\n])*)",
+    re.MULTILINE,
+)
+"""What starts a training in a script, and its arguments with the lines that go on."""
 
 
 def _plain(value: Any) -> str:
@@ -83,8 +93,8 @@ def _in_yaml(text: str, path: str, value: Any) -> str:
     if value is None:
         return text
     line = dump(_nested(above, value)).rstrip("\n").replace("\n", "\n" + " " * indent)
-    end = _end(node.value[-1][1]) if node.value else len(text)
-    end = _line_end(text, end) if indent else len(text.rstrip())
+    # At the top it stands last, behind comments too.
+    end = _line_end(text, _pair_end(text, node.value[-1])) if indent else len(text.rstrip())
     return f"{text[:end]}\n{' ' * indent}{line}{text[end:]}"
 
 
@@ -95,14 +105,19 @@ def _nested(names: list[str], value: Any) -> dict[str, Any]:
 
 
 def _replace_pair(text: str, pair: Any, value: Any) -> str:
-    key, node = pair
-    start, end = key.start_mark.index, max(_end(node), text.index(":", key.end_mark.index) + 1)
+    key, _ = pair
+    start, end = key.start_mark.index, _pair_end(text, pair)
     if value is None:
         start = text.rfind("\n", 0, start) + 1
         return text[:start] + text[_line_end(text, end) + 1 :]
     column = key.start_mark.column
     shown = dump({key.value: value}).rstrip("\n").replace("\n", "\n" + " " * column)
     return text[:start] + shown + text[end:]
+
+
+def _pair_end(text: str, pair: Any) -> int:
+    """Return where a key and its value end; without a value it ends at its colon."""
+    return max(_end(pair[1]), text.index(":", pair[0].end_mark.index) + 1)
 
 
 def _line_end(text: str, place: int) -> int:
@@ -112,9 +127,10 @@ def _line_end(text: str, place: int) -> int:
 
 def _end(node: Any) -> int:
     """Return where the last scalar of a node ends; what follows it may be a comment."""
-    if isinstance(node.value, str) or node.flow_style or not node.value:
-        # A key without a value ends at its colon; the parser says where the next key is.
+    is_flow = getattr(node, "flow_style", False)
+    if isinstance(node.value, str) or is_flow or not node.value:
+        # Of a key without a value the parser says where the next key is.
         quoted = getattr(node, "style", None) in ("'", '"')
-        return int(node.end_mark.index) if node.value or quoted or node.flow_style else 0
+        return int(node.end_mark.index) if node.value or quoted or is_flow else 0
     last = node.value[-1]
     return _end(last[1] if isinstance(last, tuple) else last)

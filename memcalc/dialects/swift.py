@@ -109,6 +109,8 @@ def write(plan: Plan) -> dict[str, Any]:
         **write_lora(form, plan),
         "torch_dtype": WEIGHT_DTYPES.get(plan.precision, "float32"),
         **write_quant(form, plan),
+        **({"bnb_4bit_compute_dtype": plan.bnb_4bit_compute_dtype}
+           if plan.bnb_4bit_compute_dtype else {}),
         **({"max_length": plan.seq} if plan.seq else {}),
         **({"deepspeed": f"zero{ZERO_STAGES[plan.parallel]}"}
            if plan.devices > 1 and plan.parallel in ZERO_STAGES else {}),

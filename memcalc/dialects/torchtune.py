@@ -186,6 +186,7 @@ def _read_chunks(keys: Keys) -> int | None:
 def write(plan: Plan) -> dict[str, Any]:
     """Write a plan, by paths of keys; what torchtune has no word for is left out."""
     dtype = {**_DTYPES, "tf32": "fp32"}.get(plan.precision)
+    options = dict(plan.parallel_args)
     part = dict.fromkeys(("loss._component_", "loss.num_output_chunks"))
     part["loss._component_"] = "torch.nn.CrossEntropyLoss"
     if plan.loss_chunks > 1:
@@ -204,7 +205,10 @@ def write(plan: Plan) -> dict[str, Any]:
         "optimizer._component_": registry.of(plan).row.implementation,
         **{f"optimizer.{key}": one for key, one in plan.optim_args},
         **part,
-    }
+        **({"fsdp_cpu_offload": True} if options.get("offload") == "cpu" else {}),
+        **({"fsdp_reshard_after_forward": False}
+           if options.get("reshard_after_forward") is False else {}),
+    }  # fmt: skip
 
 
 def _write_model(plan: Plan) -> dict[str, Any]:

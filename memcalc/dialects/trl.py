@@ -45,9 +45,14 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     }
     keys = keys.view({"bf16": False, **data} if keys.flag("fp16") else data, own)
     found = trainer.read_arguments(keys, given)
+    found["precision"] = _read_precision(keys)
     if "quant" in found:
         keys.unread.append("that adapters are in bf16, half of what is counted of them")
-    found["precision"] = _read_precision(keys)
+        dtype = keys.text("dtype", "torch_dtype") or "float32"
+        # Embeddings and norms are loaded in the type that layers in 4 bit compute in.
+        found["kbit_prepare"] = dtype == "float32"
+        if found["quant"] != "int8" and dtype in _HALVES:
+            found["bnb_4bit_compute_dtype"] = dtype
     _check_loss(keys)
     return keys.recipe(found)
 
