@@ -174,13 +174,15 @@ class Output(NamedTuple):
 
         ``traces``: of predictions, for JSON.
         """
-        from memcalc.report import predictions, saved
-
         others: dict[str, Callable[[], str]] = {}
         if not isinstance(found, Sequence):
+            from memcalc.report import saved
+
             blocks: Iterable[Block] = saved.blocks(found, verbose=self.full, top=top, work=work)
             others["json"] = lambda: saved.as_json(found)
         else:
+            from memcalc.report import predictions
+
             # A table compares several; Markdown has each in full.
             groups = [[one] for one in found] if self.format == "markdown" else [found]
             blocks = [b for group in groups for b in predictions.blocks(group, verbose=self.full)]
