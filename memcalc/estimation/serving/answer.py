@@ -244,8 +244,6 @@ def _describe_rules(serving: Serving) -> tuple[str, ...]:
         for kind in serving.kinds
     )
     said = [
-        f"{title} {serving.version} was not run: the rules in its source are applied to the model "
-        "in transformers",
         f"each token takes {each:,} bytes of KV cache, in {layers}",
         f"a forward pass has at most {serving.batched_tokens:,} tokens",
         "weights as in transformers, in the plan's precision",
