@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from memcalc.catalog.gpus import Gpu, architectures
 from memcalc.errors import SettingError, UsageError
 from memcalc.estimation.fits import CODE, CONTEXT, NCCL, outside_span
-from memcalc.estimation.serving import probe, sglang, vllm
+from memcalc.estimation.serving import probe
+from memcalc.estimation.serving import sglang_rules as sglang
+from memcalc.estimation.serving import vllm_rules as vllm
 from memcalc.estimation.serving.probe import Read, Size
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Peak, PhasePeak, Prediction, Span
