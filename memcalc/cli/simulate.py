@@ -99,7 +99,7 @@ def _tell_next(found: Traced, out: Output) -> None:
 
     if out.file is not None:
         say(f"memcalc: {headline(found.prediction).text}")
-    kept = out.file if out.file is not None and out.file.suffix == ".json" else keep_last(found)
+    kept = keep_last(found)
     if out.format in ("table", "markdown") and out.file is None and kept is not None:
         put("next: what is alive at the peak, and at which lines of the script\n")
         put("  memcalc explain last\n")

@@ -4,7 +4,6 @@ Source: transformers 5.23, ``training_args.py``, and the arguments of its exampl
 """
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +54,6 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     if keys.flag("adafactor"):
         settings["optim"] = "adafactor"
     return keys.recipe(settings)
-
-
-def has_effect(name: str) -> bool:
-    """Tell whether an argument of the Trainer may change memory."""
-    return not any(fnmatchcase(name, one) for one in read_format("arguments").no_effect.split())
 
 
 def read_arguments(keys: Keys, given: Mapping[str, Any]) -> dict[str, Any]:

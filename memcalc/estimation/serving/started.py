@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.fits import CODE, NCCL, outside_span
-from memcalc.estimation.serving.answer import judge_fit
-from memcalc.estimation.serving.vllm import GRAPHS_HIGH
+from memcalc.estimation.serving.rules import judge_fit
+from memcalc.estimation.serving.vllm_rules import GRAPHS_HIGH
 from memcalc.records.engines import EngineFigures, Started, WorkerFigures
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from memcalc.catalog.gpus import Gpu, architectures
 from memcalc.errors import SettingError, UsageError
 from memcalc.estimation.fits import CODE, CONTEXT, NCCL, outside_span
-from memcalc.estimation.serving import probe, sglang, vllm
+from memcalc.estimation.serving import probe
+from memcalc.estimation.serving import sglang_rules as sglang
+from memcalc.estimation.serving import vllm_rules as vllm
 from memcalc.estimation.serving.probe import Read, Size
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Peak, PhasePeak, Prediction, Span
@@ -248,8 +250,6 @@ def _describe_rules(serving: Serving) -> tuple[str, ...]:
         for kind in serving.kinds
     )
     said = [
-        f"{title} {serving.version} was not run: the rules in its source are applied to the model "
-        "in transformers",
         f"each token takes {each:,} bytes of KV cache, in {layers}",
         f"a forward pass has at most {serving.batched_tokens:,} tokens",
         "weights as in transformers, in the plan's precision",
