@@ -30,7 +30,7 @@ _KINDS = tuple(
 
 
 def search(folder: Path) -> list[Recipe]:
-    """Find every training configuration of a folder, the most telling kind first.
+    """Find every training configuration file in a folder, the most specific dialect first.
 
     Only the folder itself is read, not what is below it.
 
@@ -41,7 +41,7 @@ def search(folder: Path) -> list[Recipe]:
     refused: list[UsageError] = []
     for path in sorted(path for path in folder.iterdir() if path.suffix in _ENDINGS)[:_MOST_FILES]:
         try:
-            one = _read(path)
+            one = _read_if_known(path)
         except UsageError as error:
             refused.append(error)
             continue
@@ -55,17 +55,19 @@ def search(folder: Path) -> list[Recipe]:
 
 
 def scripts(folder: Path) -> list[Path]:
-    """Find scripts that train, of a folder and of the folders in it; they are read, not run."""
+    """Find Python files of a folder and its subfolders that train, by parsing them."""
     files = [*sorted(folder.glob("*.py")), *sorted(folder.glob("[!.]*/*.py"))]
     return [
         path.relative_to(folder)
         for path in files[:_MOST_FILES]
-        if not path.name.startswith("test_") and (text := _text(path)) and script.trains(text)
+        if not path.name.startswith("test_")
+        and (text := _read_script(path))
+        and script.trains(text)
     ]
 
 
-def _text(path: Path) -> str:
-    """Return the text of a script; empty where it cannot be read."""
+def _read_script(path: Path) -> str:
+    """Return the text of a script, or "" if it cannot be read."""
     # A pipe in the folder would be waited for.
     if not os.path.isfile(path):
         return ""
@@ -76,14 +78,14 @@ def _text(path: Path) -> str:
 
 
 def read(path: Path) -> Recipe:
-    """Read one configuration.
+    """Read a configuration file or a script with TrainingArguments as a recipe.
 
     Raises:
         UsageError: it cannot be read, it is none that is known, or memcalc does not answer it.
     """
     if not os.path.isfile(path):
         raise UsageError(f"There is no file {path}.")
-    found = _read(path)
+    found = _read_if_known(path)
     if found is None:
         raise UsageError(
             f"{path} is not understood: give a recipe of {', '.join(dialects.dialects())}, or a "
@@ -92,10 +94,10 @@ def read(path: Path) -> Recipe:
     return found
 
 
-def _read(path: Path) -> Recipe | None:
-    """Read a script or a recipe; None: it is neither."""
+def _read_if_known(path: Path) -> Recipe | None:
+    """Read a script or a recipe; return None if the file is neither."""
     if path.suffix == ".py":
-        text = _text(path)
+        text = _read_script(path)
         found = script.read(text, path) if text else None
         return replace(found, file=path.name) if found is not None else None
     if path.suffix not in dialects.ENDINGS or not os.path.isfile(path):
@@ -113,7 +115,7 @@ def _read(path: Path) -> Recipe | None:
 
 
 def merge(main: Recipe, more: Recipe) -> Recipe:
-    """Add what a second file knows and the first does not."""
+    """Add to the first recipe the settings that only the second one has."""
     known = main.settings
     if more.settings.get("parallel") not in (None, known.get("parallel")):
         # Arguments of another wrapper than the one that is launched have no meaning.

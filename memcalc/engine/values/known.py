@@ -80,6 +80,7 @@ class Numbers:
         return UNKNOWN if postponed is None else MADE_UP if postponed else KNOWN
 
     def _is_made_up_on_host(self, tensor: torch.Tensor) -> bool:
+        """Return True if a host tensor's storage holds made-up numbers."""
         if not is_plain((tensor,)):
             return False
         found = self.on_host.get(tensor.untyped_storage()._cdata)
