@@ -82,7 +82,7 @@ def read(shared: Path) -> Namespace | None:
 
 
 def _cover_all(shared: Path) -> Namespace:
-    """Unshare the mount namespace, and mount overlays over all folders with files."""
+    """Enter a new mount namespace, and mount overlays over all folders with files."""
     layers = shared.with_name(_LAYERS)
     is_alone = _libc.unshare(_NEW_MOUNTS) == 0
     places = find_places(has_users=not is_alone)

@@ -27,7 +27,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def typed(self) -> str:
-        """The command as a line of a shell, which begins with its variables."""
+        """The command as a shell's line, which begins with its variables."""
         own = {k: v for k, v in self.variables.items() if not k.startswith("MEMCALC_")}
         return shlex.join([*(f"{name}={value}" for name, value in own.items()), *self.words])
 

@@ -71,7 +71,7 @@ class Draws:
         return out
 
     def distribute(self, base: str, out: torch.Tensor, dim: int) -> None:
-        """Postpone the result of a softmax over unknown numbers: rows sum to one."""
+        """Delay the result of a softmax over unknown numbers until read: rows sum to one."""
         if out.numel() <= LARGE and out.is_contiguous() and is_plain((out,)):
             log = base == "_log_softmax"
             make = functools.partial(distribution, out.shape, dim, log=log, dtype=out.dtype)

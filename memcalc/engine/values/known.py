@@ -192,7 +192,7 @@ class Numbers:
         self.mark(out, made_up)
 
     def mark(self, tensor: torch.Tensor, made_up: bool) -> None:
-        """Mark a tensor's numbers as known or made up; on the host, those of its whole storage."""
+        """Mark a tensor's numbers as known or made up; on the host, in its whole storage."""
         if tensor.is_cuda and tensor.numel():
             self._mark(tensor.data_ptr(), _extent(tensor), made_up)
         elif made_up and tensor.is_cpu and is_plain((tensor,)):

@@ -54,7 +54,7 @@ class Updates:
         patches.wrap_later(_INDUCTOR, "CachingAutotuner.run", self._run_compiled)
 
     def implement(self, library: Any, key: str) -> None:
-        """Register kernels of in-place operators that mark what they write as unknown."""
+        """Register kernels of in-place operators that mark their results as unknown."""
         for base, overload in _COUNTS_STEPS:
             add = getattr(getattr(torch.ops.aten, base), overload)
             library.impl(f"{base}.{overload}", functools.partial(self._count_steps, add), key)

@@ -211,7 +211,7 @@ def _is_only_shown(code: CodeType, at: int, marked: bool) -> bool:
 
 
 class _Uses:
-    """What becomes of a value, from expression to expression."""
+    """A search for the uses of a value, from expression to expression."""
 
     def __init__(self, source: _Source) -> None:
         self._source = source
@@ -242,11 +242,11 @@ class _Uses:
         if isinstance(parent, ast.Tuple | ast.List | ast.Dict | ast.UnaryOp | ast.IfExp):
             return self.all_shown(parent, marked)
         if isinstance(parent, ast.AugAssign):
-            return marked or self._variable_shown(parent.target, marked)
+            return marked or self._is_variable_shown(parent.target, marked)
         if isinstance(parent, ast.Assign):
-            return all(self._variable_shown(one, marked) for one in parent.targets)
+            return all(self._is_variable_shown(one, marked) for one in parent.targets)
         if isinstance(parent, ast.AnnAssign | ast.NamedExpr):
-            return self._variable_shown(parent.target, marked)
+            return self._is_variable_shown(parent.target, marked)
         return False
 
     def _call_shows(self, call: ast.Call, marked: bool) -> bool:
@@ -257,7 +257,7 @@ class _Uses:
         plain = name in _READS or name == "join"
         return name in _PASS_ON and self.all_shown(call, marked and not plain)
 
-    def _variable_shown(self, target: ast.expr, marked: bool) -> bool:
+    def _is_variable_shown(self, target: ast.expr, marked: bool) -> bool:
         """Return True if each use of a variable in its function only prints it."""
         if not isinstance(target, ast.Name):
             return False
