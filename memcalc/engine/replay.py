@@ -176,6 +176,7 @@ class _Player:
         self._blocks[key].record_stream(other)
 
     def _release_stream(self, key: int) -> None:
+        """Report the stream as done that a storage's free waits for."""
         _hold_stream(self._late[key], False)
 
     def _make_private_pool(self, stream: int) -> None:

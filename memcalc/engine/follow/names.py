@@ -102,6 +102,7 @@ class Names(Observer):
 
     @property
     def _is_active(self) -> bool:
+        """Return True if modules are labelled in this step."""
         return self._step in self._watched and bool(self._counters.notes)
 
     def meet_model(self, module: torch.nn.Module) -> None:

@@ -99,6 +99,7 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _pad(tensor: torch.Tensor) -> torch.Tensor:
+    """Pad the width of the heads to a multiple of eight."""
     lacking = -tensor.shape[-1] % _MULTIPLE
     return functional.pad(tensor, [0, lacking]) if lacking else tensor
 

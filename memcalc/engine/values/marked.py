@@ -56,6 +56,7 @@ def install(patches: Patches, follower: Follower) -> None:
 
 
 def _leave() -> None:
+    """Stop reporting made-up numbers."""
     global _follower
     _follower = None
 
@@ -86,6 +87,7 @@ def _is_made_up(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
+    """Return numbers without the mark of being made up."""
     kind = type(value)
     if kind is list or kind is tuple:
         return kind(map(_plain, value))

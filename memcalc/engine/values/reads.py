@@ -182,6 +182,7 @@ class Reads:
             self._say(UNKNOWN.format(source_lines.join_lines(self.lines)))
 
     def _count(self) -> int:
+        """Return the number of unknown values that this thread has read."""
         return getattr(self._thread, "count", 0)
 
     def _wrap_reader(self, original: Any) -> Callable[[torch.Tensor], Any]:

@@ -100,6 +100,7 @@ class Unknown:
         return found.abs() if self.ends[0] < 0 and place.span == 1 else found
 
     def _pattern(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the made-up numbers in a dtype, twice in a row."""
         if dtype not in self._patterns:
             self._patterns[dtype] = self._numbers.to(dtype).repeat(2)
         return self._patterns[dtype]
