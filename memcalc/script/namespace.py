@@ -60,7 +60,7 @@ def enter(shared: Path) -> Namespace:
 
 
 def layer(shared: Path, number: int) -> Path:
-    """Return the folder with what was written to the covered folder of this number."""
+    """Return the overlay's upper folder, with what was written to this covered folder."""
     return shared.with_name(_LAYERS) / str(number) / _UPPER
 
 

@@ -201,7 +201,7 @@ class Names(Observer):
             self.models.name_optimizer_state(self._optimizer, steps)
 
     def begin_step(self, step: int) -> None:
-        """Follow modules and operators of a watched step, or end that."""
+        """Start or stop labelling by module and operator, as the new step is watched or not."""
         self.watch(step)
         self.stepping(step)
 

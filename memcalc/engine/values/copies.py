@@ -30,7 +30,7 @@ class Transfers:
         """The tensor being copied, or None."""
 
     def begin(self) -> None:
-        """Let the driver copy numbers only where a program copies: kernels copy to compute."""
+        """Stop the stub driver from copying values: ``copy`` allows it for a program's copies."""
         self._transfer(False)
 
     def copy(self, one: Followed, args: Any, kwargs: Any) -> Any:

@@ -227,7 +227,7 @@ class Numbers:
         return False
 
     def time_call(self, most: int, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function in one thread, and subtract the time of large tensors from what is left.
+        """Call a function in one thread, and subtract its time from the budget for large tensors.
 
         ``most``: elements of the largest tensor.
         """
