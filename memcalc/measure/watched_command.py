@@ -60,7 +60,7 @@ def run(
     seen: Callable[[CommandNow], None] | None = None,
     show: Callable[[str], None] | None = None,
 ) -> CommandResult:
-    """Run a command to its end.
+    """Run a command to its end; return its exit code, and its GPU and main memory.
 
     Args:
         command: its words.

@@ -81,7 +81,7 @@ class Ranks:
         return self._collect_answers(world)
 
     def _import_libraries(self) -> None:
-        """Import slow libraries that every rank imports, once before the ranks are forked."""
+        """Import the slow libraries that the script uses, once before its ranks are forked."""
         path = Path(self._request.program.path)
         wanted = {
             module

@@ -240,7 +240,7 @@ def engine_figures(config: Any, planned: Any) -> EngineFigures:
 
 
 def _concurrency(config: Any, planned: Any, length: int | None = None) -> float | None:
-    """Return the sequences that the KV cache holds, by vLLM's count; no length: the longest.
+    """Return how many sequences the KV cache holds, by vLLM's count; no length: the longest.
 
     Returns:
         ``None``: there is no such cache, or this release counts otherwise.
