@@ -81,7 +81,7 @@ def _exit_with_child(started: int, ends: signal.Signals, folder: str) -> NoRetur
 
 
 def _reap(awaited: int) -> int | None:
-    """Reap all children that have ended; return the wait status of one of them, or None."""
+    """Wait for all children that have ended; return the status of one of them, or None."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

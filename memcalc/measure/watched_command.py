@@ -65,7 +65,7 @@ def run(
     seen: Callable[[CommandNow], None] | None = None,
     show: Callable[[str], None] | None = None,
 ) -> CommandResult:
-    """Run a command to its end.
+    """Run a command to its end; return its exit code, and its GPU and main memory.
 
     Args:
         command: its words.
@@ -210,11 +210,11 @@ def _show_output(
         yield
         return
 
-    def hand_on() -> None:
+    def show_lines() -> None:
         for line in stream:
             show(line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2])
 
-    thread = threading.Thread(target=hand_on, daemon=True)
+    thread = threading.Thread(target=show_lines, daemon=True)
     thread.start()
     yield
     # A process that it left behind may keep the stream open.

@@ -79,7 +79,7 @@ def _is_local(address: object) -> bool:
 
 
 def read(path: Path, known: Opened) -> Opened:
-    """Return ``known`` with the paths noted in a run's file; ``unknown`` says if there is none."""
+    """Return ``known`` with the paths noted in a run's file; ``unknown`` says if it is missing."""
     paths, unknown = set(known.paths), known.unknown
     try:
         lines = path.read_bytes().splitlines()

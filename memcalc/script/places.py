@@ -46,7 +46,7 @@ def find_places(*, has_users: bool) -> dict[str, bool]:
         if has_users:
             parts = list(_split_at_mounts(point, list(mounts)))
         elif point == "/":
-            parts = list(_list_unmounted("/", list(mounts)))
+            parts = list(_list_paths("/", list(mounts)))
         for part in parts:
             found[part] = True
             if has_users and not _is_inside(part, SYSTEM):
@@ -75,7 +75,7 @@ def _is_inside(path: str, folders: Iterable[str]) -> bool:
     return any(path == folder or path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
 
 
-def _list_unmounted(folder: str, mounts: list[str]) -> Iterator[str]:
+def _list_paths(folder: str, mounts: list[str]) -> Iterator[str]:
     """Yield the files and folders directly in a folder, without mount points and links."""
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -96,7 +96,7 @@ def _split_at_mounts(folder: str, mounts: list[str]) -> Iterator[str]:
     if os.access(folder, os.W_OK) and folder != "/":
         raise OSError(errno.EBUSY, f"something is mounted in {folder}")
     with contextlib.suppress(PermissionError):
-        for path in _list_unmounted(folder, mounts):
+        for path in _list_paths(folder, mounts):
             if os.path.isdir(path):
                 yield from _split_at_mounts(path, mounts)
             elif os.access(path, os.W_OK):

@@ -64,7 +64,7 @@ class Functional:
         self._counters.name_at(Component.WEIGHTS, list(found))
 
     def look_for_plain(self, roots: Any, inputs: Any = (), *, differentiable: bool) -> None:
-        """Count as weights the leaves of a backward, without modules and optimizers.
+        """Count the leaf tensors of a backward as weights, in a program without modules.
 
         They are the leaves that it reaches, or arguments of the outermost ``torch.func`` transform.
         A backward that is ``differentiable`` finds no weights.

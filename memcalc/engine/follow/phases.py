@@ -201,7 +201,7 @@ class Phases:
 
     @contextlib.contextmanager
     def follow_passes(self, model: torch.nn.Module) -> Iterator[None]:
-        """Within this context, a model's first call is prefill and the others decoding."""
+        """Count a model's first call in the context as prefill, and the others as decoding."""
         self.begin(Phase.PREFILL)
         self._generates, self._passes = model, itertools.count()
         try:
@@ -211,7 +211,7 @@ class Phases:
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """Within this context, a phase interrupts the current one, or a gap."""
+        """Run a phase in the context that interrupts the current one, or a gap."""
         before = None if self._after is not None else self.phase
         self._enter(phase)
         try:
