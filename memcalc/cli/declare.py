@@ -13,7 +13,7 @@ import typer
 from memcalc.cli import offers
 from memcalc.cli.app import HELP
 from memcalc.cli.command import Command, say, show_all_options
-from memcalc.cli.output import Output, formats, join_names
+from memcalc.cli.output import Output, formats, join_names, refuse_to_replace
 from memcalc.cli.table import find_row, read_table
 from memcalc.cli.values import VALUES, Value, find_value
 from memcalc.dialects import FILES
@@ -66,6 +66,7 @@ def verb(
             if typed.pop("offline", False):
                 stay_offline()
             typed.pop("help_all", None)
+            refuse_to_replace(typed.get("output"), typed.values())
             for switch in switches:
                 if typed.pop(switch.name):
                     typed[switch.setting] = switch.take()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -84,6 +85,39 @@ def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
             f"No format belongs to {str(output)!r}: let its name end in {choice}{named}."
         )
     return found
+
+
+_CHANGED_IN_PLACE = (".yaml", ".yml", ".sh")
+"""Recipes, which an estimate may write back."""
+_WRITTEN = "as memcalc estimates it"
+"""In the first line of the scripts that memcalc writes (train.py.j2)."""
+
+
+def refuse_to_replace(output: Any, given: Iterable[Any]) -> None:
+    """Refuse to replace a file that a command reads, or a Python file that memcalc did not write.
+
+    ``given``: what was typed for all options and arguments.
+
+    Raises:
+        UsageError: the output is such a file.
+    """
+    if not isinstance(output, Path) or not os.path.isfile(output):
+        return
+    words = (word for one in given for word in (one if isinstance(one, list | tuple) else (one,)))
+    read = [word for word in words if isinstance(word, str | Path) and word is not output]
+    wrong = ""
+    if output.suffix not in _CHANGED_IN_PLACE and any(_is_file(word, output) for word in read):
+        wrong = "this command reads it"
+    elif output.suffix == ".py" and _WRITTEN not in output.read_text("utf-8", "replace"):
+        wrong = "there is another Python file"
+    if wrong:
+        raise UsageError(f"Cannot write {output}: {wrong}; name another file.")
+
+
+def _is_file(word: str | Path, file: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return os.path.samefile(os.path.expanduser(word), file)
+    return False
 
 
 _NARROWEST, _WIDEST = 60, 140

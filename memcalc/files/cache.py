@@ -84,7 +84,12 @@ def key(plan: Plan, config: dict[str, Any], kind: str) -> str:
 
 
 def load(name: str, kind: type[T]) -> T | None:
-    """Load the record under this name; None if it is missing or damaged."""
+    """Load the record under this name; None if it is missing or damaged.
+
+    Raises:
+        UsageError: ``$MEMCALC_CACHE_SIZE`` is no size, which is told before an answer is computed.
+    """
+    size_limit()
     path = Path(name)
     try:
         path = _file(name, kind)
