@@ -71,7 +71,7 @@ class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     incomplete: bool = False
     """The framework has keys beside these, and memcalc does not know what they change."""
     noted: dict[str, str] = {}
-    """Switches that change memory a little, by what an answer says of them."""
+    """Switches and factors that change memory a little, by what an answer says of them."""
     defaults: dict[str, Any] = {}
     """What the framework takes where a key that changes memory is left out."""
     classes: dict[str, str] = {}

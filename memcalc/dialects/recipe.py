@@ -196,7 +196,9 @@ class Keys:
             UsageError: a key was not read, and is not known to change no memory.
         """
         for key, what in self.form.noted.items():
-            if self.flag(key) and what not in self.unread:
+            value = self.get(key)
+            is_on = value > 0 if isinstance(value, int | float) else self.flag(key)
+            if is_on and what not in self.unread:
                 self.unread.append(what)
         known = f"{self.form.no_effect} {self.form.ignored}".split()
         for key, value in self.data.items():

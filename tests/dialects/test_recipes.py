@@ -313,6 +313,13 @@ def test_a_comment_of_a_script_and_a_key_without_a_value_stay(written):
     assert changed == text.rstrip() + "\ngradient_checkpointing: true\n"
 
 
+def test_a_factor_that_changes_memory_a_little_is_said_unless_it_is_0(written):
+    for factor in (0.001, 0):
+        (written / "llamafactory.yaml").write_text(f"{LLAMAFACTORY}moe_aux_loss_coef: {factor}\n")
+        said = " ".join(make({"model": "llamafactory.yaml"}).unread)
+        assert ("router logits" in said) == (factor > 0)
+
+
 def test_what_depends_on_a_setting_goes_with_it(written):
     assert make({"model": "llamafactory.yaml", "checkpointing": False}).use_reentrant is None
     assert make({"model": "torchtune.yaml", "lora": "none"}).autocast_adapter_dtype
