@@ -30,7 +30,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def search(folder: Path) -> list[Recipe]:
-    """Find every training configuration of a folder, the most telling kind first.
+    """Find every training configuration file in a folder, the most specific dialect first.
 
     Only the folder itself is read, not what is below it.
 
@@ -42,7 +42,7 @@ def search(folder: Path) -> list[Recipe]:
     files = sorted(path for path in folder.iterdir() if path.suffix in dialects.ENDINGS)
     for path in files[:_MOST_FILES]:
         try:
-            one = _read(path)
+            one = _read_if_known(path)
         except UsageError as error:
             refused.append(error)
             continue
@@ -56,12 +56,12 @@ def search(folder: Path) -> list[Recipe]:
 
 
 def scripts(folder: Path) -> list[Path]:
-    """Find scripts that train, of a folder and of the folders in it; they are read, not run."""
+    """Find Python files of a folder and its subfolders that train, by parsing them."""
     files = [*sorted(folder.glob("*.py")), *sorted(folder.glob("[!.]*/*.py"))]
     return [
         path.relative_to(folder)
         for path in files[:_MOST_FILES]
-        if not path.name.startswith("test_") and (text := _text(path)) and trains(text)
+        if not path.name.startswith("test_") and (text := _read_script(path)) and trains(text)
     ]
 
 
@@ -84,8 +84,8 @@ def _name(function: ast.expr) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def _text(path: Path) -> str:
-    """Return the text of a script; empty where it cannot be read."""
+def _read_script(path: Path) -> str:
+    """Return the text of a script, or "" if it cannot be read."""
     # A pipe in the folder would be waited for.
     if not os.path.isfile(path):
         return ""
@@ -96,7 +96,7 @@ def _text(path: Path) -> str:
 
 
 def read(path: Path) -> Recipe:
-    """Read one configuration.
+    """Read a configuration file or a script with TrainingArguments as a recipe.
 
     Raises:
         UsageError: it cannot be read, it is none that is known, or memcalc does not answer it.
@@ -105,7 +105,7 @@ def read(path: Path) -> Recipe:
         raise UsageError(f"There is no file {path}.")
     if path.suffix == ".py":
         raise UsageError(f"{path} is a script: type memcalc init -- python {path}.")
-    found = _read(path)
+    found = _read_if_known(path)
     if found is None:
         raise UsageError(
             f"{path} is not understood: give a recipe of {', '.join(dialects.dialects())}."
@@ -113,8 +113,8 @@ def read(path: Path) -> Recipe:
     return found
 
 
-def _read(path: Path) -> Recipe | None:
-    """Read a recipe; None: it is none."""
+def _read_if_known(path: Path) -> Recipe | None:
+    """Return the recipe in a file, or None if it holds none."""
     if path.suffix not in dialects.ENDINGS or not os.path.isfile(path):
         return None
     try:
@@ -130,7 +130,7 @@ def _read(path: Path) -> Recipe | None:
 
 
 def merge(main: Recipe, more: Recipe) -> Recipe:
-    """Add what a second file knows and the first does not."""
+    """Add to the first recipe the settings that only the second one has."""
     known = main.settings
     if more.settings.get("parallel") not in (None, known.get("parallel")):
         # Arguments of another wrapper than the one that is launched have no meaning.

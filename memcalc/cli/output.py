@@ -49,18 +49,18 @@ FORMATS = {
 
 
 def formats(kind: str) -> tuple[str, ...]:
-    """Return the names of an answer's formats."""
+    """Return the names of the formats in which a kind of answer can be written."""
     return tuple(name for name, one in FORMATS.items() if kind in one.kinds.split())
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join names as a sentence ends with them: ``a, b or c``."""
+    """Join names in prose: ``a, b or c``."""
     *first, last = names
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
-    """Return the chosen format: by name, or by the extension of the output file.
+    """Return the output format: the named one, or the one of the output file's extension.
 
     Raises:
         UsageError: this kind of answer is not written so, or no file can be there.
@@ -90,7 +90,7 @@ _NARROWEST, _WIDEST = 60, 140
 
 
 def put(text: str, output: Path | None = None) -> None:
-    """Write a text to a file, or print it; signs that a terminal cannot show become escapes."""
+    """Write a text to a file, or print it with characters the terminal lacks escaped."""
     if output is not None:
         artifact.write(output, text)
         wrote(output)
@@ -100,7 +100,7 @@ def put(text: str, output: Path | None = None) -> None:
 
 
 def wrote(path: Path) -> None:
-    """Say where an answer lies now; beside the answers of others, on stderr."""
+    """Print on stderr that a file was written, unless it is a stream."""
     if not artifact.is_stream(path):
         say(f"Wrote {path}.")
 
@@ -113,19 +113,19 @@ def may_color(output: Path | None) -> bool:
 
 
 def width() -> int:
-    """Return the columns of a table: the terminal's, ``$COLUMNS``, or 100."""
+    """Return the width of a table in columns: the terminal's, ``$COLUMNS``, or 100."""
     return min(max(_NARROWEST, shutil.get_terminal_size((100, 24)).columns), _WIDEST)
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """Return ``width`` for a terminal, or None for a file or pipe: lines stay whole."""
+    """Return ``width`` for a terminal, or None for a file or pipe, whose lines stay whole."""
     return width() if stream.isatty() or "COLUMNS" in os.environ else None
 
 
 def deliver(
     name: str, output: Path | None, blocks: Iterable[Block], **others: Callable[[], str]
 ) -> None:
-    """Print or write an answer: as blocks, or by what makes the text of the format."""
+    """Print or write an answer in a format: from blocks, or by a writer of that format."""
     from memcalc.report.blocks import markdown, terminal
 
     if name in others:

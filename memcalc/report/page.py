@@ -60,7 +60,7 @@ _KINDS = {
 
 
 def hero(prediction: Prediction) -> Hero:
-    """Return the head of the page of one prediction."""
+    """Return the head of a prediction's page: verdict, bar of the card, main figures."""
     fit, peak = prediction.fit, prediction.peak
     figures = [(f"peak, in {peak.phase.value}", format_bytes(peak.allocated or peak.requested))]
     if peak.reserved is not None:
@@ -72,14 +72,14 @@ def hero(prediction: Prediction) -> Hero:
     return Hero(
         kind=_KINDS[fit.verdict] if fit is not None else "plain",
         verdict=answer.headline(prediction).text,
-        parts=_parts(prediction),
+        parts=_divide_bar(prediction),
         figures=tuple(figures),
         command="" if plan.command else f"memcalc explain {options(plan)}",
     )
 
 
-def _parts(prediction: Prediction) -> tuple[Part, ...]:
-    """Return the stretches of the card: components, the allocator's cache, the context, free."""
+def _divide_bar(prediction: Prediction) -> tuple[Part, ...]:
+    """Return the parts of the memory bar: components, allocator's cache, context, free."""
     peak = prediction.peak
     reserved = peak.requested if peak.reserved is None else peak.reserved
     used = reserved if peak.process_used is None else peak.process_used
@@ -113,24 +113,27 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def render(document: Document) -> str:
-    """Return the whole page."""
-    page = _templates().get_template("page.html.j2")
-    return page.render(title=_title(document), blocks=_blocks(document), version=__version__) + "\n"
+    """Return a report as one HTML page."""
+    page = _load_templates().get_template("page.html.j2")
+    return (
+        page.render(title=_make_title(document), blocks=_list_blocks(document), version=__version__)
+        + "\n"
+    )
 
 
 def notebook(record: object) -> str:
-    """Return an answer in full, as a notebook shows it: the page's card, and its tables."""
+    """Return an answer as HTML for a notebook: the head of the page, and all tables."""
     first: PagePart
     first, *rest = saved.blocks(record, verbose=True, top=sys.maxsize)
     found = record.prediction if isinstance(record, Explanation) else record
     if isinstance(found, Prediction) and found.serving is None:
         # What the page says beside it stands in the tables here.
         first = replace(hero(found), command="")
-    return _templates().get_template("notebook.html.j2").render(blocks=[first, *rest])
+    return _load_templates().get_template("notebook.html.j2").render(blocks=[first, *rest])
 
 
 @functools.cache
-def _templates() -> Environment:
+def _load_templates() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup, escape
 
@@ -163,18 +166,19 @@ def _templates() -> Environment:
     return made
 
 
-def _blocks(document: Document) -> Iterator[PagePart]:
+def _list_blocks(document: Document) -> Iterator[PagePart]:
+    """Yield all parts of a report's page in order."""
     found = [chapter.prediction for chapter in document.chapters]
     if document.difference is not None:
         yield from explained.difference_blocks(document.difference, _TOP, more="")
     if len(found) > 1:
         yield Line("Side by side", Kind.HEADING)
-        yield _picture(plots.optimizers(found), "requested bytes at each peak")
+        yield _render_picture(plots.optimizers(found), "requested bytes at each peak")
         yield predictions.comparison(found)
     for chapter in document.chapters:
         if len(found) > 1:
             yield Line(rows.heading(chapter.prediction), Kind.HEADING)
-        yield from _chapter(chapter, advised=document.explanation is not None)
+        yield from _list_chapter_blocks(chapter, advised=document.explanation is not None)
     if document.explanation is not None:
         yield Line("What would need less", Kind.HEADING)
         yield from explained.remedies(document.explanation)
@@ -184,16 +188,16 @@ def _blocks(document: Document) -> Iterator[PagePart]:
         for rung in ("allocated", "requested"):
             if compared(document.runs, rung):
                 figure = plots.accuracy(document.runs, rung)
-                yield _picture(figure, "peak of each run, estimated and measured")
+                yield _render_picture(figure, "peak of each run, estimated and measured")
                 break
         yield from measured.blocks(document.runs)
 
 
-def _picture(figure: Figure, caption: str) -> Picture:
+def _render_picture(figure: Figure, caption: str) -> Picture:
     return Picture(plots.save(figure, "svg"), caption)
 
 
-def _title(document: Document) -> str:
+def _make_title(document: Document) -> str:
     if len(document.chapters) == 1:
         return rows.heading(document.chapters[0].prediction)
     models = dict.fromkeys(
@@ -203,8 +207,8 @@ def _title(document: Document) -> str:
     return f"memory of training {', '.join(models)}"
 
 
-def _chapter(chapter: Chapter, *, advised: bool) -> Iterator[PagePart]:
-    """Yield a plan's part of the page; ``advised``: what its next command tells is on the page."""
+def _list_chapter_blocks(chapter: Chapter, *, advised: bool) -> Iterator[PagePart]:
+    """Yield a plan's part of the page; ``advised``: the page has remedies already."""
     prediction = chapter.prediction
     yield replace(hero(prediction), command="") if advised else hero(prediction)
     if chapter.line is not None:

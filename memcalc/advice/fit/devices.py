@@ -20,7 +20,7 @@ _WHOLE = ("ddp", "zero1")
 
 
 def devices_that_fit(plan: Plan, answers: Answers) -> tuple[DevicesFit, ...]:
-    """Try the plan over more and more GPUs, each with the plan's batch, until a layout fits.
+    """Try 1, 2, 4... GPUs with each parallel layout until one fits; return every attempt.
 
     Rows of one count are sorted: those that fit come first, and of them the one that sends least.
     """
@@ -29,15 +29,15 @@ def devices_that_fit(plan: Plan, answers: Answers) -> tuple[DevicesFit, ...]:
     for count in COUNTS:
         rows = list(_try_layouts(plan, count, answers, excluded))
         if count == 1:
-            excluded = _why_not_whole(plan, answers)
+            excluded = _rule_out_unsharded(plan, answers)
         found += sorted(rows, key=lambda row: (not _fits(row), row.sent))
         if any(map(_fits, rows)):
             break
     return tuple(found)
 
 
-def _why_not_whole(plan: Plan, answers: Answers) -> str:
-    """Return why no layout that keeps the whole model on each GPU can fit; empty: one might.
+def _rule_out_unsharded(plan: Plan, answers: Answers) -> str:
+    """Return why layouts with a whole model per GPU cannot fit, or "" if one might.
 
     All of them hold weights and DDP's buckets, which are as large as all gradients, at once. So a
     model that is too large by these alone is not traced whole over every number of GPUs.
@@ -53,6 +53,7 @@ def _why_not_whole(plan: Plan, answers: Answers) -> str:
 
 
 def _try_layouts(plan: Plan, count: int, answers: Answers, excluded: str) -> Iterator[DevicesFit]:
+    """Estimate the plan over ``count`` GPUs with each parallel layout; yield their fits."""
     names: tuple[str | None, ...] = (None,)
     if count > 1:
         # DDP holds the same on any number of GPUs: where two are too few, more are.
@@ -90,7 +91,7 @@ def _fits(row: DevicesFit) -> bool:
 def try_gpus(
     plan: Plan, among: Sequence[catalog.Gpu], answers: Answers
 ) -> Iterator[tuple[GpuFit, Answer]]:
-    """Try the plan on each of these GPUs; yield their rows, and the answers that they are from."""
+    """Estimate the plan on each GPU; yield whether it fits, and the estimate or error."""
     plans = [replace(plan, gpu=gpu.name) for gpu in among]
     for gpu, answer in zip(among, answers.predict(plans), strict=True):
         row = GpuFit(

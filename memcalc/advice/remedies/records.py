@@ -33,7 +33,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needed(self) -> int:
-        """Bytes on the deciding rung; of a process with the high end of its context."""
+        """Bytes needed on the deciding rung, with the largest likely CUDA context."""
         size: int = getattr(self.peak, self.rung)
         context = self.context
         if self.rung == "process_used" and context is not None and context.likely is not None:
@@ -53,7 +53,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures(prediction: Prediction) -> Figures:
-    """Return the figures of an estimate that changed plans are compared by."""
+    """Return the figures of a prediction by which changed plans are compared."""
     return Figures(**{name: getattr(prediction, name) for name in Figures.__struct_fields__})
 
 
@@ -133,7 +133,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def limit_goal(limit: int, before: Figures) -> Goal:
-    """Return the goal to need at most this many bytes on the deciding rung."""
+    """Return the goal to need at most ``limit`` bytes on the deciding rung."""
     context = before.context if before.rung == "process_used" else None
     return Goal(
         limit=limit,
