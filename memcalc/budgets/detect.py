@@ -114,7 +114,7 @@ def read(path: Path) -> Recipe:
 
 
 def _read_if_known(path: Path) -> Recipe | None:
-    """Read a recipe; return None if the file is none."""
+    """Return the recipe in a file, or None if it holds none."""
     if path.suffix not in dialects.ENDINGS or not os.path.isfile(path):
         return None
     try:
