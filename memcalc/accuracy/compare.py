@@ -66,7 +66,6 @@ def _sum_weights(prediction: Prediction) -> int | None:
 
 
 def _pair_optimizer_states(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
-    """Yield the predicted and measured optimizer state, by place of memory."""
     state, real = prediction.optimizer_state, measurement.state
     if real is None:
         return
@@ -82,7 +81,6 @@ def _pair_optimizer_states(prediction: Prediction, measurement: Measurement) -> 
 
 
 def _pair_phases(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
-    """Yield each phase's predicted and measured peak, requested and allocated."""
     measured = steady_peaks(measurement.phases)
     for phase in prediction.phases:
         # Reserved memory stays reserved, so its phase is not compared.

@@ -88,7 +88,7 @@ def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
     here: Key = ("runs", name)
     with source.at(here):
         check_name(name)
-    settings, places = _merge_settings(source, here, folder)
+    settings, places = _run_settings(source, here, folder)
     method = settings.pop("method", "trace")
     with source.at(places.get("method", here)):
         check_value("method", Method, method)
@@ -114,9 +114,7 @@ def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
     )
 
 
-def _merge_settings(
-    source: Source, here: Key, folder: Path
-) -> tuple[dict[str, Any], dict[str, Key]]:
+def _run_settings(source: Source, here: Key, folder: Path) -> tuple[dict[str, Any], dict[str, Key]]:
     """Return a run's settings over the defaults, and the table key of each."""
     settings: dict[str, Any] = {}
     places: dict[str, Key] = {}
@@ -244,7 +242,6 @@ def budgets(
 
 
 def _iterate_leaves(table: Mapping[str, Any], path: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Yield the path and value of each entry of nested tables."""
     for key, value in table.items():
         if isinstance(value, dict) and value:
             yield from _iterate_leaves(value, (*path, key))

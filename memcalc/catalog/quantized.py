@@ -208,5 +208,4 @@ def _find_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _get_method(settings: Mapping[str, Any]) -> str:
-    """Return the quantization method's name of a ``quantization_config``."""
     return str(settings.get("quant_method") or "bitsandbytes")

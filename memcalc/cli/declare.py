@@ -46,7 +46,6 @@ def verb(
     """
 
     def make_command(function: Callable[..., None]) -> Command:
-        """Return the typer command of a function."""
         name = function.__name__
         name = function.__module__.rpartition(".")[2] if name == "command" else name
         own = {one.name: _declare_option(name, one) for one in _parameters(function)}

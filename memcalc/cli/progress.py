@@ -68,7 +68,6 @@ class Steps:
         shown: set[str] = set()
 
         def see(so_far: T) -> None:
-            """Keep a partial answer and show its new rows."""
             known[:] = [so_far]
             for row in rows(so_far):
                 if row not in shown:

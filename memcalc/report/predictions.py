@@ -33,7 +33,6 @@ def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[B
 
 
 def _describe_prediction(prediction: Prediction) -> Iterator[Block]:
-    """Yield one prediction in full."""
     if prediction.fit is not None:
         yield from verdict(prediction)
     yield Line(rows.heading(prediction), Kind.HEADING)

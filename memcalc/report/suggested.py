@@ -64,14 +64,14 @@ def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[
     yield Line(f"  {asked_for(plan)}")
     yield Line("")
     if shown:
-        yield _tabulate_ways(found, shown, work, verbose=verbose)
+        yield _tabulate(found, shown, work, verbose=verbose)
     fitting = {one.way.key for one in shown}
     for one in found.found:
         if one.figures is None and one.way.key not in fitting and (found.gpu or one.remedies):
             yield Line(_explain_misfit(one))
     if best is not None or found.gpu is None:
         yield from _list_notes(found, shown, work, verbose=verbose)
-    yield from _suggest_command(found, best, verbose=verbose)
+    yield from _advise_next(found, best, verbose=verbose)
 
 
 def _select_shown(found: Suggestions) -> list[Suggestion]:
@@ -109,7 +109,7 @@ def _write_verdicts(
         yield f"does not fit on {gpu}, in any way that was tried"
 
 
-def _tabulate_ways(
+def _tabulate(
     found: Suggestions, shown: Sequence[Suggestion], work: Work, *, verbose: bool
 ) -> Table:
     by_card = found.gpu is None
@@ -179,9 +179,7 @@ def _note_speed(found: Suggestions, *, verbose: bool) -> Iterator[Line]:
         yield Line(f"speed: n/a ({reason})", Kind.NOTE)
 
 
-def _suggest_command(
-    found: Suggestions, best: Suggestion | None, *, verbose: bool
-) -> Iterator[Line]:
+def _advise_next(found: Suggestions, best: Suggestion | None, *, verbose: bool) -> Iterator[Line]:
     """Yield lines with the next command to type."""
     asked = f"memcalc suggest {options(found.plan)}"
     if best is None and found.gpu is None:
