@@ -48,8 +48,9 @@ class Adviser:
             return ""
 
         def verdict(figures: Figures) -> Verdict:
-            """Judge the budget by the figures of a changed plan."""
-            return judge_one(budget, Evidence(prediction=trials.prediction(figures.plan)), before)
+            return judge_one(
+                budget, Evidence(prediction=trials.answers.predict_one(figures.plan)), before
+            )
 
         now = verdict(trials.before)
         goal = Goal(

@@ -114,8 +114,9 @@ def merge_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
         if name in typed and name in base:
             typed[name] = {**base[name], **dict(FIELDS[name].check(typed[name]))}
     typed = {key: one for key, one in typed.items() if one is not None}
-    if typed.get("quant") == "none":
-        base.pop("kbit_prepare", None)
+    for name, depends in (("quant", "kbit_prepare"), ("lora", "autocast_adapter_dtype")):
+        if typed.get(name) == "none":
+            base.pop(depends, None)
     joined, notes = simplify_layout({**base, **typed})
     if not joined.get("model"):
         raise SettingError(

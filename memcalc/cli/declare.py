@@ -13,7 +13,7 @@ import typer
 from memcalc.cli import offers
 from memcalc.cli.app import HELP
 from memcalc.cli.command import Command, say, show_all_options
-from memcalc.cli.output import formats, join_names
+from memcalc.cli.output import Output, formats, join_names
 from memcalc.cli.table import find_row, read_table
 from memcalc.cli.values import VALUES, Value, find_value
 from memcalc.dialects import FILES
@@ -48,7 +48,12 @@ def verb(
     def make_command(function: Callable[..., None]) -> Command:
         name = function.__name__
         name = function.__module__.rpartition(".")[2] if name == "command" else name
-        own = {one.name: _declare_option(name, one) for one in _parameters(function)}
+        asked = {one.name: one for one in _parameters(function)}
+        writes = "output" in asked and asked["output"].annotation is Output
+        if writes:
+            del asked["output"]
+            asked |= {one.name: one for one in _OUTPUT}
+        own = {key: _declare_option(name, one) for key, one in asked.items()}
         plan = _make_plan_parameters() if own.pop("settings", None) is not None else []
         added = [_declare_option(name, _make_flag("offline"))] if fetches else []
         shown = [*plan[:1], *own.values(), *plan[1:], *added]
@@ -63,6 +68,8 @@ def verb(
             for switch in switches:
                 if typed.pop(switch.name):
                     typed[switch.setting] = switch.take()
+            if writes:
+                typed["output"] = Output(*[typed.pop(one.name) for one in _OUTPUT])
             if plan:
                 given = {one.name: typed.pop(one.name) for one in plan if one.name != "help_all"}
                 typed["settings"] = settings_of(given)
@@ -127,6 +134,18 @@ def _value_by_type(parameter: Parameter) -> Value:
 
 def _make_flag(name: str) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=bool)
+
+
+def _make_optional(name: str, annotation: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+_OUTPUT = (
+    _make_optional("format", str | None),
+    _make_optional("output", Path | None),
+    _make_flag("verbose"),
+)
+"""The options that make an ``Output``, in its order."""
 
 
 def _set_parameters(function: Callable[..., None], parameters: Iterable[Parameter]) -> None:
@@ -213,7 +232,3 @@ def _make_plan_parameters() -> list[Parameter]:
     )
     found.append(_make_flag("help_all").replace(annotation=Annotated[bool, shown]))
     return found
-
-
-def _make_optional(name: str, annotation: Any) -> Parameter:
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -8,7 +8,7 @@ from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.explain import Chapter, chapter, chapter_of_saved
 from memcalc.cli.declare import verb
 from memcalc.cli.options import make_plans, with_plan
-from memcalc.cli.output import chosen, deliver_answer
+from memcalc.cli.output import Output
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import only_prediction, read_result
 from memcalc.errors import UsageError
@@ -35,7 +35,7 @@ def command(
     """Show what changed between two answers: by component, phase and module."""
     from memcalc.estimation.validate import check
 
-    name = chosen("difference", format, output)
+    out = Output(format, output).choose_format("difference")
     files = [(text, read_result(text)) for text in (before, now)]
     asked = [_parse_plan(t) if d is None else only_prediction(d, Path(t)) for t, d in files]
     for one in asked:
@@ -46,7 +46,7 @@ def command(
         first = _load_chapter(asked[0], answers)
         steps.at(1, 2)
         found = difference(first, _load_chapter(asked[1], answers))
-    deliver_answer(found, name, output, top=top)
+    out.deliver(found, top=top)
 
 
 def _load_chapter(asked: Prediction | Plan, answers: Answers) -> Chapter:

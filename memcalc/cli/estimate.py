@@ -1,6 +1,5 @@
 """``memcalc estimate``."""
 
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -8,7 +7,7 @@ from msgspec.structs import replace
 
 from memcalc.cli.command import say
 from memcalc.cli.options import make_plans, with_plan
-from memcalc.cli.output import chosen, deliver_predictions, put
+from memcalc.cli.output import Output, put
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_output, write_recipe
 from memcalc.errors import MemcalcError, UsageError
@@ -51,24 +50,22 @@ def _compare_with_fp16(found: Prediction) -> Prediction:
 )
 def command(
     settings: dict[str, Any],
+    output: Output,
     method: str = "trace",
     lengths: str | None = None,
-    format: str | None = None,
-    output: Path | None = None,
-    verbose: bool = False,
     no_cache: bool = False,
 ) -> None:
     """Predict what one training step costs, by component and by phase."""
-    recipe = recipe_output(settings, output)
-    script = output if output is not None and output.suffix == ".py" else None
-    answer_output = None if recipe or script else output
-    name = chosen("predictions", format, answer_output)
+    file = output.file
+    recipe = recipe_output(settings, file)
+    script = file if file is not None and file.suffix == ".py" else None
+    out = output.choose_format("predictions", beside=bool(recipe or script))
     plans = make_plans(settings)
     if (recipe or script) is not None and len(plans) > 1:
         raise UsageError("A recipe or script is of one plan: give each option one value.")
     text = train_script(plans[0]) if script is not None else ""
     if lengths is not None:
-        _check_lengths(lengths, plans, name, method)
+        _check_lengths(lengths, plans, out.format, method)
     found: list[Prediction] = []
     failed: list[MemcalcError] = []
     with progress(f"estimating {plans[0].model}") as steps:
@@ -86,9 +83,9 @@ def command(
     if lengths is not None:
         found = [_replay_lengths(found[0], lengths)]
     found = [_compare_with_fp16(one) for one in found] if len(found) == 1 else found
-    deliver_predictions(found, name, answer_output, verbose=verbose)
+    out.deliver(found)
     if recipe is not None:
-        write_recipe(recipe, plans[0], output)
+        write_recipe(recipe, plans[0], file)
     if script is not None:
         put(text, script)
     if settings.get("optim") == "all":
@@ -99,8 +96,8 @@ def command(
         raise typer.Exit(max(error.exit_code for error in failed))
 
 
-def _check_lengths(lengths: str, plans: list[Plan], name: str, method: str) -> None:
-    """Raise UsageError for ``--lengths`` that cannot be replayed, before anything runs."""
+def _check_lengths(lengths: str, plans: list[Plan], name: str | None, method: str) -> None:
+    """Refuse lengths that cannot be replayed, before anything runs."""
     from memcalc.estimation.lengths import samples
 
     if len(plans) > 1 or name == "csv":

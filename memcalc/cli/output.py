@@ -7,14 +7,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 
 from memcalc.cli.command import say
 from memcalc.errors import UsageError, unknown
 from memcalc.files import artifact
 
 if TYPE_CHECKING:
-    from memcalc.records.prediction import Prediction
     from memcalc.records.trace import Trace
     from memcalc.report.blocks import Block
     from memcalc.report.suggested import Work
@@ -123,11 +122,6 @@ def terminal_width(stream: TextIO) -> int | None:
     return width() if stream.isatty() or "COLUMNS" in os.environ else None
 
 
-def in_full(verbose: bool, output: Path | None, name: str) -> bool:
-    """Return True if every figure and source is to be shown: for ``-v``, a file or Markdown."""
-    return verbose or output is not None or name == "markdown"
-
-
 def deliver(
     name: str, output: Path | None, blocks: Iterable[Block], **others: Callable[[], str]
 ) -> None:
@@ -144,41 +138,52 @@ def deliver(
         put(terminal(blocks, width=width(), color=may_color(output), plain=plain), output)
 
 
-def deliver_predictions(
-    found: Sequence[Prediction],
-    name: str,
-    output: Path | None,
-    *,
-    verbose: bool = False,
-    traces: Sequence[Trace] = (),
-) -> None:
-    """Print or write predictions in a format; JSON includes these traces."""
-    from memcalc.report import predictions
+class Output(NamedTuple):
+    """Where an answer goes: what --format, --output and --verbose say."""
 
-    if name == "markdown":
-        blocks = [b for p in found for b in predictions.blocks([p])]
-    else:
-        blocks = predictions.blocks(found, verbose=in_full(verbose, output, name))
-    deliver(
-        name,
-        output,
-        blocks,
-        json=lambda: predictions.as_json(found, traces),
-        csv=lambda: predictions.as_csv(found),
-    )
+    format: str | None
+    """After ``choose_format`` the name of one."""
+    file: Path | None
+    verbose: bool = False
 
+    def choose_format(self, kind: str, *, beside: bool = False) -> Self:
+        """Return this with the format of a kind of answer.
 
-def deliver_answer(
-    found: Any,
-    name: str,
-    output: Path | None,
-    *,
-    verbose: bool = False,
-    top: int = 0,
-    work: Work | None = None,
-) -> None:
-    """Print or write an answer (one of ``report.saved.KINDS``) in a format."""
-    from memcalc.report import saved
+        ``beside``: something else goes to the file, and the answer is printed.
 
-    blocks = saved.blocks(found, verbose=in_full(verbose, output, name), top=top, work=work)
-    deliver(name, output, blocks, json=lambda: saved.as_json(found))
+        Raises:
+            UsageError: this kind of answer is not written so, or no file can be there.
+        """
+        file = None if beside else self.file
+        return self._replace(format=chosen(kind, self.format, file), file=file)
+
+    @property
+    def full(self) -> bool:
+        """Every figure and source is shown: a file, JSON and Markdown always have them."""
+        return self.verbose or self.file is not None or self.format in ("json", "markdown")
+
+    def deliver(
+        self,
+        found: Any,
+        *,
+        top: int = 0,
+        work: Work | None = None,
+        traces: Sequence[Trace] = (),
+    ) -> None:
+        """Print or write predictions, or an answer of one of ``report.saved.KINDS``.
+
+        ``traces``: of predictions, for JSON.
+        """
+        from memcalc.report import predictions, saved
+
+        others: dict[str, Callable[[], str]] = {}
+        if not isinstance(found, Sequence):
+            blocks: Iterable[Block] = saved.blocks(found, verbose=self.full, top=top, work=work)
+            others["json"] = lambda: saved.as_json(found)
+        else:
+            # A table compares several; Markdown has each in full.
+            groups = [[one] for one in found] if self.format == "markdown" else [found]
+            blocks = [b for group in groups for b in predictions.blocks(group, verbose=self.full)]
+            others["json"] = lambda: predictions.as_json(found, traces)
+            others["csv"] = lambda: predictions.as_csv(found)
+        deliver(self.format or "table", self.file, blocks, **others)

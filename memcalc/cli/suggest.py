@@ -12,7 +12,7 @@ import typer
 from memcalc.catalog import gpus
 from memcalc.cli.command import say
 from memcalc.cli.options import make_plan, with_plan
-from memcalc.cli.output import chosen, deliver_answer, put
+from memcalc.cli.output import Output, put
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import find_recipe, recipe_output, write_recipe
 from memcalc.errors import UsageError
@@ -32,12 +32,10 @@ if TYPE_CHECKING:
 )
 def command(
     settings: dict[str, Any],
+    output: Output,
     program: str | None = None,
     tokens: float | None = None,
     price: str | None = None,
-    format: str | None = None,
-    output: Path | None = None,
-    verbose: bool = False,
     no_cache: bool = False,
 ) -> None:
     """Find the best ways to train a model on a GPU, each one really estimated.
@@ -49,30 +47,29 @@ def command(
     from memcalc.report import suggested
 
     plan = make_plan(settings, "memcalc suggest answers for")
-    recipe = recipe_output(settings, output)
-    script = output if output is not None and output.suffix == ".py" and program is None else None
+    file = output.file
+    recipe = recipe_output(settings, file)
+    script = file if file is not None and file.suffix == ".py" and program is None else None
     if plan.gpu is None and (program is not None or recipe is not None):
         word = "--as writes settings" if program else "A recipe is written"
         raise UsageError(f"{word} for one GPU: name it with --gpu.")
-    answer_output = None if recipe or script else output
-    name = chosen("suggestions", format, answer_output)
+    out = output.choose_format("suggestions", beside=bool(recipe or script))
     known = _read_prices(price, tokens, plan)
-    among = gpus.table() if verbose else None
+    among = gpus.table() if output.verbose else None
     if known is not None and known.by_gpu:
         among = tuple(gpus.find(gpu) for gpu in known.by_gpu)
     found, stopped = _find_ways(plan, among, use_cache=not no_cache)
     best = found.fitting[0].figures if found.fitting else None
     if program is not None and best is not None:
-        _write_snippet(best.plan, program, find_recipe(settings), output)
+        _write_snippet(best.plan, program, find_recipe(settings), file)
         return
-    work = suggested.Work(tokens=tokens, prices=known)
-    deliver_answer(found, name, answer_output, verbose=verbose, work=work)
+    out.deliver(found, work=suggested.Work(tokens=tokens, prices=known))
     if stopped:
         raise KeyboardInterrupt
     if best is None:
         raise typer.Exit(1)
     if recipe is not None:
-        write_recipe(recipe, best.plan, output)
+        write_recipe(recipe, best.plan, file)
     if script is not None:
         write_scripts(found, script)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from memcalc.dialects import trainer
 from memcalc.dialects.format import read_format
-from memcalc.dialects.recipe import Keys, Recipe
+from memcalc.dialects.recipe import Keys, Recipe, flatten
 from memcalc.dialects.weights import lora, write_quant
 from memcalc.records.names import FLASH_ATTN, ZERO_STAGES
 from memcalc.records.plan import Plan
@@ -30,6 +30,8 @@ _PIECE = 256
 _FSDP = 1
 """The version of FSDP that accelerate takes where no variable of the shell says more."""
 _PLUGIN = "axolotl.integrations.liger.LigerPlugin"
+_BNB = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
+"""Settings of bitsandbytes that a plan can express."""
 _HALVES = {"amp-bf16": True, "bf16+amp": True, "bf16": "full"}
 _PLUGINS = {
     "spectrum": "Spectrum",
@@ -82,6 +84,11 @@ def _select_trainer_keys(keys: Keys) -> Keys:
             "fsdp_version": version,
             **(config if isinstance(config, dict) else {}),
         }
+    if isinstance(settings := keys.get("bnb_config_kwargs"), dict):
+        if keys.data.get("load_in_4bit"):
+            data |= flatten({"bnb_config_kwargs": settings})
+        if unknown := [one for one in settings if one not in _BNB]:
+            raise keys.error("bnb_config_kwargs", f"has {unknown[0]}, which may change memory")
     # Precision that the shards are gathered in.
     data |= {name: True for name in ("bf16", "fp16") if keys.data.get(name)}
     return keys.view(data)

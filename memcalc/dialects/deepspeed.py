@@ -22,11 +22,16 @@ _SWITCHES = (
     *("allgather_partitions", "contiguous_gradients", "overlap_comm", "reduce_scatter"),
     "round_robin_gradients",
 )
+_DTYPES = ("communication_data_type", "grad_accum_dtype")
 _NUMBERS_3 = (
     *("stage3_max_live_parameters", "stage3_max_reuse_distance"),
     *("stage3_module_granularity_threshold", "stage3_param_persistence_threshold"),
     *("stage3_prefetch_bucket_size", "zero_hpz_partition_size"),
 )
+ARGUMENTS = (*_NUMBERS, *_SWITCHES, *_DTYPES, "offload")
+"""Arguments of a layout of any stage; ``offload=cpu`` keeps the optimizer's state on the host."""
+ARGUMENTS_3 = (*_NUMBERS_3, "offload_param")
+"""Arguments of stage 3 alone."""
 _FILLED = (
     "reduce_bucket_size",
     "stage3_param_persistence_threshold",
@@ -195,7 +200,7 @@ def _read_optimizer(keys: Keys, offloaded: bool) -> tuple[str | None, tuple[str,
     return "adamw_torch_fused", ("what DeepSpeed's FusedAdam needs beside PyTorch's fused AdamW",)
 
 
-_OWN = ("offload", "offload_param", "communication_data_type", "grad_accum_dtype", "no_sync")
+_OWN = ("offload", "offload_param", *_DTYPES, "no_sync")
 """Arguments whose settings stand outside the section of ZeRO."""
 
 

@@ -236,6 +236,15 @@ class Keys:
         )
 
 
+def flatten(data: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return the values of nested tables by the path of their keys, with dots between."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        inside = isinstance(value, dict) and value
+        found |= flatten(value, f"{above}{key}.") if inside else {f"{above}{key}": value}
+    return found
+
+
 def show_value(value: Any) -> str:
     """Return a value as YAML and JSON write it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -307,6 +316,20 @@ def optimizer(keys: Keys, loop: str, *names: str) -> str | None:
     if not known:
         raise keys.error(key, "is no optimizer that memcalc knows", "see memcalc list optimizers")
     return found
+
+
+def select_arguments(
+    keys: Keys, key: str, name: str, loop: str, pairs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of an optimizer that change memory.
+
+    Raises:
+        UsageError: it does not take one.
+    """
+    row = registry.find(name, {}, loop).row
+    if strange := next((one for one in pairs if one not in (*row.defaults, *row.takes)), None):
+        raise keys.error(key, f"has {strange}, which {name} does not take")
+    return {one: value for one, value in pairs.items() if one in row.defaults}
 
 
 def attention(keys: Keys) -> str | None:

@@ -27,7 +27,7 @@ def command_in(text: str) -> dict[str, Any] | None:
     for line in lines:
         try:
             # A command in a command is one word.
-            line = re.sub(r"(\$\([^()']{0,200}\))", r"'\1'", line)
+            line = re.sub(r"(\$\(\([^()']{0,200}\)\)|\$\([^()']{0,200}\))", r"'\1'", line)
             words = shlex.split(line, comments=True)[:_MOST]
         except ValueError:
             continue
@@ -80,10 +80,23 @@ def _parse_values(key: str, values: list[str]) -> Any:
     return read[0] if len(read) == 1 else read
 
 
+def _calculate(text: str) -> int | None:
+    """Return the value of a product or quotient of whole numbers, or None for other text."""
+    first, *rest = re.split(r"\s*\\?([*/])\s*", text.strip())
+    if not all(number.isdigit() and len(number) < 7 for number in (first, *rest[1::2])):
+        return None
+    found = int(first)
+    for sign, number in zip(rest[::2], map(int, rest[1::2]), strict=True):
+        if sign == "/" and not number:
+            return None
+        found = found * number if sign == "*" else found // number
+    return found
+
+
 def _parse_scalar(key: str, text: str) -> Any:
-    divided = re.fullmatch(r"\$\(\s*expr (\d{1,6}) / (\d{1,6})\s*\)", text)
-    if divided and int(divided[2]):
-        return int(divided[1]) // int(divided[2])
+    written = re.fullmatch(r"\$\(\(([^()]+)\)\)|\$\(\s*expr ([^()]+)\)", text)
+    if written and (found := _calculate(written[1] or written[2])) is not None:
+        return found
     if "$(" in text or "`" in text:
         raise UsageError(f"--{key} {text[:40]} is known once the script runs: write its value.")
     try:

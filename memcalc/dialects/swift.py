@@ -37,6 +37,9 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     command = data.get("swift_command", "sft")
     if command not in ("sft", "pt"):
         raise UsageError(f"{file} runs swift {command}, which an estimate does not.")
+    if isinstance(variables := data.get("ENV"), dict):
+        # They are set before it starts.
+        data = {**data, **variables}
     keys = Keys(data, file, NAME, read_format("swift"))
     kind = keys.text("tuner_type", "train_type", "sft_type")
     if kind not in ("full", "lora"):
@@ -47,11 +50,14 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     devices = keys.count("NPROC_PER_NODE", "nproc_per_node")
     spread = keys.view(_replace_launcher_names(keys))
     found = trainer.read_arguments(spread, {**given, "devices": devices or given.get("devices")})
+    keys.get("bnb_4bit_compute_dtype")
+    in_4bit = found.get("quant") not in (None, "int8")
     samples = found.get("batch", 1) * (devices or 1)
     found |= {
         "devices": devices,
         "grad_accum": found.get("grad_accum") or -(-_BATCH // samples),
         "precision": _read_precision(keys, str(keys.text("torch_dtype")), kind),
+        "bnb_4bit_compute_dtype": keys.text("bnb_4bit_compute_dtype") if in_4bit else None,
         "alloc_conf": keys.text("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
     }
     if keys.flag("use_logits_to_keep", default=True):

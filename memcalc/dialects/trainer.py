@@ -11,7 +11,15 @@ from typing import Any
 from memcalc import registry
 from memcalc.dialects import accelerate, deepspeed, fsdp
 from memcalc.dialects.format import read_format
-from memcalc.dialects.recipe import Keys, Recipe, attention, model, optimizer, read_table
+from memcalc.dialects.recipe import (
+    Keys,
+    Recipe,
+    attention,
+    model,
+    optimizer,
+    read_table,
+    select_arguments,
+)
 from memcalc.dialects.weights import read_lora, read_quant
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
@@ -141,10 +149,7 @@ def _read_optimizer_arguments(keys: Keys, name: str) -> dict[str, Any]:
     """Return the ``optim_args`` that change memory, after checking their names."""
     told = keys.get("optim_args")
     pairs = told if isinstance(told, dict) else _read_pairs(keys, str(told))
-    row = registry.find(name, {}, "trainer").row
-    if strange := next((key for key in pairs if key not in (*row.defaults, *row.takes)), None):
-        raise keys.error("optim_args", f"has {strange}, which {name} does not take")
-    return {key: value for key, value in pairs.items() if key in row.defaults}
+    return select_arguments(keys, "optim_args", name, "trainer", pairs)
 
 
 def _read_pairs(keys: Keys, text: str) -> dict[str, Any]:

@@ -164,6 +164,7 @@ class _Player:
         return self._streams[number]
 
     def _end_interval(self) -> None:
+        """Append the peaks since the last mark, and reset them."""
         self.intervals.append(self._internals.levels("peak"))
         self._torch.cuda.reset_peak_memory_stats()
 

@@ -75,6 +75,8 @@ class Answers:
         self._saved = {one.prediction.plan: one for one in saved}
         self._workers = workers
         self._checked: dict[Plan, Checked | MemcalcError] = {}
+        self._known: dict[Plan, Traced | Answer] = {}
+        """All answers so far."""
 
     @functools.cached_property
     def workers(self) -> int:
@@ -121,10 +123,6 @@ class Answers:
         if isinstance(found, MemcalcError):
             raise found
         return found
-
-    def traces(self, plans: Sequence[Plan]) -> Iterator[Traced | MemcalcError]:
-        """Trace several plans in parallel; yield them in order, or the error of one that fails."""
-        return cast(Iterator[Traced | MemcalcError], self._answer_each(plans, plans))
 
     def map_parallel(self, function: Callable[[T], U], items: Sequence[T]) -> Iterator[U]:
         """Call a function for each item in up to ``workers`` threads; yield results in order.
@@ -201,27 +199,35 @@ class Answers:
 
         ``traced``: the plans whose events are requested too.
         """
-        known = {
-            one: self._load_trace(one) if one in traced else self._load_prediction(one)
-            for one in plans
-        }
+        known = {one: self._recall(one, one in traced) for one in plans}
         missing = [plan for plan, found in known.items() if found is None]
         alike: dict[object, list[Plan]] = {}
         for plan in missing:
-            alike.setdefault(plan if plan in traced else _run_key(plan), []).append(plan)
+            alike.setdefault(plan if plan in traced else _find_run(plan), []).append(plan)
         groups = list(alike.values())
         runs = self.map_parallel(lambda group: self._run(group, group[0] in traced), groups)
         fresh = zip(groups, runs, strict=True)
         for plan in plans:
             while (found := known[plan]) is None:
                 for asked, answer in zip(*next(fresh), strict=True):
-                    known[asked] = answer
+                    known[asked] = self._known[asked] = answer
                     self._store(asked, answer)
             yield found
+
+    def _recall(self, plan: Plan, traced: bool) -> Traced | Answer | None:
+        """Return the answer of a plan that is known already, with its events if requested."""
+        found = self._known.get(plan)
+        if found is None or (traced and isinstance(found, Prediction)):
+            found = self._load_trace(plan) if traced else self._load_prediction(plan)
+            if found is not None:
+                self._known[plan] = found
+        return found.prediction if isinstance(found, Traced) and not traced else found
 
     def _run(self, plans: Sequence[Plan], traced: bool) -> Sequence[Traced | Answer]:
         """Predict plans that one run answers: run the first, replay for the others."""
         plan = plans[0]
+        if (base := self._find_traced(plan)) is not None and not traced:
+            return [replay(base, one, self.memory) for one in plans]
         checked = self._check_once(plan)
         how: dict[str, Any] = {"memory": self.memory, "timeout": self._timeout}
         self.runs += 1
@@ -241,6 +247,11 @@ class Answers:
             return [error] * len(plans)
         except OSError as error:
             return [EstimateError(f"The simulated run did not start: {error}.")] * len(plans)
+
+    def _find_traced(self, plan: Plan) -> Traced | None:
+        """Return a run that a replay of answers this plan too, or None."""
+        key, traced = _find_run(plan), [one for one in self._known.values() if type(one) is Traced]
+        return next((one for one in traced if _find_run(one.prediction.plan) == key), None)
 
     def _add_notes(self, plan: Plan, answer: Answer) -> Answer:
         """Add the notes that depend on how the plan was written."""
@@ -308,8 +319,25 @@ class Answers:
         return cache.key(canonical(plan), config, kind)
 
 
-def _run_key(plan: Plan) -> object:
-    """Return a key that is equal for all plans that one simulated run can answer.
+def replay(base: Traced, plan: Plan, memory: int | None = None) -> Answer:
+    """Answer a plan by replaying the run of one that differs in how memory is had.
+
+    ``memory``: bytes of the GPU, in place of its own.
+    """
+    # Imported here: an answer from the cache does not need it.
+    from memcalc.estimation.predict import predict_by_replay
+    from memcalc.estimation.question import look_up
+    from memcalc.estimation.replays import Replays
+
+    try:
+        run = Replays(base.trace, _import_engine().player(plan))
+        return predict_by_replay(look_up(plan, memory), run, base.prediction)
+    except MemcalcError as error:
+        return error
+
+
+def _find_run(plan: Plan) -> object:
+    """Return a key that is equal for all plans that one run answers.
 
     They differ in settings of the allocator, and in GPUs of one compute capability with equally
     many multiprocessors, which run the same kernels. A generation runs on its GPU's size, and ranks

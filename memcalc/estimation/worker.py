@@ -14,13 +14,14 @@ from msgspec.structs import replace
 
 from memcalc.catalog import models
 from memcalc.children.child import Speaker
-from memcalc.engine import driver, ranks, replay, run, simulated_gpu, values
+from memcalc.engine import driver, ranks, replay, run, simulated_gpu
 from memcalc.engine import program as programs
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.alloc_conf import without_fraction
 from memcalc.engine.cudnn import loading
 from memcalc.engine.cudnn.library import Library, Missing
 from memcalc.engine.packages import bitsandbytes, stand_ins
+from memcalc.engine.values import follower
 from memcalc.errors import UsageError
 from memcalc.estimation.base_prediction import state_for
 from memcalc.estimation.engine import JOB, RUN
@@ -61,7 +62,7 @@ def warm(architecture: str = "", *modules: str) -> None:
                 importlib.import_module(f"transformers.{name}")
     # All read what follows: a fork has it from here.
     look_up(Plan(model="gpt2", gpu="t4"))
-    values.prepare()
+    follower.prepare()
     if modules:
         with simulated_gpu.answer_without_cuda(ASSUMED):
             bitsandbytes.load(modules)

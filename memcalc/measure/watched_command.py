@@ -76,7 +76,7 @@ def run(
         began, floor = time.monotonic(), _largest_resident_set(resource.RUSAGE_SELF)
         process = _start(command, environment, piped=show is not None)
         resident, ours = 0, set[int]()
-        with _passing_signals(process), _showing(process, show):
+        with _forward_signals(process), _show_output(process, show):
             while process.poll() is None:
                 pids, together = _list_processes(process.pid)
                 # The driver may list a process a little longer than it lives.
@@ -94,7 +94,7 @@ def run(
         kept = _largest_resident_set(resource.RUSAGE_CHILDREN)
         resident = max(resident, kept if kept > floor else 0)
         driver = nvml.driver if nvml is not None else ""
-        gpus = [_read(one, driver, interval) for one in watched]
+        gpus = [_make_reading(one, driver, interval) for one in watched]
         code = process.returncode
     held = sorted((gpu for gpu in gpus if gpu.peak_process), key=lambda g: -(g.peak_process or 0))
     measurement = _make_measurement(command, held[0] if held else None, reason, resident, seconds)
@@ -122,8 +122,8 @@ def _start(
         raise UsageError(f"Cannot run {command[0]!r}: {error.strerror}.") from None
 
 
-def _read(watched: CardWatch, driver: str, interval: float) -> GpuReading:
-    """Return all that was seen of a card, with a warning for each process of others."""
+def _make_reading(watched: CardWatch, driver: str, interval: float) -> GpuReading:
+    """Return a card's reading, with a warning for each process of others on it."""
     others = watched.others.values()
     watched.warnings = [f"the GPU is shared with {u.name} (process {u.pid})" for u in others]
     return watched.to_reading(driver, interval)
@@ -181,7 +181,7 @@ def _open_cards() -> Iterator[tuple[Nvml | None, list[CardWatch], str]]:
 
 
 @contextlib.contextmanager
-def _showing(
+def _show_output(
     process: subprocess.Popen[bytes], show: Callable[[str], None] | None
 ) -> Iterator[None]:
     """Show each line that a process prints, while the context lasts."""
@@ -202,7 +202,7 @@ def _showing(
 
 
 @contextlib.contextmanager
-def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _forward_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Forward signals to the command and its child processes, and keep running to report.
 
     A terminal itself sends Ctrl-C to all processes in its foreground.
@@ -238,7 +238,7 @@ def _is_in_foreground() -> bool:
 
 
 def _sample(watched: list[CardWatch], pids: set[int]) -> str:
-    """Take a sample of every card; return the error of NVML, or an empty string."""
+    """Sample every card's memory; return the error of NVML, or an empty string."""
     for one in watched:
         try:
             now = read_level(one.card)

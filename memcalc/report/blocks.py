@@ -145,7 +145,7 @@ def command(text: str, width: int) -> str:
     """Break a shell command into lines that end in a backslash."""
     indent = len(text) - len(text.lstrip())
     rows = [""]
-    for word in _WORD.findall(text):
+    for word in WORD.findall(text):
         last = rows[-1]
         if last and indent + len(last) + len(word) + 3 > width:
             rows.append("  ")
@@ -153,7 +153,7 @@ def command(text: str, width: int) -> str:
     return " \\\n".join(" " * indent + row for row in rows)
 
 
-_WORD = re.compile(r"(?:--[\w-]+ )?(?:'(?:[^']|'\"'\"')*'|[^\s'])+")
+WORD = re.compile(r"(?:--[\w-]+ )?(?:'(?:[^']|'\"'\"')*'|[^\s'])+")
 """A word of a command, or an option with its value."""
 
 

@@ -12,8 +12,8 @@ from memcalc.records.levels import Levels
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase, PhaseReading
 from memcalc.report.blocks import Block, Line, Table
+from memcalc.report.rows import describe
 from memcalc.units import format_bytes, format_mib
-from memcalc.workload import layouts, loops
 from memcalc.wrap import fold
 
 _SOURCES = {
@@ -48,18 +48,8 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
 
 
 def name(plan: Plan) -> str:
-    """Return the settings of a plan that name a run in a suite, in one line."""
-    words = [plan.model, plan.optim, *(f"{k}={v}" for k, v in plan.optim_args), plan.precision]
-    words += ["checkpointing"] if plan.checkpointing else []
-    words += [f"{plan.scheme} base"] if plan.scheme else []
-    words += [f"lora {plan.adapters}"] if plan.adapters else []
-    words += ["liger"] if plan.liger else []
-    words += [f"compile {plan.compile}"] if plan.compile else []
-    words += [plan.loop] if plan.loop != loops.DEFAULT else []
-    if plan.devices > 1 or plan.parallel is not None:
-        over = layouts.spread(plan).world
-        words += [plan.parallel or layouts.DEFAULT, f"on {over} devices"]
-    return " ".join(words)
+    """Return the settings that tell a run from others of a suite."""
+    return f"{plan.model} {describe(plan, None, ('batch', 'seq', 'target'))}"
 
 
 def line(run: Run) -> str:

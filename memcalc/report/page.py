@@ -22,10 +22,10 @@ from memcalc.files.results import Run
 from memcalc.records.fields import options
 from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.report import answer, drawing, explained, measured, plots, predictions, rows, saved
-from memcalc.report.blocks import Block, Kind, Line, Picture
+from memcalc.report.blocks import WORD, Block, Kind, Line, Picture
 from memcalc.report.drawing import Drawing
 from memcalc.report.rows import STYLES
-from memcalc.units import format_bytes
+from memcalc.units import format_bytes, unit_for
 from memcalc.version import __version__
 
 if TYPE_CHECKING:
@@ -90,8 +90,9 @@ def _divide_bar(prediction: Prediction) -> tuple[Part, ...]:
         ("CUDA context and libraries", used - reserved, _OUTSIDE),
         ("free", top - used, _FREE),
     ]
+    unit = unit_for(top)
     return tuple(
-        (100 * size / max(top, 1), color, f"{words} {format_bytes(size)}")
+        (100 * size / max(top, 1), color, f"{words} {unit.number(size)} {unit.name}")
         for words, size, color in found
         if size
     )
@@ -151,7 +152,13 @@ def _load_templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["breakable"] = breakable
+
+    def command(text: str) -> Markup:
+        """Return a command whose lines break between options, not inside one."""
+        words = map(escape, WORD.findall(untrusted_text.line(text)))
+        return Markup(" ").join(Markup("<span>{}</span>").format(word) for word in words)
+
+    made.filters |= {"breakable": breakable, "command": command}
     made.globals |= {"width": drawing.WIDTH, "height": drawing.HEIGHT}
     made.filters["bytes"] = format_bytes
     made.filters["json"] = lambda data: json.dumps(data, separators=(",", ":"))

@@ -40,7 +40,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def note_in(path: Path) -> None:
-    """Write each path that this process and its forks read to a file."""
+    """Install an audit hook that appends each path that this process reads to a file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     seen: set[tuple[str, str]] = set()
 
@@ -78,7 +78,7 @@ def _is_local(address: object) -> bool:
 
 
 def read(path: Path, known: Opened) -> Opened:
-    """Return what is known with what was noted in a file; without the file all is unknown."""
+    """Return ``known`` with the paths noted in a run's file; ``unknown`` says if there is none."""
     paths, unknown = set(known.paths), known.unknown
     try:
         lines = path.read_bytes().splitlines()
@@ -94,7 +94,7 @@ def read(path: Path, known: Opened) -> Opened:
 
 
 def own_paths(opened: Iterable[str], folders: Iterable[Path], ignored: Path) -> set[str]:
-    """Return the program's own among the paths, with those that its small files name.
+    """Return the opened paths outside packages and system, and paths named in these files.
 
     ``folders``: where names in its files begin; ``ignored``: what memcalc itself writes.
     """
@@ -108,22 +108,22 @@ def own_paths(opened: Iterable[str], folders: Iterable[Path], ignored: Path) -> 
         if path in found or f"{path}/".startswith(roots):
             continue
         found.add(path)
-        for name in _names_in(path):
+        for name in _find_names(path):
             places = (os.path.abspath(folder / os.path.expanduser(name)) for folder in folders)
             waiting += [place for place in places if place not in found and os.path.exists(place)]
     return found
 
 
 def _find_source(path: str) -> str:
-    """Return the source of compiled Python, which is made of it."""
+    """Return the path of a ``.pyc`` file's source; any other path as given."""
     folder, name = os.path.split(path)
     if os.path.basename(folder) != "__pycache__" or not name.endswith(".pyc"):
         return path
     return os.path.join(os.path.dirname(folder), f"{name.split('.')[0]}.py")
 
 
-def _names_in(path: str) -> set[str]:
-    """Return what a small text file may name: words with a dot or a slash."""
+def _find_names(path: str) -> set[str]:
+    """Return words of a small text file that may be paths: with a dot or a slash."""
     try:
         data = Path(path).read_bytes() if os.path.getsize(path) <= _SMALL else b""
     except OSError:

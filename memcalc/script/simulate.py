@@ -33,7 +33,7 @@ from memcalc.script.serving import find_server, simulate_server
 def simulate(
     plan: Plan, folder: Path | None = None, *, quiet: bool = False, timeout: float = math.inf
 ) -> Simulated:
-    """Run the program of a plan; its output goes to standard error.
+    """Run a plan's program on a simulated GPU; its output goes to standard error.
 
     A server is ended as soon as its engine is up, and the engine's figures are the answer. If a
     program's memory runs out on the plan's GPU, it runs once more without a limit, which tells its
@@ -88,7 +88,7 @@ def simulate(
 def _simulate_next(
     command: Command, plan: Plan, opened: Opened, *, quiet: bool, timeout: float
 ) -> Simulated:
-    """Run the command that took a program's place; the answer is the program's.
+    """Simulate the command that replaced a program (exec); return it as the program's answer.
 
     Raises:
         EstimateError: it is the same command without end.
@@ -109,7 +109,7 @@ def _simulate_next(
 
 
 def run_work(question: ResolvedPlan, work: bytes) -> tuple[Traced | None, BaseException | None]:
-    """Call a pickled function over the stub driver; returns what it took, and what it raised.
+    """Call a pickled function on a simulated GPU; return its trace and the error it raised.
 
     Raises:
         EstimateError: the process died, or there is no PyTorch with CUDA.
@@ -124,7 +124,7 @@ def run_work(question: ResolvedPlan, work: bytes) -> tuple[Traced | None, BaseEx
 
 
 def _run_unlimited(run: Run, rank: int, found: Simulated, room: int | None) -> Simulated:
-    """Run once more without a limit where memory ran out, and add what the end tells."""
+    """Rerun a rank without a limit if memory ran out; add its growth and refused request."""
     refusal = found.ending.refusal
     if found.ending.out_of_memory and refusal is not None:
         whole = run.ranks(limited=False, again=True, rank=rank).found[rank]

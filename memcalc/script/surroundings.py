@@ -16,10 +16,11 @@ from typing import Any
 import msgspec
 import torch
 
-from memcalc.engine import decisions, source_lines
+from memcalc.engine import source_lines
 from memcalc.engine.follow import mail
 from memcalc.engine.follow.session import Session
 from memcalc.engine.patches import Patches
+from memcalc.engine.values import library_checks
 from memcalc.script import large_weights, saving
 from memcalc.script.child_deaths import ChildDeaths
 from memcalc.script.command import find_commands
@@ -36,7 +37,7 @@ from memcalc.script.records import FOUND, Found, Request
 
 
 def program(request: Request, session: Session) -> Iterable[str]:
-    """Keep checkpoints in memory, and run the first of processes that the script starts here.
+    """Patch what a user's program does outside the GPU: files, processes, trackers, packages.
 
     Returns:
         The other Python programs that it starts; they are added as it does.
@@ -55,20 +56,20 @@ def program(request: Request, session: Session) -> Iterable[str]:
             if request.rank is None:
                 say(f"the first of {count} {of} runs", source_lines.find_line())
             if count > 1 and request.rank is None:
-                _count_gpus(patches, count)
+                _report_gpus(patches, count)
                 session.be_one_of_many()
 
         return tell
 
     run_spawned(patches, started("spawned processes"), int(request.rank or 0))
     if request.launch is not None:
-        _count_gpus(patches, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        _report_gpus(patches, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     elif (request.world or 1) > 1:
-        _count_gpus(patches, request.world or 1)
+        _report_gpus(patches, request.world or 1)
     elif request.gpus > 1:
         told = started("processes that Lightning starts", "LOCAL_RANK")
         follow_lightning(patches, request.gpus, told)
-    decisions.install(patches, session.values)
+    library_checks.install(patches, session.values)
     if not request.weights:
         large_weights.install(patches)
     saving.install(patches)
@@ -86,8 +87,8 @@ def program(request: Request, session: Session) -> Iterable[str]:
     return others
 
 
-def _count_gpus(patches: Patches, count: int) -> None:
-    """Let the machine have a GPU for each of its processes; this one has the first."""
+def _report_gpus(patches: Patches, count: int) -> None:
+    """Patch torch.cuda to report ``count`` GPUs, of which this process uses the first."""
     if count <= torch.cuda.device_count():
         return
     first_gpu = torch.cuda.get_device_properties(0)
@@ -126,7 +127,7 @@ class _NoWriter:
 
 
 def _turn_trackers_off(patches: Patches) -> None:
-    """Track nothing, unless ``MEMCALC_TRACKERS`` is set; said where they are used."""
+    """Disable experiment trackers such as W&B, unless ``MEMCALC_TRACKERS`` is set."""
     if os.environ.get(_KEEP_TRACKERS):
         return
     for name, value in _OFF.items():
@@ -169,7 +170,7 @@ class _Ended:
 
 
 def run_spawned(patches: Patches, started: Callable[[int], None], rank: int) -> None:
-    """Run one process of ``torch.multiprocessing.spawn`` here; ``started`` gets their number."""
+    """Patch torch.multiprocessing.spawn to run one process here; ``started`` gets their number."""
 
     def start(
         original: Any,
@@ -190,7 +191,7 @@ def run_spawned(patches: Patches, started: Callable[[int], None], rank: int) -> 
 
 
 def follow_lightning(patches: Patches, gpus: int, started: Callable[..., None]) -> None:
-    """Let Lightning start one process for each of these GPUs, of which one runs here.
+    """Patch Lightning to see this number of GPUs, and to start no further processes.
 
     ``started`` gets their number before the first runs.
     Source: fabric/strategies/launchers/subprocess_script.py and its like in pytorch/ (2.6).
@@ -215,7 +216,7 @@ def follow_lightning(patches: Patches, gpus: int, started: Callable[..., None]) 
 
 
 def python_commands(patches: Patches) -> dict[str, None]:
-    """Return the commands of Python programs that subprocess will start, each once."""
+    """Return the Python commands that subprocess starts; the dict fills as they start."""
     found: dict[str, None] = {}
 
     def note(args: Any) -> None:

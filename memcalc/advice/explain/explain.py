@@ -19,10 +19,10 @@ from memcalc.advice.explain.timeline import Timeline, timeline
 from memcalc.advice.remedies import rows
 from memcalc.advice.remedies.records import Remedy, Trial, figures, fit_goal, limit_goal
 from memcalc.advice.remedies.search import advise, candidates
-from memcalc.advice.remedies.trials import begin, replay
+from memcalc.advice.remedies.trials import begin
 from memcalc.catalog.plan import make, to_simulate
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.answers import Answers
+from memcalc.estimation.answers import Answers, replay
 from memcalc.estimation.engine import engine
 from memcalc.estimation.kept import Traced, may_run_again
 from memcalc.estimation.question import find_user_code
@@ -203,7 +203,8 @@ def try_on_script(traced: Traced) -> Iterator[Trial]:
     yield from _try_half_batch(plan)
     for remedy in rows.expandable(plan):
         found = replay(traced, replace(plan, **dict(remedy.changes)))
-        yield Trial(remedies=(remedy,), figures=figures(found))
+        if isinstance(found, Prediction):
+            yield Trial(remedies=(remedy,), figures=figures(found))
 
 
 _BATCH = re.compile(

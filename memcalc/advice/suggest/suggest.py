@@ -286,4 +286,5 @@ class _Finder:
         """Return the suggestion of a way that fits with these remedies, and its speed."""
         assert trials.plan.gpu is not None
         one = Suggestion(way=way, figures=found, remedies=remedies)
-        return with_speed(one, trials.prediction(found.plan), gpus.find(trials.plan.gpu))
+        prediction = trials.answers.predict_one(found.plan)
+        return with_speed(one, prediction, gpus.find(trials.plan.gpu))

@@ -114,7 +114,7 @@ class _Package(msgspec.Struct, frozen=True):
 def find(
     paths: Sequence[Path], capability: tuple[int, int], *, offline: bool = False
 ) -> Library | Missing:
-    """Find the cuDNN that plans for a GPU; fetch nothing, and do not import PyTorch.
+    """Find the cuDNN that plans convolutions for a GPU; fetch nothing, import no PyTorch.
 
     Args:
         paths: folders of the engine's packages, PyTorch among them.

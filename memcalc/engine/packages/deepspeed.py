@@ -18,7 +18,7 @@ _AGREES = "assert_ints_same_as_other_ranks"
 
 
 def follow_steps(patches: Patches, steps: Any, phases: Any) -> None:
-    """Count updates of an engine as steps, whichever optimizers it drives, and see its backward.
+    """Patch DeepSpeed's engine to count its updates as steps, and follow its backward.
 
     ``steps`` and ``phases`` come from ``engine.follow``, which uses this file.
     """
@@ -40,7 +40,7 @@ def follow_steps(patches: Patches, steps: Any, phases: Any) -> None:
 
 
 def label(patches: Patches, book: Notebook) -> None:
-    """Label what the engine makes: master weights, their gradients, buckets, gathered weights."""
+    """Patch DeepSpeed to label master weights, gradients, buckets and gathered weights."""
 
     def init_engine(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
         original(engine, *args, **kwargs)
@@ -83,7 +83,7 @@ def label(patches: Patches, book: Notebook) -> None:
 
 
 def _label_weights(patches: Patches, book: Notebook) -> None:
-    """Label whole weights: the third stage gives them to parameters as ``data``."""
+    """Label gathered weights: the third stage assigns them to parameters as ``data``."""
     plain: Any = torch.Tensor.data
 
     def give(tensor: torch.Tensor, new: torch.Tensor) -> None:
@@ -95,7 +95,7 @@ def _label_weights(patches: Patches, book: Notebook) -> None:
 
 
 def run_alone() -> None:
-    """Let the engine of a plan run on one rank, and keep it from compiling anything.
+    """Patch DeepSpeed for good, so that its engine runs on one rank and compiles nothing.
 
     The patches stay until this process ends: one more step may follow, to count its operations.
     """
@@ -105,7 +105,7 @@ def run_alone() -> None:
     for stage, name in ((f"{ZERO}.stage_1_and_2", SECOND), (f"{ZERO}.stage3", THIRD)):
         # Gradients have no values here, and a step that is skipped makes no state.
         module = importlib.import_module(stage)
-        for_good.wrap(getattr(module, name), "has_overflow", _none_overflows)
+        for_good.wrap(getattr(module, name), "has_overflow", _find_no_overflow)
         for_good.set(module, "is_invalid_grad_norm", lambda norm: False)
     # Ranks compare notes by values that they read back: here they agree.
     for name in ("parameter_offload", "partitioned_param_coordinator"):
@@ -114,6 +114,6 @@ def run_alone() -> None:
     for_good.set_everywhere(utils, _AGREES, lambda ints: None)
 
 
-def _none_overflows(original: Any, *args: Any, **kwargs: Any) -> bool:
+def _find_no_overflow(original: Any, *args: Any, **kwargs: Any) -> bool:
     original(*args, **kwargs)
     return False

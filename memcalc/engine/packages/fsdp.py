@@ -13,11 +13,13 @@ from memcalc.engine.patches import Patches
 
 
 def install(patches: Patches) -> None:
-    """Answer for the other ranks once FSDP is imported."""
-    patches.when_imported("torch.distributed.fsdp._optim_utils", lambda m: _answer(m, patches))
+    """Patch FSDP, once imported, to make up optimizer state of other ranks."""
+    patches.when_imported("torch.distributed.fsdp._optim_utils", lambda m: _patch(m, patches))
 
 
-def _answer(module: ModuleType, patches: Patches) -> None:
+def _patch(module: ModuleType, patches: Patches) -> None:
+    """Patch the functions with which FSDP asks other ranks for names and shapes of state."""
+
     def named(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         keys, own = original(state, *args, **kwargs)
         infos = kwargs.get("fqn_to_fsdp_param_info") or args[3]

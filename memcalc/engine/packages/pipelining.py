@@ -14,15 +14,15 @@ from memcalc.engine.patches import Patches
 
 
 def install(patches: Patches, *, alone: bool = False) -> None:
-    """Answer stages that ask each other for shapes before the first step (since 2.11).
+    """Patch pipeline stages to need no messages on shapes before the first step (since 2.11).
 
     ``alone``: no other rank runs beside this one, and what arrives is like the example inputs.
     """
     name = "torch.distributed.pipelining.stage"
-    patches.when_imported(name, lambda module: _answer(module, patches, alone))
+    patches.when_imported(name, lambda module: _patch_stages(module, patches, alone))
 
 
-def _answer(module: ModuleType, patches: Patches, alone: bool) -> None:
+def _patch_stages(module: ModuleType, patches: Patches, alone: bool) -> None:
     if not hasattr(module, "_StageBackwardMeta"):
         return
     passed_on: list[Any] = []

@@ -75,6 +75,7 @@ def query(name: str, *arguments: Any) -> Any:
 
 @functools.cache
 def _binding() -> Any:
+    """Import pynvml, or raise what to install."""
     try:
         import pynvml
     except ImportError:

@@ -11,7 +11,7 @@ from memcalc.script.large_weights import NOT_HERE, of_hub
 
 
 def install(patches: Patches) -> None:
-    """Make weights of configs in place of fetching checkpoints, and say so.
+    """Patch ``from_pretrained`` to make weights from the config if no checkpoint is local.
 
     Installed when diffusers is imported.
     """

@@ -23,7 +23,7 @@ _DUMMY = "vLLM's weights are dummies, and FlashInfer compiles nothing"
 
 
 def install(session: Session, folder: Path) -> None:
-    """Make vLLM's processes write their figures into a folder, once it is imported."""
+    """Patch vLLM to write its memory figures into a folder, and to stop at a first request."""
     patches = session.patches
 
     def prepare(_: Any) -> None:
@@ -48,7 +48,7 @@ def install(session: Session, folder: Path) -> None:
 
 
 def _name_memory(patches: Patches, counters: Counters) -> None:
-    """Name an engine's KV cache and weights."""
+    """Label an engine's weights and KV cache in the memory counts."""
 
     def naming(component: Component, tensors: Callable[[Any], list[Any]]) -> Around:
         def around(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +59,7 @@ def _name_memory(patches: Patches, counters: Counters) -> None:
         return around
 
     def caches(runner: Any) -> list[Any]:
-        return list(_flat(getattr(runner, "kv_caches", None) or ()))
+        return list(_flatten(getattr(runner, "kv_caches", None) or ()))
 
     worker = "vllm.v1.worker.gpu_worker"
     kept = {"initialize_from_config": naming(Component.KV_CACHE, caches)}
@@ -69,7 +69,7 @@ def _name_memory(patches: Patches, counters: Counters) -> None:
 
 
 def _note_sleep(patches: Patches, counters: Counters) -> None:
-    """Note the memory that a sleeping engine takes off the GPU, until it is back or freed."""
+    """Count memory that a sleeping engine unmaps as off the GPU, until mapped or freed."""
 
     def unmap(original: Any, handle: Any) -> None:
         original(handle)
@@ -93,10 +93,10 @@ def _note_sleep(patches: Patches, counters: Counters) -> None:
     patches.wrap_later(module, "CuMemAllocator._python_free_callback", free)
 
 
-def _flat(held: Any) -> Any:
+def _flatten(held: Any) -> Any:
     """Yield the tensors of a KV cache, which lists and dicts may hold."""
     for one in held.values() if isinstance(held, dict) else held:
         if isinstance(one, dict | list | tuple):
-            yield from _flat(one)
+            yield from _flatten(one)
         else:
             yield one

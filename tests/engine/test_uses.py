@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from memcalc.engine import checks
+from memcalc.engine.values import uses
 from tests.engine import checked_code as code_of
 
 
@@ -16,7 +16,7 @@ class Truth:
         self.fails = "not tested"
 
     def __bool__(self):
-        self.fails = checks.failing_value(sys._getframe(1))
+        self.fails = uses.failing_value(sys._getframe(1))
         return self.value
 
 
@@ -25,7 +25,7 @@ class Compared:
         self.fails = "not compared"
 
     def __lt__(self, other):
-        self.fails = checks.failing_value(sys._getframe(1))
+        self.fails = uses.failing_value(sys._getframe(1))
         return True
 
     __gt__ = __le__ = __ge__ = __lt__

@@ -5,8 +5,8 @@ value, it escapes: its decisions are not seen. So does each integer that is comp
 ones, because PyTorch and Python take it as a size without asking.
 """
 
+import json
 import math
-import re
 import sys
 from collections.abc import Callable
 from types import FrameType, ModuleType
@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import torch
 
-from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
 
 
@@ -27,28 +26,33 @@ class Follower(Protocol):
     def escape(self) -> None:
         """Note that a number is no longer known to be made up."""
 
+    def write(self) -> None:
+        """Note that a number becomes text, or is pickled."""
+
+    def mark_tensors(self, made: Any) -> None:
+        """Note that tensors follow from a made-up number."""
+
 
 _follower: Follower | None = None
 
 
 def install(patches: Patches, follower: Follower) -> None:
-    """Tell a follower of made-up numbers, and mark what Python computes from them."""
+    """Tell a follower of made-up numbers, and mark what is computed from them."""
     global _follower
     _follower = follower
     patches.also(_leave)
     for name in _MATH.split():
         if hasattr(math, name):
             patches.wrap(math, name, _keep_mark)
+    for name in ("tensor", "as_tensor", "full"):
+        patches.wrap(torch, name, _make_tensor)
+    for name in ("dump", "dumps"):
+        # The encoder in C asks no number for its text.
+        patches.wrap(json, name, _write)
     patches.when_imported("statistics", lambda module: _follow_statistics(patches, module))
     patches.when_imported("yaml", _write_plain_yaml)
-
-
-def follow_tensors(patches: Patches) -> None:
-    """Note where tensors take made-up numbers: called when there is one."""
-    for name in ("tensor", "as_tensor", "full"):
-        patches.wrap(torch, name, _take)
-    for name in ("__setitem__", *(f"__{one}__" for one in _COMPARISONS)):
-        patches.wrap(torch.Tensor, name, _take)
+    for name in ("DataFrame.__init__", "Series.__init__"):
+        patches.wrap_later("pandas", name, _take)
 
 
 def _leave() -> None:
@@ -97,10 +101,43 @@ def _keep_mark(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _take(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function that makes tensors of numbers, or compares them with tensors."""
-    if _is_made_up(args):
-        escape(None)
+    """Call a function that keeps plain numbers."""
+    if _follower is not None and _holds_made_up((args, kwargs)):
+        _follower.escape()
     return original(*args, **kwargs)
+
+
+def _write(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function that writes numbers as text."""
+    if _follower is not None and _holds_made_up(args):
+        _follower.write()
+    return original(*args, **kwargs)
+
+
+def _holds_made_up(value: Any, depth: int = 6) -> bool:
+    """Return True if a value, or nested lists and dicts of it, has a made-up number."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return _is_made_up(value)
+    return depth > 0 and any(_holds_made_up(one, depth - 1) for one in value)
+
+
+def _make_tensor(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function that makes tensors of numbers."""
+    made = original(*args, **kwargs)
+    if _follower is not None and _is_made_up(args):
+        _follower.mark_tensors(made)
+    return made
+
+
+def _call_torch(_: type, function: Any, __: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Call a function of PyTorch that was given a made-up number (``__torch_function__``)."""
+    kwargs = {name: _plain(value) for name, value in (kwargs or {}).items()}
+    made = function(*_plain(args), **kwargs)
+    if _follower is not None:
+        _follower.mark_tensors(args[0] if made is None else made)
+    return made
 
 
 _MATH = """
@@ -153,15 +190,12 @@ def _escapes(name: str, plain: type) -> Callable[..., Any]:
     return method
 
 
-_PARSED = re.compile(r"\b(float|int|Decimal|Fraction|literal_eval|eval)\(")
-
-
 def _shows(name: str, plain: type) -> Callable[..., Any]:
     show = getattr(plain, name)
 
     def method(self: Any, *others: Any) -> Any:
-        if _PARSED.search(source_lines.text()):
-            escape(None)
+        if _follower is not None:
+            _follower.write()
         return show(self, *others)
 
     return method
@@ -183,6 +217,8 @@ def _compute_array(self: Any, function: Any, way: str, *args: Any, **kwargs: Any
 
 
 def _reduce(self: Any, _: Any) -> tuple[type, tuple[float]]:
+    if _follower is not None:
+        _follower.write()
     plain = _plain(self)
     return type(plain), (plain,)
 
@@ -207,14 +243,17 @@ def _members(plain: type) -> dict[str, Any]:
         "__bool__": _truth(plain),
         "__hash__": plain.__hash__,
         "__reduce_ex__": _reduce,
+        "__deepcopy__": lambda self, _: self,
         "__array_ufunc__": _compute_array,
     }
 
 
-MadeUpFloat = type("float", (float,), _members(float))
+MadeUpFloat = type(
+    "float", (float,), {**_members(float), "__torch_function__": classmethod(_call_torch)}
+)
 """A float that nobody computed."""
 MadeUpInt = type("int", (int,), _members(int))
-"""A whole number that nobody computed."""
+"""A whole number that nobody computed: PyTorch takes it as a size, and is not asked."""
 
 
 def _write_plain_yaml(yaml: Any) -> None:
