@@ -119,7 +119,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if budget is None or budget.gpu is None:
         return None
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    _run_simulated(pyfuncitem, functools.partial(_run_body, pyfuncitem.obj, given), budget)
+    _run_on_gpu(pyfuncitem, functools.partial(_run_body, pyfuncitem.obj, given), budget)
     return True
 
 
@@ -157,7 +157,7 @@ def _judge_peak(item: pytest.Item, budget: TestBudget, peak: int) -> str | None:
     return verdict(budget, peak)
 
 
-def _run_simulated(item: pytest.Item, body: Callable[[], Any], budget: TestBudget) -> None:
+def _run_on_gpu(item: pytest.Item, body: Callable[[], Any], budget: TestBudget) -> None:
     """Run a test's body on its marker's simulated GPU; fail the test if over budget."""
     failure = _judge_peak(item, budget, _measure_simulated(body, budget))
     if failure is not None:
@@ -176,7 +176,7 @@ def _prepare_simulation(item: pytest.Item, budget: TestBudget) -> None:
 
         @functools.wraps(method)
         def simulate() -> None:
-            _run_simulated(item, _detach_method(method, item.name), budget)
+            _run_on_gpu(item, _detach_method(method, item.name), budget)
 
         item.obj = simulate
 

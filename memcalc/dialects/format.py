@@ -88,7 +88,7 @@ class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def reasons(self) -> dict[str, str]:
-        """What each refused key asks for, by key or pattern."""
+        """The reason why each key is refused, by key or pattern."""
         return {key: why for why, keys in self.refused.items() for key in keys.split()}
 
     @property

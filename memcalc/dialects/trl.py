@@ -76,12 +76,12 @@ def _check_loss(keys: Keys) -> None:
     kind = keys.text("loss_type")
     if kind not in (None, "nll", "chunked_nll"):
         raise keys.error("loss_type", "is another loss")
-    if not keys.flag("use_liger_kernel") and _is_chunked(kind):
+    if not keys.flag("use_liger_kernel") and _splits_loss(kind):
         keys.loss_piece = _PIECE
         keys.unread.append("how TRL's own loss differs from one in pieces of 256 tokens")
 
 
-def _is_chunked(kind: str | None) -> bool:
+def _splits_loss(kind: str | None) -> bool:
     """Return True if the installed TRL (else the newest) computes the loss in chunks."""
     old = declared_fields("trl/trainer/sft_config.py", "SFTConfig").get("loss_type") == "nll"
     chunked = find_file("trl/kernels/chunked_logprob.py") is not None

@@ -118,7 +118,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def _open_stream(path: Path) -> int:
-    """Open a device or pipe for writing; raise OSError if nobody reads the pipe."""
+    """Open a device or pipe for writing; raise OSError for a pipe without a reader."""
     try:
         number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
     except OSError as error:

@@ -35,7 +35,7 @@ class Scratch:
         self.size = 0
 
     def grow(self, part: slice) -> None:
-        """Reallocate the working memory if it is too small for a chunk."""
+        """Allocate the working memory again if it is too small for a chunk."""
         if part.stop - part.start <= self.size:
             return
         self.size = part.stop - part.start
@@ -60,7 +60,7 @@ def adam_32bit(
             _step_adam(value, _as_float32(g[part], work.grad), m[part], v[part], work.root, s)
             _copy_back(value, p[part])
 
-    _update_packed((params, grads, state1, state2), update, multiple=1)
+    _update_in_runs((params, grads, state1, state2), update, multiple=1)
 
 
 def adam_8bit(
@@ -87,7 +87,7 @@ def adam_8bit(
             _quantize_(v, codes2, scales2, tables2, work)
 
     columns = params, grads, state1, state2, absmax1, absmax2
-    _update_packed(columns, update, multiple=BLOCK)
+    _update_in_runs(columns, update, multiple=BLOCK)
 
 
 def adamw_bf16(
@@ -185,7 +185,7 @@ def _quantize_(
     codes.copy_(index.add_(code))
 
 
-def _update_packed(
+def _update_in_runs(
     columns: Sequence[_Tensors], update: Callable[..., None], *, multiple: int
 ) -> None:
     """Call ``update`` for each large tensor alone and for small ones packed together.

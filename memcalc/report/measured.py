@@ -42,7 +42,7 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
     )
     return [
         _make_table("Sizes in MiB", "run", name, runs),
-        *(Line(f"{name(run.plan)}: {line(run)}") for run in runs if _has_failed(run)),
+        *(Line(f"{name(run.plan)}: {line(run)}") for run in runs if _is_failure(run)),
         *(Line(f"warning: {w} (in {n} of {len(runs)} runs)") for w, n in warnings.items()),
     ]
 
@@ -65,7 +65,7 @@ def line(run: Run) -> str:
     return ", ".join(filter(None, (speed, compared, error)))
 
 
-def _has_failed(run: Run) -> bool:
+def _is_failure(run: Run) -> bool:
     return run.measurement is None or run.measurement.out_of_memory is not None
 
 
@@ -124,7 +124,7 @@ def _tabulate_ranks(run: Run) -> Iterator[Block]:
     """Yield a table with a row for each rank, and the rank that is shown below it."""
     title = f"Sizes in MiB, of {len(run.ranks)} processes"
     yield _make_table(title, "rank", lambda plan: str(plan.rank), run.ranks)
-    for one in filter(_has_failed, run.ranks):
+    for one in filter(_is_failure, run.ranks):
         said = line(one)
         if one.measurement is None and one.reached:
             peak = max(reading.requested or 0 for reading in one.reached)

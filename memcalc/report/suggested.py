@@ -56,7 +56,7 @@ def _format_two_digits(value: float) -> str:
 
 def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[Block]:
     """Yield suggestions as blocks: verdict, table of ways, reasons, notes, next command."""
-    plan, shown = found.plan, _select_shown(found)
+    plan, shown = found.plan, _select_ways(found)
     best = shown[0] if shown else None
     if found.gpu is None:
         best = min(shown, key=_total_bytes, default=None)
@@ -74,7 +74,7 @@ def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[
     yield from _advise_next(found, best, verbose=verbose)
 
 
-def _select_shown(found: Suggestions) -> list[Suggestion]:
+def _select_ways(found: Suggestions) -> list[Suggestion]:
     """Return the ways that fit; with remedies only if that needs a smaller card."""
     plain = {one.way.key: _total_bytes(one) for one in found.fitting if not one.remedies}
     return [

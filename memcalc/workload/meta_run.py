@@ -40,7 +40,7 @@ def forward_on_meta(
 
 
 def casts_images(model: torch.nn.Module, batch: Mapping[str, Any]) -> bool:
-    """Return True if a model's forward accepts fp32 images, whatever its weights' dtype.
+    """Return True if a model's forward accepts fp32 images with weights of any dtype.
 
     Vision transformers cast them; convolutional models mostly take images in the dtype of their
     weights.

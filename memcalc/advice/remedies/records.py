@@ -33,7 +33,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needed(self) -> int:
-        """Bytes needed on the deciding rung, with the largest likely CUDA context."""
+        """Bytes needed on the deciding rung; for a process, with the largest CUDA context."""
         size: int = getattr(self.peak, self.rung)
         context = self.context
         if self.rung == "process_used" and context is not None and context.likely is not None:

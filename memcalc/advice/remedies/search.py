@@ -130,7 +130,7 @@ class _Finder:
             if pieces > 1 and not self._holds(self._split_batch(stage, pieces)):
                 break
             fewest = self._find_fewest_pieces(stage) if pieces > 1 else 1
-            kept = self._drop_unneeded(stage, fewest)
+            kept = self._reduce_stage(stage, fewest)
             self._part = accumulate
             whole = self._split_batch(kept, fewest)
             if self._holds(whole):
@@ -162,7 +162,7 @@ class _Finder:
         found = self._known.get(stage) or self._known.get(plain)
         return found.figures if found is not None else None
 
-    def _drop_unneeded(self, stage: Sequence[Remedy], pieces: int) -> Sequence[Remedy]:
+    def _reduce_stage(self, stage: Sequence[Remedy], pieces: int) -> Sequence[Remedy]:
         """Return the stage without the remedies it can do without, the costliest dropped first.
 
         Free remedies stay, unless they are enough alone: then they are asked about too. If a remedy
@@ -226,7 +226,7 @@ class _Finder:
         return plan in self.ruled_out
 
     def _run_ahead(self, stages: Sequence[tuple[Remedy, ...]]) -> None:
-        """Estimate the first of these stages not ruled out, as many as run at once."""
+        """Estimate the first of these stages that are not ruled out, up to ``at_once`` of them."""
         open_ = [stage for stage in dict.fromkeys(stages) if not self._is_ruled_out(stage)]
         self._estimate_stages(open_[: self._trier.at_once])
 

@@ -64,7 +64,7 @@ class ServingEngine:
         return TITLES[self._plan.engine or ""]
 
     def probe(self) -> Plan:
-        """Return the plan of the engine's largest forward pass, which is to be traced."""
+        """Return the plan of the engine's largest forward pass, to trace."""
         ends = [*self._model.windows, self._model.positions]
         # Within its window, a layer keeps every token.
         return probe.make_plan(self._plan, self.size, min((n for n in ends if n), default=None))
