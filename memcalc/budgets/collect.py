@@ -135,6 +135,7 @@ def _add_varying_lengths(
 
 
 def _evidence(answer: Prediction | MemcalcError, run: BudgetedRun) -> Evidence:
+    """Return a prediction as evidence, or why it does not answer the run's question."""
     if isinstance(answer, MemcalcError):
         return Evidence(error=_prefix_line(answer, run))
     known = answer.varied.lengths if answer.varied is not None else None

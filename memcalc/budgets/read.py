@@ -85,6 +85,7 @@ def rebase(model: str, before: Path, after: Path) -> str:
 
 
 def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
+    """Read one ``[runs.NAME]`` table: its plan, method, lengths and budgets."""
     here: Key = ("runs", name)
     with source.at(here):
         check_name(name)
@@ -149,7 +150,7 @@ def _check_key(source: Source, key: Key) -> str:
 def _lengths(
     source: Source, settings: dict[str, Any], places: Mapping[str, Key], folder: Path
 ) -> str | None:
-    """Return the batches that a run is judged over; a file is named from the current folder."""
+    """Take ``lengths`` out of the settings; return its text, or its path from this folder."""
     text = settings.pop("lengths", None)
     if text is None:
         return None
@@ -165,6 +166,7 @@ def _lengths(
 def _plan(
     source: Source, here: Key, settings: Mapping[str, Any], places: Mapping[str, Key]
 ) -> Plan:
+    """Make a run's plan from its settings; errors name the line."""
     if "command" in settings:
         # All else a command sets itself, and the defaults are for runs of models.
         other = [key for key in settings if key not in OF_COMMANDS and places[key][0] != "defaults"]

@@ -107,7 +107,7 @@ class _Switch(NamedTuple):
         return _make_flag(self.name).replace(annotation=Annotated[bool, told])
 
     def take(self) -> str:
-        """Return the value of our option, and say which half is meant."""
+        """Return the option's value; print a note if the switch means autocast."""
         if (half := self.value.removeprefix("amp-")) != self.value:
             say(
                 f"memcalc: {self.typed} is taken as --{self.setting} {self.value} (fp32 weights, "

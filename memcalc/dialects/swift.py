@@ -66,7 +66,7 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
 
 
 def _replace_launcher_names(keys: Keys) -> dict[str, Any]:
-    """Return the table with ms-swift's short names for DeepSpeed and FSDP settings expanded."""
+    """Expand ms-swift's short names for DeepSpeed and FSDP settings (``swift/config``)."""
     data = dict(keys.data)
     name, _, offload = str(data.get("deepspeed")).partition("_")
     if name == "zero0":

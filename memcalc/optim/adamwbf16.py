@@ -111,7 +111,7 @@ class AdamWBF16(BatchedOptimizer):
         return {name: torch.zeros_like(param, dtype=torch.bfloat16) for name in names}
 
     def _complete(self, param: Tensor, values: dict[str, Any]) -> None:
-        """Convert the state of torch.optim.AdamW too, which has no shift, in any dtype."""
+        """Convert one parameter's loaded state to bf16, adding ``shift`` if it is missing."""
         super()._complete(param, values)
         for name in ("exp_avg", "exp_avg_sq", "shift"):
             if name in values:

@@ -118,7 +118,7 @@ def adam_8bit(
     COUNT, DEPTH: tl.constexpr, BLOCKS: tl.constexpr, EVEN: tl.constexpr,
     PARAM: tl.constexpr, GRAD: tl.constexpr,
 ):  # fmt: skip
-    """Update 8-bit states; rows of n, param, grad, state1, state2, absmax1, absmax2."""
+    """Apply one Adam step; rows: n, param, grad, state1, state2, absmax1, absmax2."""
     tensor, program = _locate(table, COUNT, DEPTH)
     row = table + COUNT + tensor * 7
     n = _load_count(row, EVEN)

@@ -71,6 +71,7 @@ def in_8bit(parameter: Parameter, args: Args) -> bool:
 
 
 def _choose_place(numel: int, args: Args) -> Place:
+    """Return managed memory for large states of a paged optimizer, else the device."""
     return Place.MANAGED if args.get("is_paged") and numel >= PAGED_FROM else Place.DEVICE
 
 

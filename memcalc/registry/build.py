@@ -123,6 +123,7 @@ def _forget_overrides(choice: Choice, model: torch.nn.Module) -> None:
 def _keep_in_32bit(
     choice: Choice, optimizer: torch.optim.Optimizer, model: torch.nn.Module, wide: bool
 ) -> None:
+    """Make bitsandbytes keep states in 32 bit: of embeddings, and of named parameters."""
     if choice.row.package != "bitsandbytes" or choice.args.get("optim_bits") != 8:
         return
     from bitsandbytes.optim import GlobalOptimManager

@@ -189,6 +189,7 @@ def _add_case(suite: ElementTree.Element, verdict: Verdict) -> None:
 
 
 def _count(verdicts: Sequence[Verdict]) -> dict[str, str]:
+    """Return the numbers of tests, failures and errors as XML attributes."""
     counts = {f"{tag}s": sum(v.status is status for v in verdicts) for status, tag in _TAGS.items()}
     return {"tests": str(len(verdicts)), **{name: str(count) for name, count in counts.items()}}
 

@@ -253,6 +253,7 @@ def _name_card(plan: Plan) -> str:
 
 
 def _size(one: Suggestion) -> str:
+    """Return the cards of a suggestion by number and gigabytes, and their name."""
     plan = _plan(one)
     several = f"{plan.devices} x " if plan.devices > 1 else ""
     return f"{several}{_find_gpu(plan).sold_as} GB ({_find_gpu(plan).name})"

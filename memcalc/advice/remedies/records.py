@@ -46,7 +46,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         return self.fit is not None and self.fit.fits
 
     def needed_under(self, limit: int) -> int:
-        """Return the bytes needed under a limit; on its own GPU the allocator frees its cache."""
+        """Return the bytes needed within a limit; on the plan's own GPU, those of its fit."""
         if self.fit is None or self.fit.limit != limit or not self.fit.fits:
             return self.needed
         return self.fit.most
@@ -87,7 +87,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def remedy(self) -> Remedy:
-        """The one remedy of a trial of one."""
+        """The only remedy of a trial with one remedy."""
         (remedy,) = self.remedies
         return remedy
 

@@ -90,7 +90,7 @@ def _model_arguments(source: ModelSource, scratch: Path) -> Iterator[str]:
 
 
 def _options(plan: Plan) -> Iterator[str]:
-    """The plan's settings as ``vllm serve`` spells them."""
+    """Yield the plan's settings as options of ``vllm serve``."""
     yield from ("--dtype", _DTYPES.get(plan.precision, "auto"))
     if plan.devices > 1:
         yield from ("--tensor-parallel-size", str(plan.devices))
