@@ -101,7 +101,7 @@ def pairs(runs: Sequence[Run], rung: str = "allocated") -> list[tuple[str, Diffe
 
 
 def peak(prediction: Prediction, measurement: Measurement, rung: str) -> Difference | None:
-    """Return the difference of a run's peak on one rung; None if one side does not know it."""
+    """Return a run's peak, predicted and measured, at a level such as ``reserved``, or None."""
     measured = steady_peak(measurement, rung)
     predicted = [getattr(phase, rung) for phase in prediction.phases]
     if measured is None or any(value is None for value in predicted):

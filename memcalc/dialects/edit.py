@@ -54,7 +54,7 @@ def _edit_json(text: str, changes: Mapping[str, Any]) -> str:
 def _edit_shell(text: str, key: str, value: Any) -> str:
     option = re.compile(rf"--{re.escape(key)}(?:[ =][^-\\\n][^\\\n]*?)?(?=\s*(?:\\?\r?\n|$)|\s+--)")
     words = value if isinstance(value, list) else [value]
-    shown = " ".join(shlex.quote(_plain(one)) for one in words)
+    shown = " ".join(shlex.quote(_write_scalar(one)) for one in words)
     if option.search(text):
         return option.sub("" if value is None else f"--{key} {shown}", text, count=1)
     if value is None:
@@ -63,7 +63,7 @@ def _edit_shell(text: str, key: str, value: Any) -> str:
     return started.sub(rf"\1 --{key} {shown}", text, count=1)
 
 
-def _plain(value: Any) -> str:
+def _write_scalar(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -116,7 +116,7 @@ def estimate(
 def _explain_unknown(
     live: ActivationBytes, device: Device | None, kept: FixedBytes, peak: int
 ) -> dict[str, str]:
-    """Return why each figure is unknown, by the figure's name.
+    """Return why figures are unknown, by the figure's name.
 
     ``device``: the GPU to fit; None if none was named, or the run certainly does not fit.
     """

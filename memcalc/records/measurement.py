@@ -162,7 +162,7 @@ def find_last_step(readings: Iterable[PhaseReading]) -> int | None:
 
 
 def steady_peaks(readings: Iterable[PhaseReading]) -> dict[Phase, dict[str, int]]:
-    """Return the peak on each rung in each phase of the last complete step, in bytes.
+    """Return the peak of each memory level in each phase of the last complete step, in bytes.
 
     The steady step is the last one that ended: by then all that a step leaves behind exists. What
     comes before the first step counts as its phases, and loading only where weights change on the
@@ -187,7 +187,7 @@ def steady_peaks(readings: Iterable[PhaseReading]) -> dict[Phase, dict[str, int]
 
 
 def steady_peak(measurement: Measurement, rung: str) -> int | None:
-    """Return the peak of the last complete step on one allocator rung, in bytes, or None."""
+    """Return the last complete step's peak of a level such as ``reserved``, in bytes, or None."""
     levels = [found[rung] for found in steady_peaks(measurement.phases).values() if rung in found]
     return max(levels, default=None)
 

@@ -81,7 +81,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def like(
     parameter: Parameter, *names: str, dtype: str = "", place: Place = Place.DEVICE
 ) -> list[Piece]:
-    """Return state tensors with these names and the parameter's size, in its dtype or another."""
+    """Describe state tensors with these names and the parameter's size, in its dtype or another."""
     return [(name, dtype or parameter.dtype, parameter.numel, place) for name in names]
 
 
@@ -126,7 +126,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         reloaded: bool = False,
         paged: bool = True,
     ) -> OptimizerState:
-        """Return the optimizer's state tensors after the first step, by closed form.
+        """Describe the optimizer's state tensors after the first step, by closed form.
 
         Args:
             parameters: all of the model; frozen ones and buffers have no state.
@@ -167,7 +167,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _shared(self, trained: Sequence[Parameter], args: Args, *, each: bool) -> list[StateTensor]:
-        """Return the state shared by parameters in 8 bit; ``each``: one for every parameter."""
+        """Describe the state shared by parameters in 8 bit; ``each``: one for every parameter."""
         eight = self.row.in_8bit
         if self.row.shared is None or eight is None:
             return []
@@ -200,7 +200,7 @@ def _list_notes(
 
 
 def compute_state(choice: Choice, parameters: Sequence[Parameter], plan: Plan) -> OptimizerState:
-    """Return the state tensors of a plan's optimizer, by closed form.
+    """Describe the state tensors of a plan's optimizer, by closed form.
 
     Raises:
         EstimateError: the optimizer has no closed form.

@@ -45,7 +45,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     unknown: str | None = None
 
     def make_state(self, parameter: Parameter, args: Args) -> list[Piece]:
-        """Return the state tensors of one parameter, step counters first."""
+        """Describe the state tensors of one parameter, step counters first."""
         place = Place.DEVICE if args.get("capturable") or args.get("fused") else Place.HOST
         counters: list[Piece] = [(name, "float32", 1, place) for name in self.steps.split()]
         more = (name for argument, name in self.asked.items() if args.get(argument))

@@ -21,7 +21,7 @@ from memcalc.version import __version__
 def writers(
     report: Report, code: int, *, only_failures: bool = False
 ) -> dict[str, Callable[[], str]]:
-    """Return a function without arguments for each format but the table, that writes a report."""
+    """Return a function that writes the report in each format but the table, by format name."""
     return {
         "json": partial(as_json, report, code),
         "markdown": partial(as_markdown, report, only_failures=only_failures),

@@ -177,7 +177,7 @@ def _describe_run(run: Run, measured: measurement.Measurement) -> Iterator[Block
 
 
 def _tabulate_phases(measured: measurement.Measurement) -> Table:
-    """Return a table of each phase's peak in the last step, on every known rung."""
+    """Return a table of each phase's peak in the last step, by known memory level."""
     rungs = Levels.__struct_fields__
     known = [r for r in rungs if any(getattr(p, r) is not None for p in measured.phases)]
     last = measurement.find_last_step(measured.phases) or 0

@@ -101,7 +101,7 @@ def components(prediction: Prediction) -> Table:
 
 
 def phases(prediction: Prediction) -> Table:
-    """Return a table of each phase's peak on the known rungs."""
+    """Return a table of each phase's peak, by known memory level."""
     replayed = prediction.peak.allocated is not None
     unit = unit_for(prediction.peak.reserved or prediction.peak.requested)
     fields = ("allocated", "reserved") if replayed else ("requested",)

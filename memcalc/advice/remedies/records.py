@@ -27,13 +27,13 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rung(self) -> str:
-        """The highest rung that is known, which decides whether a plan fits."""
+        """The name of the highest known memory level, which decides the fit: ``process_used``..."""
         known = (r for r in ("process_used", "reserved") if getattr(self.peak, r) is not None)
         return next(known, "requested")
 
     @property
     def needed(self) -> int:
-        """Bytes needed on the deciding rung; for a process, with the largest CUDA context."""
+        """Bytes needed on the deciding level; for a process, with the largest CUDA context."""
         size: int = getattr(self.peak, self.rung)
         context = self.context
         if self.rung == "process_used" and context is not None and context.likely is not None:
@@ -92,7 +92,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return remedy
 
     def saving(self, before: Figures, rung: str) -> int | None:
-        """Return the bytes that the change saves on a rung; negative: it needs more."""
+        """Return the bytes that the change saves on a memory level such as ``reserved``."""
         if self.figures is None:
             return None
         old, new = getattr(before.peak, rung), getattr(self.figures.peak, rung)
@@ -133,7 +133,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def limit_goal(limit: int, before: Figures) -> Goal:
-    """Return the goal to need at most ``limit`` bytes on the deciding rung."""
+    """Return the goal to need at most ``limit`` bytes on the deciding memory level."""
     context = before.context if before.rung == "process_used" else None
     return Goal(
         limit=limit,

@@ -94,7 +94,7 @@ class _Finder:
                 return found
 
     def _find_first_stage(self, remedies: Sequence[Remedy]) -> Trial | None:
-        """Return the first stage that reaches the goal, reduced to what it needs, or None."""
+        """Return the first of growing remedy sets that reaches the goal, reduced, or None."""
         inside = [remedy for remedy in remedies if remedy.key == "in backward"]
         found = stages(remedies)
         for number, stage in enumerate(found):
@@ -124,7 +124,7 @@ class _Finder:
         return None
 
     def _shrink(self, stage: Sequence[Remedy], pieces: int) -> Trial | None:
-        """Drop the remedies and micro-batches a stage does not need; None if it does not hold."""
+        """Drop remedies and micro-batches a set does not need; None if it misses the goal."""
         for part in (accumulate_two, accumulate):
             self._part = part
             if pieces > 1 and not self._holds(self._split_batch(stage, pieces)):
@@ -139,12 +139,12 @@ class _Finder:
         return None
 
     def _find_fewest_pieces(self, stage: Sequence[Remedy]) -> int:
-        """Return the fewest micro-batches with which a stage reaches the goal."""
+        """Return the fewest micro-batches with which a remedy set reaches the goal."""
         # The whole batch does not hold, which bounds the others.
         pieces = {self._trier.plan.batch // n: n for n in reversed((1, *self._pieces))}
 
         def ask(batch: int) -> Sample:
-            """Estimate the stage with this micro-batch: whether it holds, and bytes to spare."""
+            """Estimate the remedies with this micro-batch: goal reached, bytes to spare."""
             cut = self._split_batch(stage, pieces[batch])
             holds = self._holds(cut)
             figures = self._figures(cut)
@@ -157,13 +157,13 @@ class _Finder:
         return pieces[best]
 
     def _figures(self, stage: tuple[Remedy, ...]) -> Figures | None:
-        """Return the known figures of a stage, with or without expandable segments, or None."""
+        """Return the known figures of a remedy set, with or without expandable segments."""
         plain = tuple(one for one in stage if one.key != "expandable")
         found = self._known.get(stage) or self._known.get(plain)
         return found.figures if found is not None else None
 
     def _reduce_stage(self, stage: Sequence[Remedy], pieces: int) -> Sequence[Remedy]:
-        """Return the stage without the remedies it can do without, the costliest dropped first.
+        """Return a remedy set without those it can do without, costliest dropped first.
 
         Free remedies stay, unless they are enough alone: then they are asked about too. If a remedy
         that was taken out had added memory, others may have been needed for that, and are asked
@@ -184,20 +184,20 @@ class _Finder:
         return kept
 
     def _get_bytes(self, stage: Sequence[Remedy], pieces: int) -> int:
-        """Return the bytes needed by a stage that was estimated."""
+        """Return the bytes needed with a remedy set that was estimated."""
         figures = self._known[self._split_batch(stage, pieces)].figures
         assert figures is not None
         return figures.needed
 
     def _split_batch(self, stage: Sequence[Remedy], pieces: int) -> tuple[Remedy, ...]:
-        """Return the stage plus the remedy that splits the batch into this many pieces."""
+        """Return the remedy set plus the split of the batch into ``pieces`` parts."""
         if pieces == 1:
             return tuple(stage)
         both = [*stage, self._part(self._trier.plan, pieces)]
         return tuple(sorted(both, key=lambda one: one.rank))
 
     def _holds(self, stage: tuple[Remedy, ...]) -> bool:
-        """Return True if an estimate of the stage reaches the goal."""
+        """Return True if an estimate with these remedies reaches the goal."""
         if self._is_ruled_out(stage):
             return False
         self._estimate_stages([stage])
@@ -205,7 +205,7 @@ class _Finder:
         return figures is not None and self.goal.holds(figures)
 
     def _is_ruled_out(self, stage: Sequence[Remedy]) -> bool:
-        """Return True if a lower bound shows, without a run, that a stage misses the goal."""
+        """Return True if a lower bound shows, without a run, that the goal is missed."""
         if self.goal.outside is None:
             return False
         room = self.goal.limit - self.goal.outside
@@ -226,12 +226,12 @@ class _Finder:
         return plan in self.ruled_out
 
     def _run_ahead(self, stages: Sequence[tuple[Remedy, ...]]) -> None:
-        """Estimate the first of these stages that are not ruled out, up to ``at_once`` of them."""
+        """Estimate the first of these remedy sets not ruled out, up to ``at_once`` of them."""
         open_ = [stage for stage in dict.fromkeys(stages) if not self._is_ruled_out(stage)]
         self._estimate_stages(open_[: self._trier.at_once])
 
     def _estimate_stages(self, stages: Sequence[tuple[Remedy, ...]]) -> None:
-        """Estimate the stages not yet known and store their trials."""
+        """Estimate the remedy sets not estimated yet and store their trials."""
         # Expandable segments are a replay of the run without them: one run answers for both.
         twins = [_drop(stage, one) for stage in stages for one in stage if one.key == "expandable"]
         fresh = [stage for stage in (*stages, *twins) if stage not in self._known]
@@ -245,7 +245,7 @@ class _Finder:
 
 
 def _sort_by_cost(stage: Sequence[Remedy]) -> list[Remedy]:
-    """Return the remedies that may be dropped (free ones if no others), the costliest first."""
+    """Return the remedies that may be dropped (free ones if no others), costliest first."""
     costly = [one for one in stage if one.rank]
     return sorted(costly or stage, key=lambda one: -one.rank)
 
