@@ -129,6 +129,7 @@ def _read_arguments(zero: Keys, stage: int) -> dict[str, Any]:
 
 
 def _find_offloads(zero: Keys, stage: int) -> Iterator[str]:
+    """Yield ``offload`` and ``offload_param`` where ZeRO offloads these to the CPU."""
     for name, key, old in (
         ("offload", "offload_optimizer", "cpu_offload"),
         ("offload_param", "offload_param", "cpu_offload_param"),

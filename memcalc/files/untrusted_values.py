@@ -139,6 +139,7 @@ def _size(node: Any, known: dict[int, int]) -> int:
 
 
 def _check_numbers(value: Any) -> None:
+    """Raise ValueError for an integer in nested values that is out of range."""
     waiting = [value]
     while waiting:
         item = waiting.pop()

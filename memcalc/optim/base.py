@@ -194,6 +194,7 @@ def check_adam_settings(group: dict[str, Any]) -> None:
 def _iterate_gradients(
     group: dict[str, Any], first_ordinal: int
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield each parameter of a group that has a gradient, the gradient and its number."""
     for ordinal, param in enumerate(group["params"], first_ordinal):
         if param.grad is None or local(param).numel() == 0:
             continue

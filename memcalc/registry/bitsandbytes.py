@@ -76,6 +76,7 @@ def _choose_place(numel: int, args: Args) -> Place:
 
 
 def _make_layout(family: Family) -> Layout:
+    """Return a function that describes the state of one parameter."""
     norm = family.name in ("LAMB", "LARS")
 
     def layout(parameter: Parameter, args: Args) -> list[Piece]:

@@ -45,6 +45,7 @@ def run(program: Program, *, device: str, between: long_decode.Between | None = 
 def _generate(
     model: Any, prompts: Callable[[], Batch], plan: Plan, between: long_decode.Between | None
 ) -> None:
+    """Run transformers' ``generate`` for exactly ``plan.generate`` tokens."""
     tokens = plan.generate
     assert tokens is not None
     config = model.generation_config

@@ -171,6 +171,7 @@ class ServingEngine:
     def _calculate_capacities(
         self, kinds: tuple[Layers, ...], ends: Sequence[int], length: int, longest: int
     ) -> tuple[Capacity, Capacity, int, int]:
+        """Return the cache's capacity at both ends of its size, block tokens and bytes."""
         if self._rules is vllm:
             block = int(self._given.get("block_size", vllm.BLOCK))
             groups = vllm.groups(kinds, block, self.size.tokens)
