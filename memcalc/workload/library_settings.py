@@ -19,7 +19,7 @@ _HALVES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 @contextlib.contextmanager
 def fresh_state() -> Iterator[None]:
-    """Reset accelerate's process-wide state before and after the block."""
+    """Reset accelerate's global state and environment variables around the block."""
     from accelerate.state import AcceleratorState, GradientState
 
     def forget() -> None:
