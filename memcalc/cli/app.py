@@ -113,7 +113,6 @@ def _is_model(word: str) -> bool:
 
 
 def _print_version(wanted: bool) -> None:
-    """Print memcalc's version and exit, if wanted."""
     if wanted:
         typer.echo(f"memcalc {__version__}")
         raise typer.Exit

@@ -46,7 +46,6 @@ def verb(
     """
 
     def make_command(function: Callable[..., None]) -> Command:
-        """Return the typer command of a function."""
         name = function.__name__
         name = function.__module__.rpartition(".")[2] if name == "command" else name
         asked = {one.name: one for one in _parameters(function)}
@@ -109,7 +108,7 @@ class _Switch(NamedTuple):
         return _make_flag(self.name).replace(annotation=Annotated[bool, told])
 
     def take(self) -> str:
-        """Return the value of our option, and say which half is meant."""
+        """Return the option's value; print a note if the switch means autocast."""
         if (half := self.value.removeprefix("amp-")) != self.value:
             say(
                 f"memcalc: {self.typed} is taken as --{self.setting} {self.value} (fp32 weights, "

@@ -173,7 +173,7 @@ def deliver(
 
 
 class Output(NamedTuple):
-    """Where an answer goes: what --format, --output and --verbose say."""
+    """The format, file and detail of an answer: --format, --output and --verbose."""
 
     format: str | None
     """After ``choose_format`` the name of one."""
@@ -181,7 +181,7 @@ class Output(NamedTuple):
     verbose: bool = False
 
     def choose_format(self, kind: str, *, beside: bool = False) -> Self:
-        """Return this with the format of a kind of answer.
+        """Return a copy with the format that a kind of answer is written in.
 
         ``beside``: something else goes to the file, and the answer is printed.
 
@@ -193,7 +193,7 @@ class Output(NamedTuple):
 
     @property
     def full(self) -> bool:
-        """Every figure and source is shown: a file, JSON and Markdown always have them."""
+        """True if every figure and source is shown: for a file, JSON, Markdown or ``-v``."""
         return self.verbose or self.file is not None or self.format in ("json", "markdown")
 
     def deliver(

@@ -81,7 +81,7 @@ def command(
 
 
 def _deliver(found: Traced, out: Output) -> None:
-    """Print or write a run and what to type next, before the script's own exit."""
+    """Print or write a traced run, and the next command to type."""
     if out.file is not None and out.format in formats("page"):
         from memcalc.cli.report import draw
 
@@ -94,7 +94,7 @@ def _deliver(found: Traced, out: Output) -> None:
 
 
 def _tell_next(found: Traced, out: Output) -> None:
-    """Keep the run as the last one, and say what to type; beside a file, say the verdict."""
+    """Save the run as the last one and print the next command, or the verdict beside a file."""
     from memcalc.report.answer import headline
 
     if out.file is not None:

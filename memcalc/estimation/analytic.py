@@ -116,7 +116,7 @@ def estimate(
 def _explain_unknown(
     live: ActivationBytes, device: Device | None, kept: FixedBytes, peak: int
 ) -> dict[str, str]:
-    """Return why each figure is unknown, by the figure's name.
+    """Return why figures are unknown, by the figure's name.
 
     ``device``: the GPU to fit; None if none was named, or the run certainly does not fit.
     """
@@ -199,7 +199,7 @@ def _activation_bytes(plan: Plan, source: ModelSource, inventory: Inventory) -> 
 
 
 def _step_temporaries(choice: Choice, updated: Sequence[Parameter]) -> int:
-    """Return a step's temporaries: foreach copies whole lists (torch/optim/*.py, 2.13)."""
+    """Return an optimizer step's temporary bytes: foreach copies lists (torch/optim/*.py, 2.13)."""
     sizes = [p.bytes for p in updated]
     if choice.kind == "foreach":
         if choice.row.name == "sgd":

@@ -194,10 +194,7 @@ class SimulatedRun:
         return replace(traced, assumptions=tuple(dict.fromkeys(notes)), uncounted=missed)
 
     def _apply_settings(self, rank: int) -> Library | Missing | None:
-        """Apply the plan's settings to PyTorch and join the ranks; return cuDNN, None on CPU.
-
-        Returns None on the CPU.
-        """
+        """Apply the plan's settings to PyTorch and join the ranks; return cuDNN, None on CPU."""
         plan, target = self.question.plan, self.question.target
         spread = layouts.spread(plan)
         if plan.target == "cpu":

@@ -161,7 +161,7 @@ def _summarize_moment(moment: PeakContents, name: str = "") -> str:
 
 
 def _compared_rungs(explanation: Explanation) -> tuple[str, ...]:
-    """Return the rungs on which remedies are compared; on CPU only requested."""
+    """Return the names of the memory levels on which remedies are compared."""
     has_allocator = explanation.prediction.peak.allocated is not None
     return ("allocated", "reserved") if has_allocator else ("requested",)
 

@@ -58,7 +58,7 @@ def bound_savings(prediction: Prediction, remedies: Iterable[Remedy], kept: int 
 
 
 def kept_beyond_step(trace: Trace, plan: Plan, phase: Phase) -> int | None:
-    """Return the forward's bytes at a phase's peak that outlive their step; None: none are kept.
+    """Return forward's bytes at a phase's peak that outlive their step, or None.
 
     None: the loop keeps no outputs, so others may be freed with them.
     """

@@ -99,7 +99,7 @@ class Growing:
         for one in found:
             self.found.append(one)
             self.found.sort(key=self._sort_key)
-            self._seen(self._sort_found())
+            self._seen(self._sort_all())
 
     def of_way(self, way: Remedy) -> Suggestion:
         """Return the first suggestion found for a way to train."""
@@ -113,14 +113,14 @@ class Growing:
         """
         if all(one.error is not None for one in self.found):
             raise UsageError(self.found[0].error or "Nothing can be tried.")
-        return self._sort_found()
+        return self._sort_all()
 
     def _sort_key(self, one: Suggestion) -> tuple[int, str, bool]:
         # More GPUs come after the way itself, remedies after the plan without.
         key = one.way.key
         return self._order.index(key.partition(" x ")[0]), key, len(one.remedies) > 0
 
-    def _sort_found(self) -> Suggestions:
+    def _sort_all(self) -> Suggestions:
         """Return the suggestions in order of display: for one GPU those that fit come first."""
         found = self.found
         if self._empty.gpu is not None:

@@ -66,7 +66,7 @@ class ServingEngine:
         return TITLES[self._plan.engine or ""]
 
     def probe(self) -> Plan:
-        """Return the plan of the engine's largest forward pass, which is to be traced."""
+        """Return the plan of the engine's largest forward pass, to trace."""
         ends = [*self._model.windows, self._model.positions]
         # Within its window, a layer keeps every token.
         return probe.make_plan(self._plan, self.size, min((n for n in ends if n), default=None))
@@ -173,6 +173,7 @@ class ServingEngine:
     def _calculate_capacities(
         self, kinds: tuple[Layers, ...], ends: Sequence[int], length: int, longest: int
     ) -> tuple[Capacity, Capacity, int, int]:
+        """Return the cache's capacity at both ends of its size, block tokens and bytes."""
         if self._rules is vllm:
             block = int(self._given.get("block_size", vllm.BLOCK))
             groups = vllm.groups(kinds, block, self.size.tokens)
