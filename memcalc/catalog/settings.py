@@ -114,8 +114,15 @@ def merge_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
         if name in typed and name in base:
             typed[name] = {**base[name], **dict(FIELDS[name].check(typed[name]))}
     typed = {key: one for key, one in typed.items() if one is not None}
-    for name, depends in (("quant", "kbit_prepare"), ("lora", "autocast_adapter_dtype")):
-        if typed.get(name) == "none":
+    in_4bit = str(typed.get("quant", "nf4")).startswith(("nf4", "fp4"))
+    if not in_4bit:
+        base.pop("bnb_4bit_compute_dtype", None)
+    for name, off, depends in (
+        ("quant", "none", "kbit_prepare"),
+        ("lora", "none", "autocast_adapter_dtype"),
+        ("checkpointing", False, "use_reentrant"),
+    ):
+        if typed.get(name) == off:
             base.pop(depends, None)
     joined, notes = simplify_layout({**base, **typed})
     if not joined.get("model"):

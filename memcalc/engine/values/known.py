@@ -81,6 +81,7 @@ class Numbers:
         return UNKNOWN if postponed is None else MADE_UP if postponed else KNOWN
 
     def _is_made_up_on_host(self, tensor: torch.Tensor) -> bool:
+        """Return True if a host tensor's storage holds made-up numbers."""
         if not is_plain((tensor,)) or internals.is_functorch_tensor(tensor):
             return False
         found = self.on_host.get(tensor.untyped_storage()._cdata)
@@ -192,7 +193,7 @@ class Numbers:
         self.mark(out, made_up)
 
     def mark(self, tensor: torch.Tensor, made_up: bool) -> None:
-        """Mark a tensor's numbers as known or made up; on the host, those of its whole storage."""
+        """Mark a tensor's numbers as known or made up; on the host, in its whole storage."""
         if tensor.is_cuda and tensor.numel():
             self._mark(tensor.data_ptr(), _extent(tensor), made_up)
         elif made_up and tensor.is_cpu and is_plain((tensor,)):
@@ -227,7 +228,7 @@ class Numbers:
         return False
 
     def time_call(self, most: int, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function in one thread, and subtract the time of large tensors from what is left.
+        """Call a function in one thread, and subtract its time from the budget for large tensors.
 
         ``most``: elements of the largest tensor.
         """
