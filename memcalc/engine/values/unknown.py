@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from memcalc.engine.host_view import Place, bytes_at, cpu_view
 
-ENDS_OF_RANGE = LOWEST, HIGHEST = 0.1, 0.9
+LOWEST, HIGHEST = 0.1, 0.9
 """Range of made-up numbers: away from 0 and 1, because thresholds lie near them."""
 _PERIOD = 65_521
 """Length of the pattern in elements: a prime, so that rows of usual lengths differ."""

@@ -94,6 +94,7 @@ class Updates:
         """Launch a Triton kernel of the program's, and mark what it writes as unknown."""
         launched = original(kernel, *args, **kwargs)
         given = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+        given = {name: given[name] for name in kernel.arg_names if name in given}
         tensors = {name: one for name, one in given.items() if isinstance(one, torch.Tensor)}
         if not self._stepping and tensors:
             with _C._ExcludeDispatchKeyGuard(threads.keys()):
@@ -159,8 +160,12 @@ def _find_written(kernel: Any, given: dict[str, Any]) -> list[str] | None:
     Returns:
         None if it cannot tell.
     """
+    module: Any = importlib.import_module(_TRITON)
+    find = getattr(module, "identify_mutated_tensors", None)
     try:
-        find = importlib.import_module(_TRITON).identify_mutated_tensors
+        if find is None:  # PyTorch 2.14
+            accesses = module.identify_accessed_tensors(kernel, given, {})
+            return [one.name for one in accesses.read_writes.writes]
         extra: list[Any] = [{}] * (len(inspect.signature(find).parameters) - 2)
         return list(find(kernel, given, *extra))
     except Exception:
