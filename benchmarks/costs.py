@@ -1,11 +1,14 @@
 """What memcalc's commands cost, against what cannot be avoided.
 
-    python benchmarks/costs.py [commands|check|simulate ...] [--rounds 5]
+    python benchmarks/costs.py [commands|waits|check|simulate ...] [--rounds 5]
 
 commands: whole commands in turn, in every round once, so that a machine that is busy for a while is
 busy for all of them. Ratios are those of medians: of the wall clock, for which the bounds are on an
 idle machine, and of the processor time of the command and its children, which other work disturbs
 less. Each command has run once before, so bytecode is there.
+
+waits: questions that ask several estimates, in multiples of one cold estimate of the same plan; how
+long until the first row is shown, and how many runs were made.
 
 check: 50 budgets over 10 models, cold and warm; the yardstick is one cold estimate of each of the
 ten plans, every one in a process of its own, as somebody would do by hand.
@@ -14,6 +17,7 @@ simulate: a step of a script, in processor time, where values are followed and w
 """
 
 import argparse
+import json
 import os
 import resource
 import statistics
@@ -79,6 +83,48 @@ for _ in range(20):
     times.append(time.process_time() - begin)
 print(json.dumps(sorted(times)[10]), file=sys.stderr)
 """
+LLAMA = {"model": "meta-llama/Llama-3.1-8B", "preset": "qlora", "gpu": "4090", "batch": 1}
+PLANS = (
+    {"model": "gpt2", "gpu": "t4", "batch": 64},
+    {"model": "bert-large-cased", "gpu": "t4", "batch": 32},
+    LLAMA,
+)
+OVER_GPUS = {"model": "meta-llama/Llama-3.1-8B", "gpu": "8xh100", "batch": 1, "seq": 1024}
+WAITS = {"fit": 4, "fit --gpus": 5, "explain": 5, "suggest": 7, "suggest, 8 GPUs": 10}
+"""How many times as long as one cold estimate a question may take."""
+FIRST_ROW = 1.5
+"""How many times as long as that the first row may take."""
+_ASK = """
+import json, resource, sys, time
+from memcalc.catalog.plan import make
+from memcalc.estimation.answers import Answers
+from memcalc.estimation.engine import engine
+verb, plan = sys.argv[1], make(json.loads(sys.argv[2]))
+runs, rows, run = [], [], engine._run
+def count(*words, **request):
+    runs.append(words)
+    return run(*words, **request)
+engine._run = count
+how = {"use_cache": False, "seen": lambda so_far: rows.append(time.perf_counter() - begin)}
+begin = time.perf_counter()
+if verb == "estimate":
+    Answers(use_cache=False).predict_one(plan)
+elif verb.startswith("fit"):
+    from memcalc.advice.fit.fit import answer
+    answer(plan, ["gpus"] if verb != "fit" else ["batch", "seq"], **how)
+elif verb == "explain":
+    from memcalc.advice.explain.explain import explain_plan
+    from memcalc.report.explained import HELPFUL
+    explain_plan(plan, most=HELPFUL, **how)
+else:
+    from memcalc.advice.suggest.suggest import suggest_plan
+    suggest_plan(plan, **how)
+wall = time.perf_counter() - begin
+engine.close()
+used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+cpu = sum(one.ru_utime + one.ru_stime for one in used)
+print(json.dumps([wall, cpu, rows[0] if rows else wall, len(runs)]))
+"""
 _WATCH = """
 import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
@@ -129,6 +175,32 @@ def commands(folder: str, rounds: int) -> None:
         print(f"{command} / {yardstick}: {wall:.2f} of wall, {cpu:.2f} of cpu: {verdict} {most}")
 
 
+def waits(folder: str, rounds: int) -> None:
+    def ask(verb: str, plan: dict[str, object]) -> list[float]:
+        words = [PYTHON, "-c", _ASK, verb, json.dumps(plan)]
+        environment = {**os.environ, "MEMCALC_CACHE": f"{folder}/cache"}
+        done = subprocess.run(
+            words, check=True, capture_output=True, text=True, cwd=folder, env=environment
+        )
+        found: list[float] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    for plan in (*PLANS, OVER_GPUS):
+        over = plan is OVER_GPUS
+        one = ask("estimate", plan)
+        print(f"{plan['model']}: one cold estimate {one[0]:.1f} s, {one[1]:.1f} s cpu")
+        for verb, most in WAITS.items():
+            if verb.endswith("8 GPUs") is over:
+                wall, cpu, first, runs = ask(verb, plan)
+                verdict = "within" if wall <= most * one[0] else "above"
+                row = "within" if first <= FIRST_ROW * one[0] else "above"
+                print(
+                    f"  {verb:16} {wall / one[0]:5.2f} of wall, {cpu / one[1]:5.2f} of cpu: "
+                    f"{verdict} {most}; first row {first / one[0]:.2f}: {row} {FIRST_ROW}; "
+                    f"{runs} runs"
+                )
+
+
 def check(folder: str, rounds: int) -> None:
     runs = "\n".join(
         f'[runs.r{number}]\nmodel = "{model}"\n[runs.r{number}.limits]\n{LIMITS}'
@@ -165,7 +237,7 @@ def simulate(folder: str, rounds: int) -> None:
 
 
 def main() -> None:
-    parts = {"commands": commands, "check": check, "simulate": simulate}
+    parts = {"commands": commands, "waits": waits, "check": check, "simulate": simulate}
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("part", nargs="*", choices=[*parts, []], help="all without any")
     parser.add_argument("--rounds", type=int, default=5)

@@ -113,14 +113,14 @@ def judge(recording: dict[str, Any], chosen: list[int] | None = None) -> Iterato
 def _judged(recording: dict[str, Any], index: int) -> Verdict:
     from msgspec.structs import replace
 
-    from memcalc.engine import decisions
     from memcalc.engine.stub import load as stub
+    from memcalc.engine.values import library_checks
     from memcalc.files.artifact import decode
     from memcalc.records.plan import Plan
 
     # Positions were zero when these runs were recorded, so transformers took rows for several
     # sequences and made masks.
-    decisions.skip_packed_sequences = lambda patches: None
+    library_checks.skip_packed_sequences = lambda patches: None
     # Over the stand-in driver all work had finished at once: FSDP1 and ZeRO-3 let streams wait.
     stub.function("keep_up", None)()
 

@@ -1,8 +1,9 @@
 """The application: its verbs, in the order help shows them; one is loaded when it is typed."""
 
 import os
+from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
@@ -40,6 +41,31 @@ _HOMES = {"compare": ("measure", "compare"), "list": ("lists", "command")}
 """Module and command of a verb, where they are not ``command`` of the module of its name."""
 
 
+class _Reader(NamedTuple):
+    """Reads an option's words by its parser, in place of an adapter of pydantic's.
+
+    The import of pydantic takes as long as a third of an answer from the cache.
+    """
+
+    parse: Callable[[Any], Any] | None
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the value of one option or argument."""
+        several = param.multiple or param.nargs == -1
+        if value is None:
+            return () if several else None
+        read = self.parse or (lambda word: word)
+        return [read(word) for word in value] if several else read(value)
+
+
+def read_plainly(params: list[Any]) -> list[Any]:
+    """Let parsers read the values of parameters, where this release of typer asks pydantic."""
+    for param in params:
+        if hasattr(param, "_runtime_param"):
+            param._runtime_param = _Reader(param.type_descriptor.parameter_info.parser)
+    return params
+
+
 class _Verbs(TyperGroup):
     """A group that imports a verb's module when the verb is typed, and for nothing else."""
 
@@ -49,10 +75,10 @@ class _Verbs(TyperGroup):
         self.commands: Any = dict.fromkeys(VERBS)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the verb; a model or a recipe in its place is estimated."""
+        """Return the command of a verb; a model or recipe in its place means ``estimate``."""
         first, *rest = args
         if first == "version":
-            _tell_version(True)
+            _print_version(True)
         if first == "help" and not rest:
             typer.echo(ctx.get_help())
             raise typer.Exit
@@ -64,7 +90,11 @@ class _Verbs(TyperGroup):
             args = ["estimate", *args]
         return super().resolve_command(ctx, args)
 
+    def get_params(self, ctx: Any) -> Any:
+        return read_plainly(super().get_params(ctx))
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a verb's module and return its command, or None for an unknown verb."""
         if cmd_name not in VERBS:
             return None
         home, name = _HOMES.get(cmd_name, (cmd_name, "command"))
@@ -76,13 +106,13 @@ class _Verbs(TyperGroup):
 
 
 def _is_model(word: str) -> bool:
-    """Return True for the name of a model, and for an existing recipe or config."""
+    """Return True for a bundled model, a hub name with a slash, or an existing file."""
     from memcalc.catalog import models
 
     return "/" in word or os.path.exists(word) or models.find_shipped_config(word) is not None
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"memcalc {__version__}")
         raise typer.Exit
@@ -104,11 +134,11 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", "-V", callback=_tell_version, is_eager=True, help="Print the version."
+            "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
 ) -> None:
-    """Take the options that stand before a verb."""
+    """Accept the options that stand before a verb."""
 
 
 app = typer.main.get_group(_app)

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from memcalc import untrusted_text
+from memcalc.cli.app import read_plainly
 
 COMMON = (
     *("gpu", "optim", "precision", "batch", "seq", "preset", "lora", "quant", "checkpointing"),
@@ -19,7 +20,7 @@ ALL = "memcalc.all"
 
 
 def show_all_options(ctx: typer.Context, wanted: bool) -> None:
-    """Print the help with every option and leave, if that is wanted."""
+    """Print the help with every option and exit, if wanted (``--help-all``)."""
     if wanted:
         ctx.meta[ALL] = True
         typer.echo(ctx.get_help())
@@ -29,8 +30,12 @@ def show_all_options(ctx: typer.Context, wanted: bool) -> None:
 class Command(TyperCommand):
     """A command whose help has headings, and ends with examples."""
 
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters; our own parsers read their values."""
+        return read_plainly(super().get_params(ctx))
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the verb's own options, then the plan's: by group, or the common ones."""
+        """Write the help of a verb's own options, then of a plan's: the common ones or all."""
         groups: dict[str, list[tuple[str, str]]] = {}
         left = 0
         for param in self.get_params(ctx):
@@ -51,7 +56,7 @@ class Command(TyperCommand):
                 formatter.write_dl(records)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write examples."""
+        """Write the examples at the end of the help."""
         if self.epilog:
             with formatter.section("Examples"):
                 for example in self.epilog.splitlines():

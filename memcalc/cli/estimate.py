@@ -1,6 +1,5 @@
 """``memcalc estimate``."""
 
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -8,7 +7,7 @@ from msgspec.structs import replace
 
 from memcalc.cli.command import say
 from memcalc.cli.options import make_plans, with_plan
-from memcalc.cli.output import chosen, deliver_predictions, put
+from memcalc.cli.output import Output, put
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_output, write_recipe
 from memcalc.errors import MemcalcError, UsageError
@@ -21,14 +20,14 @@ from memcalc.units import format_bytes
 
 
 def train_script(plan: Plan) -> str:
-    """Return a plan as a script; imported here, for few ask for one."""
+    """Return a plan as the text of a training script."""
     from memcalc.advice.train_script import write
 
     return write(plan)
 
 
-def _beside_fp16(found: Prediction) -> Prediction:
-    """Add the memory of fp16 to an answer in bf16 that its GPU emulates."""
+def _compare_with_fp16(found: Prediction) -> Prediction:
+    """Add fp16's memory to a prediction in bf16 that the GPU emulates."""
     told = next((one for one in found.assumptions if one.startswith(EMULATED)), None)
     precision = "fp16" if found.plan.precision == "bf16" else "amp-fp16"
     if told is None or found.method != "trace":
@@ -51,24 +50,22 @@ def _beside_fp16(found: Prediction) -> Prediction:
 )
 def command(
     settings: dict[str, Any],
+    output: Output,
     method: str = "trace",
     lengths: str | None = None,
-    format: str | None = None,
-    output: Path | None = None,
-    verbose: bool = False,
     no_cache: bool = False,
 ) -> None:
     """Predict what one training step costs, by component and by phase."""
-    recipe = recipe_output(settings, output)
-    script = output if output is not None and output.suffix == ".py" else None
-    answer_output = None if recipe or script else output
-    name = chosen("predictions", format, answer_output)
+    file = output.file
+    recipe = recipe_output(settings, file)
+    script = file if file is not None and file.suffix == ".py" else None
+    out = output.choose_format("predictions", beside=bool(recipe or script))
     plans = make_plans(settings)
     if (recipe or script) is not None and len(plans) > 1:
         raise UsageError("A recipe or script is of one plan: give each option one value.")
     text = train_script(plans[0]) if script is not None else ""
     if lengths is not None:
-        _check_lengths(lengths, plans, name, method)
+        _check_lengths(lengths, plans, out.format, method)
     found: list[Prediction] = []
     failed: list[MemcalcError] = []
     with progress(f"estimating {plans[0].model}") as steps:
@@ -85,10 +82,10 @@ def command(
         raise failed[0]
     if lengths is not None:
         found = [_replay_lengths(found[0], lengths)]
-    found = [_beside_fp16(one) for one in found] if len(found) == 1 else found
-    deliver_predictions(found, name, answer_output, verbose=verbose)
+    found = [_compare_with_fp16(one) for one in found] if len(found) == 1 else found
+    out.deliver(found)
     if recipe is not None:
-        write_recipe(recipe, plans[0], output)
+        write_recipe(recipe, plans[0], file)
     if script is not None:
         put(text, script)
     if settings.get("optim") == "all":
@@ -99,8 +96,8 @@ def command(
         raise typer.Exit(max(error.exit_code for error in failed))
 
 
-def _check_lengths(lengths: str, plans: list[Plan], name: str, method: str) -> None:
-    """Refuse lengths that cannot be replayed, before anything runs."""
+def _check_lengths(lengths: str, plans: list[Plan], name: str | None, method: str) -> None:
+    """Raise UsageError for ``--lengths`` that cannot be replayed, before anything runs."""
     from memcalc.estimation.lengths import samples
 
     if len(plans) > 1 or name == "csv":
@@ -113,7 +110,7 @@ def _check_lengths(lengths: str, plans: list[Plan], name: str, method: str) -> N
 
 
 def _replay_lengths(answer: Prediction, lengths: str) -> Prediction:
-    """Replay batches of these lengths, and return the answer with their memory."""
+    """Return the prediction with its memory over batches of varying length."""
     from memcalc.estimation.lengths import run_varying_lengths
     from memcalc.records.trace import EQUAL_LENGTHS
 

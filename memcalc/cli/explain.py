@@ -6,8 +6,8 @@ from typing import Any
 import typer
 
 from memcalc.advice.explain.explain import explain_plan
-from memcalc.cli import output as out
 from memcalc.cli.options import make_plan, with_plan
+from memcalc.cli.output import Output, put, width
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_output, write_recipe
 from memcalc.cli.saved import check_alone, locate, plans_in, read_result, traced_in
@@ -26,14 +26,12 @@ from memcalc.report.explained import HELPFUL, row_words
 )
 def command(
     settings: dict[str, Any],
+    output: Output,
     under: int | None = None,
     depth: int | None = None,
     top: int = 12,
     remedies: bool = True,
     plot: bool = False,
-    format: str | None = None,
-    output: Path | None = None,
-    verbose: bool = False,
     no_cache: bool = False,
 ) -> None:
     """Show what is alive at the peak, why, and what each remedy really buys.
@@ -41,15 +39,14 @@ def command(
     In place of MODEL: a result file, last (the last simulated run), or a log with PyTorch's
     out-of-memory error, such as oom.txt.
     """
-    if _explain_oom_text(settings, format, output):
+    if _explain_oom_text(settings, output):
         return
     plans, kept = _read_plans(settings)
     plans = plans or [make_plan(settings, "memcalc explain answers for")]
     if len(plans) > 1:
         raise UsageError(f"{settings['model']} holds {len(plans)} answers: explain one of them.")
-    recipe = recipe_output(settings, output)
-    name = out.chosen("explanation", format, None if recipe else output)
-    full = name == "json" or out.in_full(verbose, output, name)
+    recipe = recipe_output(settings, output.file)
+    out = output.choose_format("explanation", beside=recipe is not None)
     with progress(f"explaining {plans[0].name}") as steps:
         found, stopped = steps.answer_until_stopped(
             lambda seen: explain_plan(
@@ -58,26 +55,26 @@ def command(
                 remedies=remedies,
                 under=under,
                 use_cache=not no_cache,
-                most=None if full else HELPFUL,
+                most=None if out.full else HELPFUL,
                 seen=seen,
                 saved=kept,
             ),
             row_words,
         )
-    out.deliver_answer(found, name, None if recipe else output, top=top, verbose=verbose)
+    out.deliver(found, top=top)
     if stopped:
         raise KeyboardInterrupt
     if plot:
-        _plot(plans[0], Answers(use_cache=not no_cache, saved=kept))
+        _print_timeline(plans[0], Answers(use_cache=not no_cache, saved=kept))
     best = found.search.best if found.search is not None else None
     if recipe is not None:
-        write_recipe(recipe, best.figures.plan if best and best.figures else plans[0], output)
+        write_recipe(recipe, best.figures.plan if best and best.figures else plans[0], output.file)
     if under is not None and best is None:
         raise typer.Exit(1)
 
 
-def _explain_oom_text(settings: dict[str, Any], format: str | None, output: Path | None) -> bool:
-    """Explain a log in which PyTorch says that memory ran out, where one is named."""
+def _explain_oom_text(settings: dict[str, Any], output: Output) -> bool:
+    """Explain a log with PyTorch's out-of-memory error; return False if none is named."""
     from memcalc.files.oom_text import LOGS, is_oom_text, read
 
     path = Path(str(settings.get("model") or ""))
@@ -86,12 +83,12 @@ def _explain_oom_text(settings: dict[str, Any], format: str | None, output: Path
     if path.suffix not in LOGS and not is_oom_text(path):
         return False
     check_alone(settings)
-    out.deliver_answer(read(path), out.chosen("out-of-memory", format, output), output)
+    output.choose_format("out-of-memory").deliver(read(path))
     return True
 
 
 def _read_plans(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
-    """Return the plans of a result file in place of a model, and its runs of commands.
+    """Return plans and traced commands of a result file named as the model; else empty lists.
 
     There are no plans if a model is named.
     """
@@ -104,11 +101,11 @@ def _read_plans(settings: dict[str, Any]) -> tuple[list[Plan], list[Traced]]:
     return plans_in(data, path, "explain"), traced_in(data, path)
 
 
-def _plot(plan: Plan, answers: Answers) -> None:
-    """Draw the timeline of a plan's step."""
+def _print_timeline(plan: Plan, answers: Answers) -> None:
+    """Print the memory timeline of a plan's step as text."""
     from memcalc.advice.explain.timeline import timeline
     from memcalc.estimation.engine import engine
     from memcalc.report import terminal
 
     line = timeline(answers.trace(plan).trace, plan, engine.player(plan))
-    out.put(terminal.timeline(line, width=out.width()))
+    put(terminal.timeline(line, width=width()))

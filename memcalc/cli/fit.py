@@ -1,12 +1,11 @@
 """``memcalc fit``."""
 
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from memcalc.cli.options import make_plan, with_plan
-from memcalc.cli.output import chosen, deliver_answer
+from memcalc.cli.output import Output
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import recipe_output, write_recipe
 from memcalc.errors import UsageError
@@ -21,15 +20,13 @@ _AXES = ("batch", "seq")
 )
 def command(
     settings: dict[str, Any],
+    output: Output,
     memory: int | None = None,
     find: str | None = None,
     grid: bool = False,
     gpus: bool = False,
     settings_too: bool = False,
     count: bool = False,
-    format: str | None = None,
-    output: Path | None = None,
-    verbose: bool = False,
     no_cache: bool = False,
 ) -> None:
     """Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit."""
@@ -38,12 +35,12 @@ def command(
     from memcalc.report import fitted
 
     plan = make_plan(settings, "memcalc fit answers for")
-    recipe = recipe_output(settings, output)
-    name = chosen("fit", format, None if recipe else output)
+    recipe = recipe_output(settings, output.file)
+    out = output.choose_format("fit", beside=recipe is not None)
     more = {"grid": grid, "gpus": gpus, "settings": settings_too, "devices": count}
     wanted = [thing for thing, asked in more.items() if asked]
-    wanted += _axes(find, otherwise=not wanted)
-    among = table() if verbose else None
+    wanted += _parse_axes(find, otherwise=not wanted)
+    among = table() if output.verbose else None
     with progress(f"fitting {plan.model}") as steps:
         found, stopped = steps.answer_until_stopped(
             lambda seen: answer(
@@ -51,7 +48,7 @@ def command(
             ),
             fitted.row_words,
         )
-    deliver_answer(found, name, None if recipe else output, verbose=verbose)
+    out.deliver(found)
     if stopped:
         raise KeyboardInterrupt
     if recipe is not None:
@@ -59,11 +56,11 @@ def command(
         if largest is None or largest.best is None:
             raise UsageError("No batch or sequence fits: nothing is written.")
         size = {largest.axis: largest.value(largest.best)}
-        write_recipe(recipe, replace(plan, **size), output)
+        write_recipe(recipe, replace(plan, **size), output.file)
 
 
-def _axes(find: str | None, *, otherwise: bool) -> tuple[str, ...]:
-    """Return the axes that ``--find`` names; without it, both unless other things are asked."""
+def _parse_axes(find: str | None, *, otherwise: bool) -> tuple[str, ...]:
+    """Return the axes ``--find`` names; without it, both if ``otherwise`` is true."""
     if find is None:
         return _AXES if otherwise else ()
     named = tuple(part.strip() for part in find.split(",") if part.strip())

@@ -8,14 +8,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 
 from memcalc.cli.command import say
 from memcalc.errors import UsageError, unknown
 from memcalc.files import artifact
 
 if TYPE_CHECKING:
-    from memcalc.records.prediction import Prediction
     from memcalc.records.trace import Trace
     from memcalc.report.blocks import Block
     from memcalc.report.suggested import Work
@@ -51,18 +50,18 @@ FORMATS = {
 
 
 def formats(kind: str) -> tuple[str, ...]:
-    """Return the names of an answer's formats."""
+    """Return the names of the formats in which a kind of answer can be written."""
     return tuple(name for name, one in FORMATS.items() if kind in one.kinds.split())
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join names as a sentence ends with them: ``a, b or c``."""
+    """Join names in prose: ``a, b or c``."""
     *first, last = names
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
-    """Return the chosen format: by name, or by the extension of the output file.
+    """Return the output format: the named one, or the one of the output file's extension.
 
     Raises:
         UsageError: this kind of answer is not written so, or no file can be there.
@@ -125,7 +124,7 @@ _NARROWEST, _WIDEST = 60, 140
 
 
 def put(text: str, output: Path | None = None) -> None:
-    """Write a text to a file, or print it; signs that a terminal cannot show become escapes."""
+    """Write a text to a file, or print it with characters the terminal lacks escaped."""
     if output is not None:
         artifact.write(output, text)
         wrote(output)
@@ -135,7 +134,7 @@ def put(text: str, output: Path | None = None) -> None:
 
 
 def wrote(path: Path) -> None:
-    """Say where an answer lies now; beside the answers of others, on stderr."""
+    """Print on stderr that a file was written, unless it is a stream."""
     if not artifact.is_stream(path):
         say(f"Wrote {path}.")
 
@@ -148,24 +147,19 @@ def may_color(output: Path | None) -> bool:
 
 
 def width() -> int:
-    """Return the columns of a table: the terminal's, ``$COLUMNS``, or 100."""
+    """Return the width of a table in columns: the terminal's, ``$COLUMNS``, or 100."""
     return min(max(_NARROWEST, shutil.get_terminal_size((100, 24)).columns), _WIDEST)
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """Return ``width`` for a terminal, or None for a file or pipe: lines stay whole."""
+    """Return ``width`` for a terminal, or None for a file or pipe, whose lines stay whole."""
     return width() if stream.isatty() or "COLUMNS" in os.environ else None
-
-
-def in_full(verbose: bool, output: Path | None, name: str) -> bool:
-    """Every figure and source is shown: a file and Markdown always have them."""
-    return verbose or output is not None or name == "markdown"
 
 
 def deliver(
     name: str, output: Path | None, blocks: Iterable[Block], **others: Callable[[], str]
 ) -> None:
-    """Print or write an answer: as blocks, or by what makes the text of the format."""
+    """Print or write an answer in a format: from blocks, or by a writer of that format."""
     from memcalc.report.blocks import markdown, terminal
 
     if name in others:
@@ -178,41 +172,54 @@ def deliver(
         put(terminal(blocks, width=width(), color=may_color(output), plain=plain), output)
 
 
-def deliver_predictions(
-    found: Sequence[Prediction],
-    name: str,
-    output: Path | None,
-    *,
-    verbose: bool = False,
-    traces: Sequence[Trace] = (),
-) -> None:
-    """Print or write predictions, as JSON with these traces."""
-    from memcalc.report import predictions
+class Output(NamedTuple):
+    """The format, file and detail of an answer: --format, --output and --verbose."""
 
-    if name == "markdown":
-        blocks = [b for p in found for b in predictions.blocks([p])]
-    else:
-        blocks = predictions.blocks(found, verbose=in_full(verbose, output, name))
-    deliver(
-        name,
-        output,
-        blocks,
-        json=lambda: predictions.as_json(found, traces),
-        csv=lambda: predictions.as_csv(found),
-    )
+    format: str | None
+    """After ``choose_format`` the name of one."""
+    file: Path | None
+    verbose: bool = False
 
+    def choose_format(self, kind: str, *, beside: bool = False) -> Self:
+        """Return a copy with the format that a kind of answer is written in.
 
-def deliver_answer(
-    found: Any,
-    name: str,
-    output: Path | None,
-    *,
-    verbose: bool = False,
-    top: int = 0,
-    work: Work | None = None,
-) -> None:
-    """Print or write an answer of one of ``report.saved.KINDS``."""
-    from memcalc.report import saved
+        ``beside``: something else goes to the file, and the answer is printed.
 
-    blocks = saved.blocks(found, verbose=in_full(verbose, output, name), top=top, work=work)
-    deliver(name, output, blocks, json=lambda: saved.as_json(found))
+        Raises:
+            UsageError: this kind of answer is not written so, or no file can be there.
+        """
+        file = None if beside else self.file
+        return self._replace(format=chosen(kind, self.format, file), file=file)
+
+    @property
+    def full(self) -> bool:
+        """True if every figure and source is shown: for a file, JSON, Markdown or ``-v``."""
+        return self.verbose or self.file is not None or self.format in ("json", "markdown")
+
+    def deliver(
+        self,
+        found: Any,
+        *,
+        top: int = 0,
+        work: Work | None = None,
+        traces: Sequence[Trace] = (),
+    ) -> None:
+        """Print or write predictions, or an answer of one of ``report.saved.KINDS``.
+
+        ``traces``: of predictions, for JSON.
+        """
+        others: dict[str, Callable[[], str]] = {}
+        if not isinstance(found, Sequence):
+            from memcalc.report import saved
+
+            blocks: Iterable[Block] = saved.blocks(found, verbose=self.full, top=top, work=work)
+            others["json"] = lambda: saved.as_json(found)
+        else:
+            from memcalc.report import predictions
+
+            # A table compares several; Markdown has each in full.
+            groups = [[one] for one in found] if self.format == "markdown" else [found]
+            blocks = [b for group in groups for b in predictions.blocks(group, verbose=self.full)]
+            others["json"] = lambda: predictions.as_json(found, traces)
+            others["csv"] = lambda: predictions.as_csv(found)
+        deliver(self.format or "table", self.file, blocks, **others)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -13,7 +12,7 @@ from msgspec.structs import replace
 
 from memcalc.cli.command import say
 from memcalc.cli.declare import verb
-from memcalc.cli.output import chosen, deliver_predictions, formats, put
+from memcalc.cli.output import Output, formats, put
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import keep_last
 from memcalc.errors import EstimateError, UsageError
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 )
 def command(
     words: list[str],
+    output: Output,
     gpu: str | None = None,
     rank: str | None = None,
     steps: int = 3,
@@ -45,16 +45,14 @@ def command(
     weights: bool = False,
     python: str | None = None,
     vllm: str | None = None,
-    format: str | None = None,
-    output: Path | None = None,
-    verbose: bool = False,
 ) -> None:
     """Run your own training script, unchanged, on a simulated GPU."""
     from memcalc.script.serving import find_server
     from memcalc.script.simulate import make_plan, simulate
 
-    name = chosen("simulation", format, output)
-    if output is None and name in formats("page"):
+    out = output.choose_format("simulation")
+    name = str(out.format)
+    if out.file is None and name in formats("page"):
         raise UsageError(f"{name} is written to a file: add --output simulated.{name}.")
     plan = make_plan(
         words,
@@ -70,50 +68,45 @@ def command(
         _say_where_gpu_belongs(words)
     if name in formats("page") and find_server(plan) is not None:
         raise UsageError(f"An engine has no timeline for {name}: type --format json.")
-    python = _prepare(python, torch, vllm)
+    python = _prepare_environment(python, torch, vllm)
     found = simulate(replace(plan, python=python))
     if found.served is not None:
-        deliver_predictions([found.served], name, output, verbose=verbose)
+        out.deliver([found.served])
         return
     if found.traced is None:
-        _refuse(found.ending)
-    _deliver(found.traced, name, output, verbose=verbose)
-    _say_what_became(found.ending)
+        _exit_without_gpu_use(found.ending)
+    _deliver(found.traced, out)
+    _print_outcome(found.ending)
     raise typer.Exit(found.ending.code)
 
 
-def _deliver(found: Traced, name: str, output: Path | None, *, verbose: bool) -> None:
-    """Print or write a run and what to type next, before the script's own exit."""
-    _deliver_run(found, name, output, verbose=verbose)
-    _tell_next(found, name, output)
+def _deliver(found: Traced, out: Output) -> None:
+    """Print or write a traced run, and the next command to type."""
+    if out.file is not None and out.format in formats("page"):
+        from memcalc.cli.report import draw
+
+        draw(found, out.format, out.file)
+    else:
+        # A file explains itself when this run is long forgotten.
+        out.deliver([found.prediction], traces=[found.trace] if out.file is not None else ())
+    _tell_next(found, out)
     sys.stdout.flush()
 
 
-def _deliver_run(found: Traced, name: str, output: Path | None, *, verbose: bool) -> None:
-    if output is not None and name in formats("page"):
-        from memcalc.cli.report import draw
-
-        draw(found, name, output)
-        return
-    # A file explains itself when this run is long forgotten.
-    traces = [found.trace] if output is not None else ()
-    deliver_predictions([found.prediction], name, output, verbose=verbose, traces=traces)
-
-
-def _tell_next(found: Traced, name: str, output: Path | None) -> None:
-    """Keep the run as the last one, and say what to type; beside a file, say the verdict."""
+def _tell_next(found: Traced, out: Output) -> None:
+    """Save the run as the last one and print the next command, or the verdict beside a file."""
     from memcalc.report.answer import headline
 
-    if output is not None:
+    if out.file is not None:
         say(f"memcalc: {headline(found.prediction).text}")
-    kept = output if output is not None and output.suffix == ".json" else keep_last(found)
-    if name in ("table", "markdown") and output is None and kept is not None:
+    kept = keep_last(found)
+    if out.format in ("table", "markdown") and out.file is None and kept is not None:
         put("next: what is alive at the peak, and at which lines of the script\n")
         put("  memcalc explain last\n")
 
 
-def _prepare(python: str | None, torch: str | None, vllm: str | None) -> str | None:
-    """Make the environments that are named, and return the Python that runs the program.
+def _prepare_environment(python: str | None, torch: str | None, vllm: str | None) -> str | None:
+    """Install the PyTorch or vLLM named; return the Python that runs the program.
 
     The progress line ends before the program prints.
     """
@@ -129,9 +122,9 @@ def _prepare(python: str | None, torch: str | None, vllm: str | None) -> str | N
     return python
 
 
-def _refuse(ending: Ending) -> NoReturn:
-    """Say why a script put nothing on the GPU, and what to do."""
-    _say_what_became(ending, figures=False)
+def _exit_without_gpu_use(ending: Ending) -> NoReturn:
+    """Print why a script put nothing on the GPU and what to type, and exit or raise."""
+    _print_outcome(ending, figures=False)
     elsewhere = _suggest_next_command(ending)
     if ending.code:
         if elsewhere:
@@ -143,7 +136,7 @@ def _refuse(ending: Ending) -> NoReturn:
 
 
 def _say_where_gpu_belongs(command: list[str]) -> None:
-    """Warn of a GPU that is named after the script: the script gets it, and nothing is judged."""
+    """Print a warning if ``--gpu NAME`` stands after the script's name."""
     from memcalc.catalog import gpus
 
     for at, (flag, name) in enumerate(pairwise(command)):
@@ -161,7 +154,7 @@ def _say_where_gpu_belongs(command: list[str]) -> None:
 
 
 def _suggest_next_command(ending: Ending) -> str:
-    """Say what to type for a script that starts others; empty if it starts none."""
+    """Return a sentence with the command to simulate if the script starts others, or ""."""
     had = f", one with up to {format_bytes(ending.others)} of GPU memory" if ending.others else ""
     if ending.started:
         return f"It starts other programs{had}: type {to_type(ending.started)}."
@@ -170,7 +163,8 @@ def _suggest_next_command(ending: Ending) -> str:
     return f"It starts other processes{had}: run the code of one in the script's own process."
 
 
-def _say_what_became(ending: Ending, *, figures: bool = True) -> None:
+def _print_outcome(ending: Ending, *, figures: bool = True) -> None:
+    """Print a script's failure: out of memory, exit code, or no optimizer step."""
     until_then = (
         "; the figures are those until then" if figures else " before anything was on the GPU"
     )

@@ -12,7 +12,7 @@ import typer
 from memcalc.catalog import gpus
 from memcalc.cli.command import say
 from memcalc.cli.options import make_plan, with_plan
-from memcalc.cli.output import chosen, deliver_answer, put
+from memcalc.cli.output import Output, put
 from memcalc.cli.progress import progress
 from memcalc.cli.recipes import find_recipe, recipe_output, write_recipe
 from memcalc.errors import UsageError
@@ -32,12 +32,10 @@ if TYPE_CHECKING:
 )
 def command(
     settings: dict[str, Any],
+    output: Output,
     program: str | None = None,
     tokens: float | None = None,
     price: str | None = None,
-    format: str | None = None,
-    output: Path | None = None,
-    verbose: bool = False,
     no_cache: bool = False,
 ) -> None:
     """Find the best ways to train a model on a GPU, each one really estimated.
@@ -49,36 +47,35 @@ def command(
     from memcalc.report import suggested
 
     plan = make_plan(settings, "memcalc suggest answers for")
-    recipe = recipe_output(settings, output)
-    script = output if output is not None and output.suffix == ".py" and program is None else None
+    file = output.file
+    recipe = recipe_output(settings, file)
+    script = file if file is not None and file.suffix == ".py" and program is None else None
     if plan.gpu is None and (program is not None or recipe is not None):
         word = "--as writes settings" if program else "A recipe is written"
         raise UsageError(f"{word} for one GPU: name it with --gpu.")
-    answer_output = None if recipe or script else output
-    name = chosen("suggestions", format, answer_output)
+    out = output.choose_format("suggestions", beside=bool(recipe or script))
     known = _read_prices(price, tokens, plan)
-    among = gpus.table() if verbose else None
+    among = gpus.table() if output.verbose else None
     if known is not None and known.by_gpu:
         among = tuple(gpus.find(gpu) for gpu in known.by_gpu)
-    found, stopped = _find(plan, among, use_cache=not no_cache)
+    found, stopped = _find_ways(plan, among, use_cache=not no_cache)
     best = found.fitting[0].figures if found.fitting else None
     if program is not None and best is not None:
-        _write_snippet(best.plan, program, find_recipe(settings), output)
+        _write_snippet(best.plan, program, find_recipe(settings), file)
         return
-    work = suggested.Work(tokens=tokens, prices=known)
-    deliver_answer(found, name, answer_output, verbose=verbose, work=work)
+    out.deliver(found, work=suggested.Work(tokens=tokens, prices=known))
     if stopped:
         raise KeyboardInterrupt
     if best is None:
         raise typer.Exit(1)
     if recipe is not None:
-        write_recipe(recipe, best.plan, output)
+        write_recipe(recipe, best.plan, file)
     if script is not None:
         write_scripts(found, script)
 
 
 def _read_prices(price: str | None, tokens: float | None, plan: Plan) -> Prices | None:
-    """Read the price of a GPU hour, or None if no price is given."""
+    """Parse ``--price``; return None without it; raise UsageError without ``--tokens``."""
     from memcalc.advice.suggest import speed_and_price
 
     if price is None:
@@ -92,7 +89,7 @@ def _read_prices(price: str | None, tokens: float | None, plan: Plan) -> Prices 
 
 
 def _write_snippet(plan: Plan, program: str, recipe: str | None, output: Path | None) -> None:
-    """Write a plan as settings of a program; a recipe of that program with what changed."""
+    """Write a plan as settings of a program, or as its recipe file with changes."""
     from memcalc.advice.suggest.snippets import is_written_for, snippet
 
     if recipe is not None and is_written_for(program, recipe):
@@ -115,10 +112,10 @@ def write_scripts(found: Suggestions, output: Path) -> None:
             say(f"no script for {one.way.title}: {error}")
 
 
-def _find(
+def _find_ways(
     plan: Plan, among: Sequence[gpus.Gpu] | None, *, use_cache: bool
 ) -> tuple[Suggestions, bool]:
-    """Find ways for the plan's GPU, or cards; return whether Ctrl-C cut that short, too."""
+    """Find ways to train on the plan's GPU, or GPUs; True if Ctrl-C cut it short."""
     from memcalc.advice.suggest.gpus import cards
     from memcalc.advice.suggest.strategies import ways
     from memcalc.advice.suggest.suggest import suggest_plan

@@ -23,13 +23,13 @@ _OFFLOADED = {2: ("offload_optimizer",), 3: ("offload_optimizer", "offload_param
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
-    """Tell whether a file is ms-swift's, by its keys."""
+    """Return True if a table has the keys of ms-swift's arguments."""
     named = "model" in data or "model_id_or_path" in data
     return named and any(key in data for key in read_format("swift").marks.split())
 
 
 def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe:
-    """Read a recipe of supervised fine-tuning or of further pre-training.
+    """Read ms-swift's arguments as settings of a plan.
 
     Raises:
         UsageError: a key asks for what memcalc does not answer, or is none.
@@ -37,6 +37,9 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     command = data.get("swift_command", "sft")
     if command not in ("sft", "pt"):
         raise UsageError(f"{file} runs swift {command}, which an estimate does not.")
+    if isinstance(variables := data.get("ENV"), dict):
+        # They are set before it starts.
+        data = {**data, **variables}
     keys = Keys(data, file, NAME, read_format("swift"))
     kind = keys.text("tuner_type", "train_type", "sft_type")
     if kind not in ("full", "lora"):
@@ -47,11 +50,14 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
     devices = keys.count("NPROC_PER_NODE", "nproc_per_node")
     spread = keys.view(_replace_launcher_names(keys))
     found = trainer.read_arguments(spread, {**given, "devices": devices or given.get("devices")})
+    keys.get("bnb_4bit_compute_dtype")
+    in_4bit = found.get("quant") not in (None, "int8")
     samples = found.get("batch", 1) * (devices or 1)
     found |= {
         "devices": devices,
         "grad_accum": found.get("grad_accum") or -(-_BATCH // samples),
         "precision": _read_precision(keys, str(keys.text("torch_dtype")), kind),
+        "bnb_4bit_compute_dtype": keys.text("bnb_4bit_compute_dtype") if in_4bit else None,
         "alloc_conf": keys.text("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
     }
     if keys.flag("use_logits_to_keep", default=True):
@@ -60,7 +66,7 @@ def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe
 
 
 def _replace_launcher_names(keys: Keys) -> dict[str, Any]:
-    """Return the keys with what its names for DeepSpeed and FSDP mean (``swift/config``)."""
+    """Expand ms-swift's short names for DeepSpeed and FSDP settings (``swift/config``)."""
     data = dict(keys.data)
     name, _, offload = str(data.get("deepspeed")).partition("_")
     if name == "zero0":
@@ -91,7 +97,7 @@ def _read_precision(keys: Keys, weights: str, kind: str) -> str:
 
 
 def write(plan: Plan) -> dict[str, Any]:
-    """Write a plan; what ms-swift has no word for is left out."""
+    """Return a plan as ms-swift's arguments, without settings it cannot express."""
     form = read_format("swift")
     arguments = trainer.write(plan)
     for name in ("bf16", "fp16", "fsdp_config"):
@@ -103,6 +109,8 @@ def write(plan: Plan) -> dict[str, Any]:
         **write_lora(form, plan),
         "torch_dtype": WEIGHT_DTYPES.get(plan.precision, "float32"),
         **write_quant(form, plan),
+        **({"bnb_4bit_compute_dtype": plan.bnb_4bit_compute_dtype}
+           if plan.bnb_4bit_compute_dtype else {}),
         **({"max_length": plan.seq} if plan.seq else {}),
         **({"deepspeed": f"zero{ZERO_STAGES[plan.parallel]}"}
            if plan.devices > 1 and plan.parallel in ZERO_STAGES else {}),

@@ -10,7 +10,7 @@ from typing import Any
 
 from memcalc import registry
 from memcalc.dialects.format import read_format
-from memcalc.dialects.recipe import Keys, Recipe, optimizer
+from memcalc.dialects.recipe import Keys, Recipe, flatten, optimizer, select_arguments
 from memcalc.dialects.weights import lora
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
@@ -26,148 +26,137 @@ _LOSSES = {
     "CEWithChunkedOutputLoss": 1,
     "CrossEntropyLoss": 1,
 }
-_OPTIMIZERS = {"fused": True, "foreach": True}
 _ALONE = {"phi3": "mini", "phi4": "14b"}
 """Sizes of families that have one."""
 _WITHOUT_BASE = ("0_5b", "3b")
 """Sizes of Qwen2.5 whose builders are not divided into base and instruct."""
-_MODEL_KEYS = """
-    _component_ lora_attn_modules apply_lora_to_mlp apply_lora_to_output lora_rank lora_alpha
-    lora_dropout quantize_base
-""".split()
 _SERVES = ("prompt", "tasks", "temperature", "max_new_tokens", "inference")
 
 
 def is_one(data: Mapping[str, Any]) -> bool:
-    """Tell whether a file is torchtune's, by its components."""
+    """Return True if a table has components of torchtune."""
     parts = [one for one in data.values() if isinstance(one, dict)]
     return any(str(part.get("_component_", "")).startswith("torchtune.") for part in parts)
 
 
 def read(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Recipe:
-    """Read a recipe of fine-tuning, on one device or over FSDP.
+    """Read torchtune's YAML as settings of a plan.
 
     Raises:
         UsageError: a key asks for what memcalc does not answer, or is none.
     """
-    data = {str(key): _resolve(value, data, 8) for key, value in data.items()}
     if "batch_size" not in data or any(key in data for key in _SERVES) or "optimizer" not in data:
         raise UsageError(f"{file} is a recipe of torchtune that trains no model: name another.")
-    keys = Keys(data, file, NAME, read_format("torchtune"))
+    data = {str(key): _interpolate(value, data, 8) for key, value in data.items()}
+    keys = Keys(flatten(data), file, NAME, read_format("torchtune"))
     name, kind, phi = _read_model(keys)
-    quant = "nf4-dq" if kind == "qlora" or _read_part(keys, "model").get("quantize_base") else None
-    optim, arguments = _read_optimizer(keys)
-    devices = given.get("devices") or 1
-    parts = keys.count("tensor_parallel_dim") or 1
-    keys.get("tensor_parallel_plan")
+    quant = "nf4-dq" if kind == "qlora" or keys.flag("model.quantize_base") else None
     found: dict[str, Any] = {
         "model": name,
         "task": "causal-lm",
         "loop": "plain",
         "batch": keys.count("batch_size"),
         "grad_accum": keys.count("gradient_accumulation_steps"),
-        "seq": _read_length(keys),
+        "seq": keys.count("tokenizer.max_seq_len"),
         "precision": _read_precision(keys),
         "checkpointing": keys.flag("enable_activation_checkpointing") or None,
-        "optim": optim,
-        "optim_args": arguments or None,
+        **_read_optimizer(keys),
         "optim_in_backward": keys.flag("optimizer_in_bwd") or None,
         "max_grad_norm": _read_clipping(keys),
-        "loss_chunks": _read_chunks(keys),
-        "compile": "default" if _is_compiled(keys) else None,
+        "loss_chunks": _read_loss_chunks(keys),
+        "compile": "default" if keys.flag("compile", "compile.model") else None,
         "quant": quant,
         "kbit_prepare": None if quant is None else False,
         "lora": _read_lora(keys, phi=phi) if kind else None,
-        "padding": False if _read_part(keys, "dataset").get("packed") else None,
+        "padding": False if keys.flag("dataset.packed") else None,
+        **_read_layout(keys, given.get("devices") or 1),
     }
-    if parts > 1:
-        found |= {"parallel": f"tp={parts}", "devices": devices if devices > 1 else parts}
-    elif devices > 1:
-        found["parallel"] = "fsdp2"
     keys.unread.append("how torchtune's own layers differ from those of transformers")
-    if kind:
+    if kind and quant is None:
+        found["autocast_adapter_dtype"] = False
+    elif kind:
         keys.unread.append("that adapters are in bf16, half of what is counted of them")
     return keys.recipe(found)
 
 
-def _resolve(value: Any, data: Mapping[str, Any], depth: int) -> Any:
-    """Put values in the place of ``${name}``, as OmegaConf does."""
+def _read_layout(keys: Keys, devices: int) -> dict[str, Any]:
+    """Return the parallel layout and its arguments; recipes for one device ignore these keys."""
+    parts = keys.count("tensor_parallel_dim") or 1
+    arguments: dict[str, Any] = {}
+    if keys.flag("fsdp_cpu_offload"):
+        arguments["offload"] = "cpu"
+    if not keys.flag("fsdp_reshard_after_forward", default=True):
+        arguments["reshard_after_forward"] = False
+    own_units = keys.texts("custom_sharded_layers")
+    if parts == devices == 1:
+        return {}
+    if own_units:
+        keys.unread.append(f"that FSDP has units of their own for {' and '.join(own_units)}")
+    return {
+        "parallel": f"tp={parts}" if parts > 1 else "fsdp2",
+        "parallel_args": arguments or None,
+        "devices": devices if devices > 1 else parts,
+    }
+
+
+def _interpolate(value: Any, data: Mapping[str, Any], depth: int) -> Any:
+    """Return a value with ``${name}`` replaced by the table's values, as OmegaConf does."""
     if depth == 0:
         return value
     if isinstance(value, dict):
-        return {key: _resolve(one, data, depth - 1) for key, one in value.items()}
+        return {key: _interpolate(one, data, depth - 1) for key, one in value.items()}
     if not isinstance(value, str):
         return value
     whole = re.fullmatch(r"\$\{([\w.]+)\}", value)
     if whole is not None:
-        return _resolve(_look_up(data, whole[1]), data, depth - 1)
-    return re.sub(r"\$\{([\w.]+)\}", lambda found: str(_look_up(data, found[1]))[:200], value)
+        return _interpolate(_get_path(data, whole[1]), data, depth - 1)
+    return re.sub(r"\$\{([\w.]+)\}", lambda found: str(_get_path(data, found[1]))[:200], value)
 
 
-def _look_up(data: Any, path: str) -> Any:
+def _get_path(data: Any, path: str) -> Any:
     for name in path.split("."):
         data = data.get(name) if isinstance(data, dict) else None
     return data
 
 
-def _read_part(keys: Keys, key: str) -> dict[str, Any]:
-    found = keys.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _read_component(keys: Keys, key: str) -> str:
-    found = _read_part(keys, key).get("_component_")
-    if not isinstance(found, str):
-        raise keys.error(key, "names no _component_", "correct it")
-    return found
-
-
 def _read_model(keys: Keys) -> tuple[str, str, bool]:
-    """Return the model of transformers, ``lora``, ``qlora`` or nothing, and whether it is a phi."""
-    component = _read_component(keys, "model")
+    """Return transformers' name of the model, ``lora``, ``qlora`` or "", and True for a phi."""
+    component = keys.text("model._component_") or ""
     family, _, builder = component.removeprefix("torchtune.models.").partition(".")
     kind = next((one for one in ("qlora", "lora") if builder.startswith(f"{one}_")), "")
     size = builder.removeprefix(f"{kind}_" if kind else "").removeprefix(family).strip("_")
     size = size.replace("_instruct", "").replace("_base", "").replace("_", ".")
     families = keys.form.names["families"]
     if family not in families or not (re.fullmatch(r"[0-9.]+b", size) or size == "mini"):
-        why = "is no model that memcalc knows in transformers"
-        raise keys.error("model._component_", why, value=component)
-    for key, value in _read_part(keys, "model").items():
-        if key not in _MODEL_KEYS and value:
-            raise keys.error(f"model.{key}", "has no place in an estimate", value=value)
+        raise keys.error("model._component_", "is no model that memcalc knows in transformers")
     shown = size if family in _SMALL else size.upper()
     return families[family].format(shown), kind, family.startswith("phi")
 
 
 def _read_lora(keys: Keys, *, phi: bool) -> str:
-    told = _read_part(keys, "model")
-    asked = told.get("lora_attn_modules") or []
+    asked = keys.texts("model.lora_attn_modules")
     known, fused = keys.form.names["attention"], keys.form.names["fused"]
-    if not isinstance(asked, list) or not set(asked) <= known.keys():
-        raise keys.error("model", "has lora_attn_modules of other names", "correct them")
+    if not set(asked) <= known.keys():
+        raise keys.error("model.lora_attn_modules", "has other names", "correct them")
     names = [known[name] for name in asked]
-    names += _MLP if told.get("apply_lora_to_mlp") else ()
-    names += ["lm_head"] if told.get("apply_lora_to_output") else []
+    names += _MLP if keys.flag("model.apply_lora_to_mlp") else ()
+    names += ["lm_head"] if keys.flag("model.apply_lora_to_output") else []
     if phi:
         names = list(dict.fromkeys(fused.get(name, name) for name in names))
-    rank = told.get("lora_rank") or 8
-    if not names or isinstance(rank, bool) or not isinstance(rank, int):
-        raise keys.error("model", "has adapters of no module or rank", "correct them")
-    return lora(keys, rank, names, told.get("lora_dropout"))
+    if not names:
+        raise keys.error("model.lora_attn_modules", "adapts no module", "name one")
+    return lora(keys, keys.count("model.lora_rank"), names, keys.get("model.lora_dropout"))
 
 
-def _read_optimizer(keys: Keys) -> tuple[str | None, dict[str, Any]]:
-    part = {**_read_part(keys, "optimizer")}
-    name = str(part.pop("_component_", ""))
-    kept = {key: value for key, value in part.items() if key in _OPTIMIZERS}
-    named = keys.view({**keys.data, "optimizer": name})
-    return optimizer(named, "plain", "optimizer"), kept
-
-
-def _read_length(keys: Keys) -> int | None:
-    told = _read_part(keys, "tokenizer").get("max_seq_len")
-    return keys.view({"max_seq_len": told}).count("max_seq_len")
+def _read_optimizer(keys: Keys) -> dict[str, Any]:
+    name = optimizer(keys, "plain", "optimizer._component_")
+    if name is None:
+        raise keys.error("optimizer._component_", "names no optimizer", "correct it")
+    given = [one for one in keys.data if one.startswith("optimizer.")]
+    pairs = {one.partition(".")[2]: keys.get(one) for one in given}
+    del pairs["_component_"]
+    told = select_arguments(keys, "optimizer", name, "plain", pairs)
+    return {"optim": name, "optim_args": told or None}
 
 
 def _read_precision(keys: Keys) -> str:
@@ -184,25 +173,20 @@ def _read_clipping(keys: Keys) -> float | None:
     raise keys.error("clip_grad_norm", "is no number", "correct it")
 
 
-def _read_chunks(keys: Keys) -> int | None:
-    part = _read_part(keys, "loss")
-    name = str(part.get("_component_", "")).rpartition(".")[2]
+def _read_loss_chunks(keys: Keys) -> int | None:
+    name = (keys.text("loss._component_") or "").rpartition(".")[2]
+    asked = keys.count("loss.num_output_chunks")
     if name not in _LOSSES:
         raise keys.error("loss._component_", "is another loss", value=name or "nothing")
     if name == "CEWithChunkedOutputLoss":
         keys.unread.append("that logits are cast to fp32 in pieces")
-    asked = part.get("num_output_chunks")
-    return asked if isinstance(asked, int) and asked > 0 and _LOSSES[name] > 1 else _LOSSES[name]
-
-
-def _is_compiled(keys: Keys) -> bool:
-    told = keys.get("compile")
-    return bool(told.get("model")) if isinstance(told, dict) else keys.flag("compile")
+    return asked or _LOSSES[name] if _LOSSES[name] > 1 else 1
 
 
 def write(plan: Plan) -> dict[str, Any]:
-    """Write a plan, by paths of keys; what torchtune has no word for is left out."""
+    """Return a plan as torchtune's keys (paths with dots), without what it cannot express."""
     dtype = {**_DTYPES, "tf32": "fp32"}.get(plan.precision)
+    options = dict(plan.parallel_args)
     part = dict.fromkeys(("loss._component_", "loss.num_output_chunks"))
     part["loss._component_"] = "torch.nn.CrossEntropyLoss"
     if plan.loss_chunks > 1:
@@ -219,9 +203,12 @@ def write(plan: Plan) -> dict[str, Any]:
         "clip_grad_norm": plan.max_grad_norm,
         "compile": plan.compile is not None,
         "optimizer._component_": registry.of(plan).row.implementation,
-        **{f"optimizer.{key}": one for key, one in plan.optim_args if key in _OPTIMIZERS},
+        **{f"optimizer.{key}": one for key, one in plan.optim_args},
         **part,
-    }
+        **({"fsdp_cpu_offload": True} if options.get("offload") == "cpu" else {}),
+        **({"fsdp_reshard_after_forward": False}
+           if options.get("reshard_after_forward") is False else {}),
+    }  # fmt: skip
 
 
 def _write_model(plan: Plan) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Finds the line of the user's code that is running."""
 
 import functools
-import linecache
 import os
 import re
 import sys
@@ -35,23 +34,23 @@ def is_users(file: str) -> bool:
     return not file.startswith((*_LIBRARIES, "<")) and not _INSTALLED.search(file)
 
 
-def _users_frame() -> FrameType | None:
-    frame: FrameType | None = sys._getframe(2)
+def users_frame(*, direct: bool = False) -> FrameType | None:
+    """Return the innermost frame of the user's code in this thread, or None.
+
+    ``direct``: None if a package's code runs below it.
+    """
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
+        if direct and _INSTALLED.search(frame.f_code.co_filename):
+            return None
         frame = frame.f_back
     return frame
 
 
 def find_line() -> str:
-    """The innermost line of the user's that is running in this thread, as ``train.py:41``."""
-    frame = _users_frame()
+    """Return the user's innermost running line, such as ``train.py:41``, or ""."""
+    frame = users_frame()
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""
-
-
-def text() -> str:
-    """Return the source of that line."""
-    frame = _users_frame()
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
 
 
 def find_in_frames(frames: Sequence[dict[str, Any]]) -> str:

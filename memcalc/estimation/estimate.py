@@ -12,8 +12,6 @@ from memcalc import registry
 from memcalc.catalog import inventory, models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, MemcalcError, UsageError
-from memcalc.estimation.analytic import apply_precision
-from memcalc.estimation.analytic import estimate as by_closed_forms
 from memcalc.estimation.answers import Answer, Answers
 from memcalc.estimation.question import shell_notes
 from memcalc.estimation.validate import Checked, check
@@ -25,7 +23,7 @@ from memcalc.workload import layouts
 
 
 def analytic_answers(plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
-    """Answer each plan by closed forms; a plan that fails yields its error."""
+    """Predict each plan by closed forms; a plan that fails yields its error."""
     inventories: dict[tuple[str, ...], Inventory] = {}
     for plan in plans:
         try:
@@ -37,6 +35,9 @@ def analytic_answers(plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcErro
 def _estimate_by_closed_forms(
     plan: Plan, inventories: dict[tuple[str, ...], Inventory]
 ) -> Prediction:
+    # Imported here: a trace does not need it.
+    from memcalc.estimation import analytic
+
     checked = check(plan)
     uncovered = {
         "several GPUs": layouts.spread(plan).world > 1,
@@ -53,9 +54,9 @@ def _estimate_by_closed_forms(
     key = (source.name, checked.head.name, *adapted)
     if key not in inventories:
         inventories[key] = load_inventory(checked)
-    tensors = apply_precision(inventories[key], plan)
+    tensors = analytic.apply_precision(inventories[key], plan)
     state = registry.compute_state(choice, tensors.parameters, plan)
-    answer = by_closed_forms(plan, source, tensors, state, choice, checked.gpu)
+    answer = analytic.estimate(plan, source, tensors, state, choice, checked.gpu)
     return replace(
         answer,
         assumptions=(*models.notes(plan.model), *checked.notes, *answer.assumptions),
@@ -64,7 +65,7 @@ def _estimate_by_closed_forms(
 
 
 def load_inventory(checked: Checked) -> Inventory:
-    """Return the tensors of a plan's model, shipped or built in a child process.
+    """Return the parameters of a plan's model: shipped, or built in a child process.
 
     Raises:
         MemcalcError: the model cannot be built.
@@ -112,7 +113,7 @@ def answers(
     workers: int | None = 1,
     timeout: float = math.inf,
 ) -> Iterator[Answer]:
-    """Answer plans in order; a plan that fails yields its error and the rest go on.
+    """Predict plans in order by a method; a plan that fails yields its error.
 
     ``workers`` is the most processes that trace at once; with None the machine's memory decides.
     ``timeout``: seconds after which a run is ended with an error.

@@ -22,7 +22,7 @@ _MOST_LEVELS = 100
 
 
 def reason(error: BaseException) -> str:
-    """Say why a file could not be used, in a few words and on one line."""
+    """Return in a few words why a file could not be used, from the exception."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
     said = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -30,7 +30,7 @@ def reason(error: BaseException) -> str:
 
 
 def content(path: Path, most: int = MOST) -> bytes:
-    """Read the bytes of a file; of a device or a shell's ``<(...)`` too, as long as they end.
+    """Return the bytes of a file, at most ``most``.
 
     Raises:
         UsageError: it cannot be read, or holds more bytes than ``most``.
@@ -53,7 +53,7 @@ def content(path: Path, most: int = MOST) -> bytes:
 
 
 def json(path: Path, *, hint: str, most: int = MOST) -> Any:
-    """Read the JSON in a file.
+    """Read a JSON file as plain values, within bounds.
 
     Raises:
         UsageError: it cannot be read, or is no JSON with numbers that a machine has.
@@ -68,7 +68,7 @@ def json(path: Path, *, hint: str, most: int = MOST) -> Any:
 
 
 def loads(data: bytes) -> Any:
-    """Parse JSON as plain values; whole numbers have at most 63 bits, others are finite.
+    """Parse JSON bytes as plain values, with integers of at most 63 bits.
 
     Raises:
         ValueError: it is no such JSON.
@@ -82,7 +82,7 @@ def loads(data: bytes) -> Any:
 
 
 def toml(path: Path) -> dict[str, Any]:
-    """Read the TOML in a file.
+    """Read a TOML file as plain values, within bounds.
 
     Raises:
         UsageError: it cannot be read, or is no TOML.
@@ -127,7 +127,7 @@ def yaml(text: str) -> Any:
 
 
 def _size(node: Any, known: dict[int, int]) -> int:
-    """Count the nodes below one, aliases expanded."""
+    """Return the number of YAML nodes below a node, aliases expanded."""
     if id(node) not in known:
         # While it is being counted, one that holds itself has no end.
         known[id(node)] = _MOST_NODES + 1

@@ -78,13 +78,18 @@ ALLOCATOR_RUNGS = RUNGS[:-1]
 """Those that PyTorch's allocator counts, phase by phase."""
 
 
-class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest level inside one phase of the steady step, rung by rung."""
+class PhaseLevels(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest level inside one phase, on each rung that PyTorch's allocator counts."""
 
     phase: Phase
     requested: int
     allocated: int | None = None
     reserved: int | None = None
+
+
+class PhasePeak(PhaseLevels, frozen=True, kw_only=True):
+    """The levels of one phase of the steady step."""
+
     first_step_allocated: int | None = None
     """The same phase in the first step, where optimizer state may not exist yet."""
 
@@ -102,17 +107,13 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     """Its parts; the ends of parts that were read together do not add up."""
 
 
-class Peak(msgspec.Struct, frozen=True, kw_only=True):
+class Peak(PhaseLevels, frozen=True, kw_only=True):
     """The ladder at the peak: each rung at least the one before.
 
     Raises:
         ValueError: the rungs are out of order.
     """
 
-    phase: Phase
-    requested: int
-    allocated: int | None = None
-    reserved: int | None = None
     process_used: int | None = None
 
     def __post_init__(self) -> None:
@@ -312,5 +313,5 @@ class Prediction(Answer, msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.bytes for one in self.sent)
 
     def plot(self) -> Any:
-        """The peak by component, as a figure of matplotlib."""
+        """Draw the components at the peak as a matplotlib figure."""
         return figure(self)

@@ -48,7 +48,7 @@ def asked(request, small_model, settings, cached):
         if name in names
     }
     answers = Answers(workers=None)
-    return dict(zip(plans, answers.traces(list(plans.values())), strict=True))
+    return {name: answers.trace(plan) for name, plan in plans.items()}
 
 
 _BY_DAY = [

@@ -27,18 +27,12 @@ def runs(write, small):
     return of
 
 
-def test_a_run_is_found_in_what_estimate_wrote(runs, question, tmp_path):
-    (run,) = runs()
-    (known,) = collect.estimate([run], question)
-    path = tmp_path / "answer.json"
-    artifact.write(path, predictions.as_json([known.prediction]))
-    assert collect.look_up([run], [path]) == [known]
-
-
-def test_a_run_is_found_in_what_check_saved(runs, question, tmp_path):
+def test_a_run_is_found_in_what_estimate_wrote_and_in_what_check_saved(runs, question, tmp_path):
     found = collect.estimate(runs(), question)
-    save(tmp_path / "saved.json", collect.as_runs(runs(), found))
-    assert collect.look_up(runs(), [tmp_path / "saved.json"]) == found
+    wrote, saved = tmp_path / "answer.json", tmp_path / "saved.json"
+    artifact.write(wrote, predictions.as_json([found[0].prediction]))
+    save(saved, collect.as_runs(runs(), found))
+    assert collect.look_up(runs(), [wrote]) == collect.look_up(runs(), [saved]) == found
 
 
 def test_a_run_that_is_not_in_the_file_is_no_run_that_holds(runs, question, tmp_path):

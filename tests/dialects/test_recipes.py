@@ -113,11 +113,12 @@ RECIPES = {
     "trl.yaml": (TRL, {
         "model": "Qwen/Qwen2.5-0.5B", "batch": 8, "seq": 1024, "precision": "amp-bf16",
         "checkpointing": True, "quant": "nf4", "lora": "r=16,target=q_proj+v_proj,dropout=0.05",
+        "bnb_4bit_compute_dtype": "float32", "kbit_prepare": True,
         "loop": "trainer"}),
     "torchtune.yaml": (TORCHTUNE, {
         "model": "meta-llama/Llama-3.2-1B", "batch": 4, "grad_accum": 8, "seq": 4096,
         "optim": "torch.optim.AdamW", "optim_args": (("fused", True),), "precision": "bf16",
-        "loss_chunks": 8, "loop": "plain", "checkpointing": False,
+        "loss_chunks": 8, "loop": "plain", "checkpointing": False, "autocast_adapter_dtype": False,
         "lora": "r=64,target=q_proj+v_proj+o_proj+gate_proj+up_proj+down_proj"}),
     "swift.sh": (SWIFT, {
         "model": "Qwen/Qwen2.5-7B-Instruct", "batch": 1, "grad_accum": 8, "seq": 2048,
@@ -197,6 +198,7 @@ def test_a_key_that_nobody_knows_is_named(written, name):
         ("axolotl.yaml", {"base_model": "os:system"}, "base_model = os:system is no model"),
         ("axolotl.yaml", {"micro_batch_size": "many"}, "micro_batch_size = 'many' is not a whole"),
         ("axolotl.yaml", {"micro_batch_size": 1 << 40}, "axolotl.yaml: batch = "),
+        ("axolotl.yaml", {"bnb_config_kwargs": {"blocksize": 128}}, "has blocksize, which may"),
         ("axolotl.yaml", {"deepspeed": "no.json"}, "deepspeed = no.json: there is no such file"),
         ("llamafactory.yaml", {"stage": "dpo"}, "stage = dpo trains on preferences"),
         ("llamafactory.yaml", {"do_train": False}, "trains nothing"),
@@ -207,6 +209,13 @@ def test_a_key_that_nobody_knows_is_named(written, name):
         ("trl.yaml", {"model_name_or_path": None}, "names no model"),
         ("torchtune.yaml", {"enable_activation_offloading": True}, "host memory"),
         ("torchtune.yaml", {"dtype": "fp16"}, "dtype = fp16"),
+        ("torchtune.yaml", {"tokenizer": {"max_seq_len": "x"}}, "tokenizer.max_seq_len = 'x' is"),
+        (
+            "torchtune.yaml",
+            {"model": {"_component_": "torchtune.models.llama3_2.llama3_2_1b", "new": 1}},
+            "Unknown key of torchtune 'model.new'",
+        ),
+        ("torchtune.yaml", {"optimizer": {"_component_": "torch.optim.SGD", "rho": 1}}, "has rho"),
         ("trainer.json", {"label_smoothing_factor": 0.1}, "label_smoothing_factor = 0.1"),
         ("trainer.json", {"optim_args": "rank=3"}, "optim_args = rank=3 has rank"),
         ("trainer.json", {"model_name_or_path": None}, "trainer.json names no model: type MODEL"),
@@ -219,6 +228,31 @@ def test_what_a_plan_cannot_express_is_refused_in_one_sentence(written, name, ch
         make({"model": name})
     assert "\n" not in str(caught.value)
     assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "wanted"),
+    [
+        ("torchtune.yaml", "dtype: bf16", "dtype: bf16\nfsdp_reshard_after_forward: False\n"
+         "fsdp_cpu_offload: True",
+         {"parallel": "fsdp2",
+          "parallel_args": (("offload", "cpu"), ("reshard_after_forward", False))}),
+        ("axolotl.yaml", "load_in_4bit: true",
+         "load_in_4bit: true\nbnb_config_kwargs:\n  bnb_4bit_use_double_quant: false",
+         {"quant": "nf4"}),
+        ("swift.sh", "$(expr 16 / $nproc_per_node)", "$((64 / $nproc_per_node / 4))",
+         {"grad_accum": 8}),
+        ("swift.sh", "    --deepspeed zero3",
+         "    --quant_bits 4 --bnb_4bit_compute_dtype float32",
+         {"bnb_4bit_compute_dtype": "float32", "quant": "nf4-dq"}),
+    ],
+)  # fmt: skip
+def test_a_key_that_changes_memory_is_read(written, name, before, after, wanted):
+    text = RECIPES[name][0]
+    assert before in text
+    (written / name).write_text(text.replace(before, after))
+    plan = make({"model": name, "devices": 2})
+    assert {key: getattr(plan, key) for key in wanted} == wanted
 
 
 def test_every_argument_of_the_installed_trainer_is_known(written):
@@ -266,6 +300,30 @@ def test_a_value_that_only_the_running_script_knows_is_refused(written):
     (written / "swift.sh").write_text("echo swift infer --model x")
     with pytest.raises(UsageError, match="starts no training"):
         make({"model": "swift.sh"})
+
+
+def test_a_comment_of_a_script_and_a_key_without_a_value_stay(written):
+    text = "# --max_length 9 is too short\n" + SWIFT
+    (written / "swift.sh").write_text(text)
+    changed = rewrite("swift.sh", make({"model": "swift.sh", "seq": 512}))
+    assert changed == text.replace("--max_length 2048", "--max_length 512")
+    text = AXOLOTL.replace("gradient_checkpointing: true\n", "") + "special_tokens:\n"
+    (written / "axolotl.yaml").write_text(text)
+    changed = rewrite("axolotl.yaml", make({"model": "axolotl.yaml", "checkpointing": True}))
+    assert changed == text.rstrip() + "\ngradient_checkpointing: true\n"
+
+
+def test_a_factor_that_changes_memory_a_little_is_said_unless_it_is_0(written):
+    for factor in (0.001, 0):
+        (written / "llamafactory.yaml").write_text(f"{LLAMAFACTORY}moe_aux_loss_coef: {factor}\n")
+        said = " ".join(make({"model": "llamafactory.yaml"}).unread)
+        assert ("router logits" in said) == (factor > 0)
+
+
+def test_what_depends_on_a_setting_goes_with_it(written):
+    assert make({"model": "llamafactory.yaml", "checkpointing": False}).use_reentrant is None
+    assert make({"model": "torchtune.yaml", "lora": "none"}).autocast_adapter_dtype
+    assert make({"model": "trl.yaml", "quant": "none"}).bnb_4bit_compute_dtype is None
 
 
 CHANGED = {

@@ -22,11 +22,11 @@ def mask_of_rows():
     import torch
     from transformers import masking_utils
 
-    from memcalc.engine import decisions
     from memcalc.engine.patches import Patches
+    from memcalc.engine.values import library_checks
 
     positions = torch.zeros(2, 8, dtype=torch.long)
     with Patches() as patches:
-        decisions.skip_packed_sequences(patches)
+        library_checks.skip_packed_sequences(patches)
         within = masking_utils.find_packed_sequence_indices(positions) is None
     return [within, masking_utils.find_packed_sequence_indices(positions) is None]

@@ -256,12 +256,12 @@ def test_a_name_wins_over_an_extension_and_the_screen_shows_a_table():
 def test_every_format_of_predictions_and_checks_is_written(tmp_path):
     from memcalc import estimate
     from memcalc.budgets.records import Report
-    from memcalc.cli.output import deliver_predictions
+    from memcalc.cli.output import Output
     from memcalc.report.check_formats import writers
 
     prediction = estimate("gpt2", method="analytic")
     for name in formats("predictions"):
-        deliver_predictions([prediction], name, tmp_path / name)
+        Output(name, tmp_path / name).deliver([prediction])
     assert len({path.read_text() for path in tmp_path.iterdir()}) == len(formats("predictions"))
     made = {name: write() for name, write in writers(Report(verdicts=()), 0).items()}
     assert {"table", *made} == set(formats("check"))

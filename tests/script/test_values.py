@@ -58,6 +58,22 @@ KNOWN = """
         assert not torch.equal(before, weight) and weight.sum().item() != 4
         assert float(optimizer.state[weight]["step"]) == 1
 """
+WRITTEN_BY_KERNELS = """
+    import torch, torch.nn as nn
+    norm = nn.BatchNorm2d(8).cuda()
+    norm.eval()(torch.randn(4, 8, 16, 16).cuda())
+    assert norm.running_var.mean().item() == 1
+    norm.train()(torch.randn(4, 8, 16, 16).cuda())
+    assert norm.num_batches_tracked.item() == 1
+    scaler, net = torch.amp.GradScaler("cuda", init_scale=64.0), nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(3):
+        scaler.scale(net(torch.randn(4, 8).cuda()).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 64
+    print(norm.running_var.mean().item())
+"""
 IN_BACKWARD = """
     import torch, torch.nn as nn
     net = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)).cuda()
@@ -140,11 +156,13 @@ CHECKED = """
 """
 DECIDES = """
     import math, statistics, torch, torch.nn as nn
-    net = nn.Linear(512, 512).cuda()
+    net, norm = nn.Linear(512, 512).cuda(), nn.BatchNorm1d(512).cuda()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    losses, weights = torch.zeros(3), [torch.ones(3).cuda() for _ in range(2)]
     for step in range(3):
-        loss = net(torch.randn(64, 512, device="cuda")).square().mean()
-        loss.backward(); optimizer.step(); optimizer.zero_grad()
+        loss = norm(net(torch.randn(64, 512, device="cuda"))).square().mean()
+        loss.backward(); optimizer.step(); optimizer.zero_grad(); losses[step] = loss.item()
+        torch._foreach_lerp_(weights, [one * 3 for one in weights], 0.5)
         if loss.item() < 0.05:
             break
         if step == 1 and {condition}:
@@ -158,6 +176,7 @@ DECIDES = """
         pytest.param(KNOWN, id="put on the GPU"),
         pytest.param(UNKNOWN, id="computed"),
         pytest.param(CHECKED, id="checked"),
+        pytest.param(WRITTEN_BY_KERNELS, id="written by kernels"),
         pytest.param(IN_BACKWARD, id="read by hooks"),
     ],
 )
@@ -182,6 +201,15 @@ def at_night(*conditions):
             "statistics.mean([loss.item(), 0.5]) > 1",
             "(loss > 1).item()",
             "torch.addmm(*[torch.ones(9, 9).cuda()] * 3).max().item() > 2",
+            "norm.running_var.mean().item() > 1.5",
+            "loss.detach().cpu().mean() > 1",
+            "losses.mean() > 1",
+            "torch.tensor([loss.item()]).mean() > 1",
+            "(losses.cuda() * 2).max().item() > 2",
+            "(torch.ones(3) * loss.item()).sum() > 3",
+            "weights[0].sum().item() > 4",
+            "not torch.allclose(loss, loss * 2)",
+            "not torch.isclose(loss, loss * 2).all()",
         ),
     ],
 )
@@ -191,16 +219,16 @@ def test_what_another_branch_needs_is_told(run, condition):
     assert prediction.peak.allocated < 256 << 20
     assert prediction.fit.verdict is FitVerdict.FITS
     said = prediction.assumptions[0]
-    assert "decide at train.py:8, train.py:10" in said
-    assert "train.py:8 (" in said
-    assert "train.py:10 (256.0 MiB more)" in said
+    assert "decide at train.py:10, train.py:12" in said
+    assert "train.py:10 (" in said
+    assert "train.py:12 (256.0 MiB more)" in said
 
 
 def test_another_branch_that_does_not_fit_leaves_it_tight(run):
     script = DECIDES.replace("{condition}", "loss.item() < 1e-3").replace("64 << 20", "8 << 30")
     prediction = run(script, gpu="t4").traced.prediction
     assert prediction.fit.verdict is FitVerdict.TIGHT
-    assert "train.py:10 (runs out of memory)" in prediction.assumptions[0]
+    assert "train.py:12 (runs out of memory)" in prediction.assumptions[0]
 
 
 def test_a_guard_that_skips_every_step_gives_way_to_training(run):
@@ -224,7 +252,7 @@ def test_a_guard_that_skips_every_step_gives_way_to_training(run):
 
 
 GOES_TO_THE_HOST = """
-    import math, numpy as np, torch
+    import json, math, pickle, numpy as np, pandas, torch
     net = torch.nn.Linear(512, 512).cuda()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for step in range(3):
@@ -242,9 +270,13 @@ GOES_TO_THE_HOST = """
         *at_night(
             "math.exp(float(loss)) > 3",
             "loss.detach().cpu().numpy() > 2",
+            "pandas.Series([loss.item()]).mean() > 1",
+            "pandas.DataFrame([{'loss': loss.item()}])['loss'].min() > 1",
+            "json.loads(json.dumps({'loss': loss.item()}))['loss'] > 1",
+            "pickle.loads(pickle.dumps(loss.item())) > 1",
+            "float(f'loss {loss.item()}'.split()[1]) > 1",
             "np.float64(3) * loss.item() > 3",
             "float(f'{loss.item():.3f}') > 1",
-            "torch.tensor([loss.item()]).mean() > 1",
         ),
     ],
 )
@@ -298,6 +330,27 @@ def test_a_loop_that_waits_for_a_made_up_number_ends(run):
     )
     assert found.ending.code == 0
     assert found.ending.decides == ("train.py:5", "train.py:7")
+
+
+def test_the_other_way_of_a_loop_is_a_longer_one(run):
+    found = run(
+        """
+        import torch
+        cell, halt = torch.nn.GRUCell(512, 512).cuda(), torch.nn.Linear(512, 1).cuda()
+        for step in range(2):
+            state, total = torch.randn(1024, 512).cuda(), torch.zeros(1024).cuda()
+            turns = 0
+            while turns < 9 and (total < 0.99).any():
+                state = cell(state, state)
+                total = total + halt(state).squeeze(-1).sigmoid()
+                turns += 1
+            state.square().mean().backward()
+        print(turns)
+        """
+    )
+    said = found.traced.prediction.assumptions[0]
+    assert "decide at train.py:7" in said
+    assert "MiB more)" in said
 
 
 def test_a_branch_that_fails_is_told_and_not_counted(run):

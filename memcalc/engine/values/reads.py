@@ -17,13 +17,20 @@ from typing import Any
 
 import torch
 
-from memcalc.engine import checks, following, made_up, source_lines
+from memcalc.engine import source_lines
+from memcalc.engine import torch_internals as internals
+from memcalc.engine.host_view import is_plain, tensors_in
 from memcalc.engine.patches import Patches
+from memcalc.engine.values import marked, threads, uses
+from memcalc.engine.values.known import KNOWN, Numbers
 
 _C: Any = torch._C
 _TENSORBOARD = "torch.utils.tensorboard.writer"
 _ENDLESS = 1_000
 """Equal decisions in a row after which a loop that waits for the opposite one gets it."""
+_LONG = 64
+"""Turns of a loop whose condition goes the other way: those that it makes at most, if not itself
+bounded."""
 _ENDLESS_AGAIN = 16
 """The same for a line whose loop has run so long once: routers may wait in every layer."""
 RULE = (
@@ -40,8 +47,8 @@ NOTHING = "every number read from the GPU is 0 here: this system refuses to map 
 class Reads:
     """The lines of a program that read unknown numbers, and those that decide by one."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], numbers: Numbers) -> None:
+        self._say, self._numbers = say, numbers
         self.opposite = ""
         """The line whose decisions are reversed, and whose masks keep everything."""
         self.lines: dict[str, None] = {}
@@ -54,14 +61,14 @@ class Reads:
         self._endless: dict[str, int] = {}
         """The decisions in a row after which a line's loop ends, if it has once."""
         self._thread = threading.local()
-        self._follow_tensors: Callable[[], None] | None = None
 
     def install(self, patches: Patches) -> None:
-        """Begin to mark numbers that are read."""
-        made_up.install(patches, self)
-        self._follow_tensors = functools.partial(made_up.follow_tensors, patches)
+        """Patch ``item`` and similar methods to mark the unknown numbers that they read."""
+        marked.install(patches, self)
         for name in ("item", "__bool__", "tolist"):
             patches.set(torch.Tensor, name, self._wrap_reader(getattr(torch.Tensor, name)))
+        for name in ("numpy", "__array__"):
+            patches.wrap(torch.Tensor, name, self._leave_pytorch)
         for owner, name in ((torch.Tensor, "__repr__"), (torch, "save")):
             patches.wrap(owner, name, self._call_display)
         patches.wrap_later("safetensors.torch", "save_file", self._call_display)
@@ -79,10 +86,30 @@ class Reads:
         if not getattr(self._thread, "marks", False):
             self.escape()
 
-    def escape(self) -> None:
-        """Note that this line takes a number that knows no longer that it is made up."""
+    def escape(self, *, follows: bool = False) -> None:
+        """Record that a number loses its mark of being made up, with the user's line.
+
+        A value that the source only prints decides nothing; ``follows``: see ``is_only_shown``.
+        """
+        line = self._deciding()
+        if line and not uses.is_only_shown(source_lines.users_frame(), marked=follows):
+            self.escapes[line] = None
+
+    def take_size(self) -> None:
+        """Record that a result's size depends on unknown numbers, with the user's line."""
         if line := self._deciding():
             self.escapes[line] = None
+
+    def write(self) -> None:
+        """Record that a number becomes text, if the program's source reads numbers from text."""
+        if source_lines.users_frame(direct=True) is not None and uses.parses_text():
+            self.escape()
+
+    def mark_tensors(self, made: Any) -> None:
+        """Mark tensors as made up that were computed from a made-up number."""
+        for one in tensors_in((made,)):
+            if is_plain((one,)) and not internals.is_functorch_tensor(one):
+                self._numbers.mark(one, made_up=True)
 
     def decide(self, found: bool, frame: FrameType | None) -> bool:
         """Record a decision by an unknown number, and return its outcome.
@@ -92,17 +119,21 @@ class Reads:
             frame: the frame of the code that tests it.
 
         Returns:
-            The outcome; its opposite for the reversed line; or the one that does not raise.
+            The outcome; its opposite for the reversed line, or the one that stays in its loop; or
+            the one that does not raise.
         """
-        if (fails := checks.failing_value(frame)) is not None:
+        if (fails := uses.failing_value(frame)) is not None:
             return not fails
         if line := self._deciding():
             self._decisions[line] = None
-            found = found is (line != self.opposite)
+            most = self._endless.get(line, _ENDLESS)
+            if line == self.opposite:
+                stays = uses.continuing_value(frame)
+                found = not found if stays is None else stays
+                most = most if stays is None else _LONG
             self._alike[line, not found] = 0
             self._alike[line, found] += 1
-            most = self._endless.get(line, _ENDLESS)
-            if self._alike[line, found] >= most and checks.waits(frame):
+            if self._alike[line, found] >= most and uses.waits(frame):
                 self._endless[line], self._alike[line, found] = _ENDLESS_AGAIN, 0
                 return not found
         return found
@@ -119,7 +150,7 @@ class Reads:
         return bool(line) and line == self.opposite
 
     def _deciding(self) -> str:
-        """Return the line that decides, or "" if numbers are only printed or saved."""
+        """Return the user's line that decides, or "" if numbers are only printed or saved."""
         return "" if getattr(self._thread, "shows", False) else source_lines.find_line()
 
     def _call_display(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -153,23 +184,26 @@ class Reads:
             self._say(UNKNOWN.format(source_lines.join_lines(self.lines)))
 
     def _count(self) -> int:
+        """Return the number of unknown values that this thread has read."""
         return getattr(self._thread, "count", 0)
 
     def _wrap_reader(self, original: Any) -> Callable[[torch.Tensor], Any]:
         """Return a tensor's method that marks what it reads, if that is unknown."""
-        guard, keys = _C._ExcludeDispatchKeyGuard, following.keys()
+        guard, keys, host_marks = _C._ExcludeDispatchKeyGuard, threads.keys(), self._numbers.on_host
 
         @functools.wraps(original)
         def method(tensor: torch.Tensor) -> Any:
-            if type(tensor) is torch.Tensor and tensor.is_cpu:
+            if type(tensor) is torch.Tensor and tensor.is_cpu and not host_marks:
                 # Optimizers read a step count for each parameter.
                 with guard(keys):
                     return original(tensor)
-            if not tensor.is_cuda:
+            if not (tensor.is_cuda or tensor.is_cpu):
                 return original(tensor)
             before, self._thread.marks = self._count(), True
             try:
                 found = original(tensor)
+                if tensor.is_cpu and self._numbers.state(tensor) != KNOWN:
+                    self.note()
             finally:
                 self._thread.marks = False
             if self._count() == before:
@@ -178,15 +212,18 @@ class Reads:
 
         return method
 
+    def _leave_pytorch(self, original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return a tensor as a NumPy array, and record a read if it is unknown."""
+        if tensor.is_cpu and self._numbers.state(tensor) != KNOWN:
+            self.note()
+        return original(tensor, *args, **kwargs)
+
     def _mark(self, found: Any, tensor: torch.Tensor, frame: FrameType) -> Any:
-        """Return what was read, marked; booleans decide, and whole numbers may be sizes."""
+        """Return a value that was read, marked as made up; a boolean is a decision."""
         if isinstance(found, bool):
             return self.decide(found, frame)
-        if self._follow_tensors is not None:
-            self._follow_tensors()
-            self._follow_tensors = None
         if tensor.dtype is torch.bool:
             self.choose()
-        elif not tensor.is_floating_point() and "+=" not in source_lines.text():
-            self.escape()
-        return made_up.mark(found)
+        elif not tensor.is_floating_point():
+            self.escape(follows=True)
+        return marked.mark(found)

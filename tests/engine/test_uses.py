@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from memcalc.engine import checks
+from memcalc.engine.values import uses
 from tests.engine import checked_code as code_of
 
 
@@ -16,7 +16,7 @@ class Truth:
         self.fails = "not tested"
 
     def __bool__(self):
-        self.fails = checks.failing_value(sys._getframe(1))
+        self.fails = uses.failing_value(sys._getframe(1))
         return self.value
 
 
@@ -25,10 +25,10 @@ class Compared:
         self.fails = "not compared"
 
     def __lt__(self, other):
-        self.fails = checks.failing_value(sys._getframe(1))
+        self.fails = uses.failing_value(sys._getframe(1))
         return True
 
-    __gt__ = __le__ = __ge__ = __lt__
+    __gt__ = __le__ = __ge__ = below = __lt__
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,12 @@ def test_the_value_that_raises_is_found(code, fails):
 
 @pytest.mark.parametrize(
     ("code", "fails"),
-    [(code_of.assert_above, False), (code_of.assert_between, False), (code_of.keep, None)],
+    [
+        (code_of.assert_above, False),
+        (code_of.assert_between, False),
+        (code_of.keep, None),
+        (code_of.assert_call, False),
+    ],
 )
 def test_comparisons_in_checks_are_found(code, fails):
     compared = Compared()

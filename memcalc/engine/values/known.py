@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from memcalc.engine.followed_operators import MASKS
-from memcalc.engine.host_view import Place, cpu_view, one_thread, tensors_in
+from memcalc.engine import torch_internals as internals
+from memcalc.engine.host_view import Place, cpu_view, is_plain, one_thread, tensors_in
 from memcalc.engine.stub import load as stub
-from memcalc.engine.unknown import Later, Unknown
+from memcalc.engine.values.rules import MASKS
+from memcalc.engine.values.unknown import MOST_MARKED, Later, Unknown
 
 UNKNOWN, KNOWN, MADE_UP = range(3)
 """States of a tensor's numbers, in the stub driver's coding."""
@@ -43,7 +44,10 @@ class Numbers:
             stop_computing: called when a tensor stays unknown because the time is spent.
         """
         self.unknown = Unknown()
+        self.on_host: dict[int, StorageWeakRef] = {}
+        """The storages of host tensors that hold made-up numbers."""
         self._stop_computing = stop_computing
+        self._most_on_host = MOST_MARKED
         self._left = _MOST_SECONDS
         self._copied: tuple[StorageWeakRef, object, torch.Tensor] | None = None
         """The last large tensor that was copied: its storage, place and version, and the copy."""
@@ -63,6 +67,8 @@ class Numbers:
 
     def state(self, tensor: torch.Tensor) -> int:
         """Return UNKNOWN, KNOWN or MADE_UP for a tensor's numbers; postponed ones count too."""
+        if tensor.is_cpu and self.on_host:
+            return MADE_UP if self._is_made_up_on_host(tensor) else KNOWN
         if not tensor.is_cuda or not tensor.numel():
             return KNOWN
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -73,6 +79,13 @@ class Numbers:
             return MADE_UP
         postponed = self.unknown.postponed_kind(tensor)
         return UNKNOWN if postponed is None else MADE_UP if postponed else KNOWN
+
+    def _is_made_up_on_host(self, tensor: torch.Tensor) -> bool:
+        """Return True if a host tensor's storage holds made-up numbers."""
+        if not is_plain((tensor,)) or internals.is_functorch_tensor(tensor):
+            return False
+        found = self.on_host.get(tensor.untyped_storage()._cdata)
+        return found is not None and not found.expired()
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Return True if the program wrote a tensor's numbers, or they follow from such numbers."""
@@ -180,28 +193,42 @@ class Numbers:
         self.mark(out, made_up)
 
     def mark(self, tensor: torch.Tensor, made_up: bool) -> None:
-        """Mark a tensor's numbers as known or made up."""
+        """Mark a tensor's numbers as known or made up; on the host, in its whole storage."""
         if tensor.is_cuda and tensor.numel():
             self._mark(tensor.data_ptr(), _extent(tensor), made_up)
+        elif made_up and tensor.is_cpu and is_plain((tensor,)):
+            if len(self.on_host) >= self._most_on_host:
+                kept = {at: one for at, one in self.on_host.items() if not one.expired()}
+                self.on_host.clear()
+                self.on_host.update(kept)
+                self._most_on_host = max(MOST_MARKED, 2 * len(kept))
+            storage = tensor.untyped_storage()
+            self.on_host[storage._cdata] = StorageWeakRef(storage)
 
-    def forget(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Mark float tensors as unknown, after a write of unknown numbers."""
+    def carry_on_host(self, given: Any, made: Iterable[torch.Tensor]) -> None:
+        """Mark results on the host as made up if a given tensor there is."""
+        if any(one.is_cpu and self._is_made_up_on_host(one) for one in tensors_in(given)):
+            for one in made:
+                self.mark(one, made_up=True)
+
+    def forget(self, tensors: Iterable[torch.Tensor], *, integers: bool = False) -> None:
+        """Mark float tensors, or all, as unknown, after a write of unknown numbers."""
         for one in tensors:
-            if one.is_cuda and one.numel() and one.is_floating_point():
+            if one.is_cuda and one.numel() and (integers or one.is_floating_point()):
                 self.unknown.drop(one)
                 alone = one.untyped_storage().nbytes() == one.nbytes
                 # Nothing else lies in the last unit of a block.
                 self._zero(one.data_ptr(), _extent(one) + (-one.nbytes % _UNIT if alone else 0))
 
     def may_take(self, most: int) -> bool:
-        """Return True if there is time left to compute tensors of ``most`` elements."""
+        """Return True if the time budget allows computing tensors of ``most`` elements."""
         if self._left > 0 or most <= TIMED:
             return True
         self._stop_computing()
         return False
 
     def time_call(self, most: int, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function in one thread, and subtract the time of large tensors from what is left.
+        """Call a function in one thread, and subtract its time from the budget for large tensors.
 
         ``most``: elements of the largest tensor.
         """

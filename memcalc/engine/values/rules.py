@@ -1,9 +1,11 @@
-"""PyTorch operators whose results are computed on the host, and their inputs."""
+"""The table of PyTorch operators whose results are computed on the host, and their rules."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +15,9 @@ from memcalc.engine.host_view import map_tensors, tensors_in
 
 _C: Any = torch._C
 
+SMALL = 1 << 12
+"""Largest tensors, in elements, that are computed even from unknown numbers: the host takes one
+microsecond, and a call of PyTorch takes five."""
 LARGE = 1 << 27
 """Elements of the largest tensors whose numbers are computed: 0.1 s for a simple operator."""
 COMPARES = frozenset("eq ne lt le gt ge isnan isinf isposinf isneginf all any".split())
@@ -34,7 +39,6 @@ DISTRIBUTIONS = frozenset(("_softmax", "_log_softmax"))
 HIGHEST: dict[str, tuple[int, int | None]] = {
     **dict.fromkeys(("aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim"), (1, None)),
     "aten::topk": (2, -1),
-    "aten::multinomial": (4, -1),
 }
 """Operators that choose places by scores; place and default of their dimension."""
 CALLED_WITH_OUT = frozenset("arange eye linspace randperm".split())
@@ -88,7 +92,7 @@ class Followed:
 
     @classmethod
     def from_schema(cls, op: Any, base: str) -> Followed:
-        """Read an operator's schema."""
+        """Make the record of an operator from its schema."""
         writes = tuple(
             (place, one.name)
             for place, one in enumerate(op._schema.arguments)
@@ -111,14 +115,34 @@ class Followed:
         return tensors_in(found)
 
 
+@functools.cache
+def list_followed(*, counts: bool) -> tuple[Followed, ...]:
+    """Return the operators that are followed; ``counts``: those that ask for a result's size."""
+    known = set(_C._dispatch_get_all_op_names())
+    found: dict[str, Followed] = {}
+    for base in WITH_COUNTS if counts else RESULTS:
+        for name in {base, base if base.endswith("_") else f"{base}_"}:
+            packet = getattr(torch.ops.aten, name, None)
+            for overload in packet.overloads() if packet is not None else ():
+                op = getattr(packet, overload)
+                if op.name() not in known or op.name() in found or is_composed(op):
+                    continue
+                followed = Followed.from_schema(op, base)
+                if not (counts and followed.given_result):
+                    found[op.name()] = followed
+    return tuple(found.values())
+
+
 def is_composed(op: Any) -> bool:
-    """Return True if it calls other operators, which are followed."""
+    """Return True if an operator's implementation calls others, which are followed."""
     key = "CompositeImplicitAutograd"
     return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
 
 
-def spread(places: torch.Tensor, scores: torch.Tensor, dim: int | None, shift: int) -> torch.Tensor:
-    """Return places that are chosen equally often, like a router's experts.
+def spread_evenly(
+    places: torch.Tensor, scores: torch.Tensor, dim: int | None, shift: int
+) -> torch.Tensor:
+    """Return indices that choose each of the scores equally often, like a router's experts.
 
     The first is in the middle, or farther by a shift: special tokens are the first of a vocabulary,
     or its last.
@@ -138,7 +162,7 @@ def read_by(
     view: Callable[[torch.Tensor], torch.Tensor],
     knows: Callable[[torch.Tensor], bool],
 ) -> tuple[Any, list[tuple[int, int]]]:
-    """Return the numbers that an operator reads for its result's size.
+    """Return the numbers that an operator reads from the GPU to size its result.
 
     Args:
         op: the operator.
@@ -194,3 +218,55 @@ def find_masks(base: str, args: Any) -> list[torch.Tensor]:
     if base not in ("nonzero", "masked_select", "index"):
         return []
     return [one for one, _ in counted_in(base, args)]
+
+
+def constant_answer(
+    one: Followed,
+    args: Any,
+    is_unknown: Callable[[torch.Tensor], bool],
+    ends: tuple[float, float],
+) -> bool | None:
+    """Return a comparison's result if it is equal for all elements of a large unknown tensor.
+
+    Args:
+        one: the comparison.
+        args: its arguments.
+        is_unknown: returns True for a tensor none of whose numbers is known.
+        ends: the lowest and the highest of the made-up numbers.
+
+    Returns:
+        None if the result differs by element, or the tensor is small or known.
+    """
+    first, others = args[0], args[1:]
+    if not isinstance(first, torch.Tensor) or first.numel() <= SMALL:
+        return None
+    if not (first.is_cuda and first.is_floating_point() and is_unknown(first)):
+        return None
+    if one.base.startswith("is"):
+        return False
+    if one.base not in AGAINST_A_NUMBER or not others:
+        return None
+    other = others[0]
+    if isinstance(other, torch.Tensor):
+        if other.is_cuda and one.base in ("eq", "ne") and other.data_ptr() == first.data_ptr():
+            return one.base == "eq"
+        return None
+    found = one.op(torch.tensor(ends, device="cpu"), other).tolist()
+    return bool(found[0]) if found[0] == found[1] else None
+
+
+def is_finiteness_test(one: Followed, args: Any) -> bool:
+    """Return True if a comparison only tests whether numbers are finite.
+
+    Numbers of a sound program are finite, so its answer is no guess.
+    """
+    if one.base not in COMPARES:
+        return False
+    if one.base.startswith("is"):
+        return True
+    if one.base in AGAINST_A_NUMBER and len(args) > 1:
+        other = args[1]
+        if isinstance(other, torch.Tensor):
+            return isinstance(args[0], torch.Tensor) and other.data_ptr() == args[0].data_ptr()
+        return isinstance(other, float) and not math.isfinite(other)
+    return False

@@ -1,0 +1,304 @@
+"""Finds in the source what becomes of a value: a check, a loop that waits for it, or a print.
+
+A sound program passes its own checks on a GPU. So a check of a number that is not computed here is
+assumed to pass: `assert (boxes >= 0).all()`, or `if not valid.all(): raise ValueError(...)`.
+"""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import dis
+import functools
+import itertools
+import linecache
+import re
+import sys
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+from memcalc.engine import source_lines
+
+_SHOWS = frozenset(
+    """
+    print log info debug warning warn error critical exception log_metrics log_dict add_scalar
+    add_scalars add_histogram set_description set_description_str set_postfix set_postfix_str
+    """.split()
+)
+"""Names of functions that show a value to people and decide nothing by it."""
+_PASS_ON = frozenset(("float", "int", "round", "abs", "str", "repr", "format", "join", "sum"))
+"""Names of functions whose result is the value in another form."""
+_READS = frozenset(("float", "int", "str", "repr", "format", "numpy", "item", "tolist"))
+"""Names of functions whose result is the number that they read, in another form."""
+_PARSERS = re.compile(
+    r"\b(?:literal_eval|eval|loads?|safe_load|read_(?:csv|json|table|pickle)|loadtxt|genfromtxt"
+    r"|fromstring|reader|DictReader|Decimal|Fraction)\("
+    r"|\b(?:float|int)\(\w+(?:\)|\[|\.(?:split|strip|group|read|replace|partition|get)\w*\()"
+)
+"""Finds calls that read numbers from text or files."""
+_WALKED = 80
+"""The most instructions to search for a raise: a message with several values takes about 50."""
+_SKIPPED = frozenset(("TO_BOOL", "CACHE", "NOT_TAKEN", "EXTENDED_ARG", "COPY_FREE_VARS", "NOP"))
+_ENDS = ("JUMP", "RETURN", "POP_JUMP", "FOR_ITER", "SEND", "YIELD")
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
+
+
+class _Source(NamedTuple):
+    """The syntax tree of a file."""
+
+    expressions: dict[tuple[int | None, ...], ast.expr]
+    """The outermost expression at each place."""
+    parents: dict[ast.AST, ast.AST]
+    loops: list[ast.While | ast.For | ast.AsyncFor]
+
+
+@functools.lru_cache(maxsize=64)
+def _read_source(file: str) -> _Source:
+    """Parse a source file, and index its expressions, parents and loops."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        tree = ast.Module([], [])
+    expressions: dict[tuple[int | None, ...], ast.expr] = {}
+    parents: dict[ast.AST, ast.AST] = {}
+    for node in ast.walk(tree):
+        for child in ast.iter_child_nodes(node):
+            parents[child] = node
+        if isinstance(node, ast.expr):
+            place = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+            expressions.setdefault(place, node)
+    kinds = ast.While | ast.For | ast.AsyncFor
+    return _Source(expressions, parents, [one for one in parents if isinstance(one, kinds)])
+
+
+@functools.lru_cache(maxsize=4096)
+def _find_expression(code: CodeType, at: int) -> tuple[_Source, ast.expr | None]:
+    """Return the source of a running instruction, and the expression that it computes or tests."""
+    source = _read_source(code.co_filename)
+    place = next(itertools.islice(code.co_positions(), at // 2, None), None)
+    return source, source.expressions.get(place) if place is not None else None
+
+
+class _Branch(NamedTuple):
+    """The jump that depends on a running condition."""
+
+    instructions: list[dis.Instruction]
+    places: dict[int, int]
+    """Numbers of the instructions, by offset."""
+    number: int
+
+    @property
+    def jump(self) -> dis.Instruction:
+        """The jump itself."""
+        return self.instructions[self.number]
+
+    @property
+    def jumps_if(self) -> bool:
+        """The value of the condition that jumps."""
+        return self.jump.opname.endswith("TRUE")
+
+
+@functools.lru_cache(maxsize=4096)
+def _find_branch(code: CodeType, at: int) -> _Branch | None:
+    """Return the conditional jump that follows the instruction at an offset, or None."""
+    instructions = list(dis.get_instructions(code))
+    places = {one.offset: number for number, one in enumerate(instructions)}
+    # A call of Python's own is left at its last cache entry.
+    number = bisect.bisect_right(instructions, at, key=lambda one: one.offset) - 1
+    if number < 0:
+        return None
+    if "JUMP" not in instructions[number].opname:
+        number += 1
+        while number < len(instructions) and instructions[number].opname in _SKIPPED:
+            number += 1
+    if number >= len(instructions):
+        return None
+    name = instructions[number].opname
+    jumps = name.startswith("POP_JUMP") and name.endswith(("TRUE", "FALSE"))
+    return _Branch(instructions, places, number) if jumps else None
+
+
+def failing_value(frame: FrameType | None) -> bool | None:
+    """Return the value of the tested condition, True or False, that makes a frame raise.
+
+    Args:
+        frame: a frame whose last instruction compares, or tests for truth.
+
+    Returns:
+        None if neither value raises at once, or if no branch depends on the condition.
+    """
+    branch = _find_branch(frame.f_code, frame.f_lasti) if frame is not None else None
+    if branch is None:
+        return None
+    if _raises(branch, branch.number + 1):
+        return not branch.jumps_if
+    target = branch.places.get(branch.jump.argval)
+    return branch.jumps_if if target is not None and _raises(branch, target) else None
+
+
+def _raises(branch: _Branch, number: int) -> bool:
+    """Return True if each path from this instruction raises."""
+    for _ in range(_WALKED):
+        if number >= len(branch.instructions):
+            break
+        one = branch.instructions[number]
+        if one.opname == "RAISE_VARARGS":
+            return True
+        if one.opname == "JUMP_FORWARD":
+            number = branch.places[one.argval]
+        elif one.opname.startswith("POP_JUMP") and one.argval > one.offset:
+            if not _raises(branch, branch.places[one.argval]):
+                break
+            number += 1
+        elif one.opname.startswith(_ENDS):
+            break
+        else:
+            number += 1
+    return False
+
+
+def continuing_value(frame: FrameType | None) -> bool | None:
+    """Return the value of a ``while`` condition that stays in the loop; None elsewhere."""
+    branch = _find_branch(frame.f_code, frame.f_lasti) if frame is not None else None
+    loop = _find_loop(frame)
+    if branch is None or not isinstance(loop, ast.While):
+        return None
+    begin = loop.body[0].lineno, loop.body[0].col_offset
+    end = loop.end_lineno or 0, loop.end_col_offset or 0
+    if _place(branch.jump) >= begin:
+        return None
+    target = branch.instructions[branch.places[branch.jump.argval]]
+    return branch.jumps_if is (begin <= _place(target) < end)
+
+
+def _place(instruction: dis.Instruction) -> tuple[int, int]:
+    """Return the line and column where the code of an instruction begins."""
+    place = instruction.positions
+    return ((place.lineno or 0), (place.col_offset or 0)) if place is not None else (0, 0)
+
+
+def waits(frame: FrameType | None) -> bool:
+    """Return True if the innermost loop around the running line is a ``while``."""
+    return isinstance(_find_loop(frame), ast.While)
+
+
+def _find_loop(frame: FrameType | None) -> ast.AST | None:
+    """Return the innermost loop around the running line."""
+    loops = _read_source(frame.f_code.co_filename).loops if frame is not None else ()
+    line = frame.f_lineno if frame is not None else 0
+    around = [one for one in loops if one.lineno <= line <= (one.end_lineno or 0)]
+    return max(around, key=lambda one: one.lineno, default=None)
+
+
+def is_only_shown(frame: FrameType | None, *, marked: bool) -> bool:
+    """Return True if the value of the running expression is only printed, or followed to its end.
+
+    Args:
+        frame: the user's innermost frame.
+        marked: the value knows that it is made up, so that comparisons and fractions of it are
+            followed and need no look at the source.
+    """
+    return frame is not None and _is_only_shown(frame.f_code, frame.f_lasti, marked)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_only_shown(code: CodeType, at: int, marked: bool) -> bool:
+    source, node = _find_expression(code, at)
+    if isinstance(node, ast.Call) and _is_display(node):
+        return True
+    reads = isinstance(node, ast.JoinedStr | ast.FormattedValue) or (
+        isinstance(node, ast.Call) and _callee(node.func) in _READS
+    )
+    return node is not None and (marked or reads) and _Uses(source).all_shown(node, marked)
+
+
+class _Uses:
+    """A search for the uses of a value, from expression to expression."""
+
+    def __init__(self, source: _Source) -> None:
+        self._source = source
+        self._seen: set[tuple[ast.AST, str]] = set()
+        """Variables that were looked at, with their functions."""
+
+    def all_shown(self, node: ast.AST, marked: bool) -> bool:
+        """Return True if the value of an expression is only printed or logged."""
+        parent = self._source.parents[node]
+        if isinstance(parent, ast.Expr):
+            return True
+        if isinstance(parent, ast.Call):
+            return node is not parent.func and self._call_shows(parent, marked)
+        if isinstance(parent, ast.keyword):
+            call = self._source.parents[parent]
+            return isinstance(call, ast.Call) and self._call_shows(call, marked)
+        if isinstance(parent, ast.FormattedValue | ast.JoinedStr):
+            return self.all_shown(parent, marked=False)
+        if isinstance(parent, ast.Compare):
+            return marked
+        if isinstance(parent, ast.BinOp):
+            if marked and isinstance(parent.op, ast.Div):
+                return True
+            texts = isinstance(parent.left, ast.Constant | ast.JoinedStr)
+            return self.all_shown(parent, marked and not texts)
+        if isinstance(parent, ast.Subscript):
+            return node is parent.value and self.all_shown(parent, marked)
+        if isinstance(parent, ast.Tuple | ast.List | ast.Dict | ast.UnaryOp | ast.IfExp):
+            return self.all_shown(parent, marked)
+        if isinstance(parent, ast.AugAssign):
+            return marked or self._is_variable_shown(parent.target, marked)
+        if isinstance(parent, ast.Assign):
+            return all(self._is_variable_shown(one, marked) for one in parent.targets)
+        if isinstance(parent, ast.AnnAssign | ast.NamedExpr):
+            return self._is_variable_shown(parent.target, marked)
+        return False
+
+    def _call_shows(self, call: ast.Call, marked: bool) -> bool:
+        """Return True if a call prints its argument, or its result is only printed."""
+        name = _callee(call.func)
+        if _is_display(call) or (marked and name == "append"):
+            return True
+        plain = name in _READS or name == "join"
+        return name in _PASS_ON and self.all_shown(call, marked and not plain)
+
+    def _is_variable_shown(self, target: ast.expr, marked: bool) -> bool:
+        """Return True if each use of a variable in its function only prints it."""
+        if not isinstance(target, ast.Name):
+            return False
+        scope: ast.AST = target
+        while not isinstance(scope, _SCOPES):
+            scope = self._source.parents[scope]
+        if (scope, target.id) in self._seen:
+            return True
+        self._seen.add((scope, target.id))
+        return all(
+            self.all_shown(one, marked)
+            for one in ast.walk(scope)
+            if isinstance(one, ast.Name) and one.id == target.id and isinstance(one.ctx, ast.Load)
+        )
+
+
+def _callee(function: ast.expr) -> str:
+    """Return the name of a called function or method, or an empty text."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _is_display(call: ast.Call) -> bool:
+    """Return True if a call prints or logs its arguments."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if _callee(call.func) == "log" and (owner is None or _callee(owner) in ("math", "np", "torch")):
+        return False
+    return _callee(call.func) in _SHOWS
+
+
+def parses_text() -> bool:
+    """Return True if a file of the user's parses numbers from text or files."""
+    files = {str(getattr(one, "__file__", None) or "") for one in list(sys.modules.values())}
+    frame = source_lines.users_frame()
+    return any(map(_parses, files | ({frame.f_code.co_filename} if frame is not None else set())))
+
+
+@functools.cache
+def _parses(file: str) -> bool:
+    """Return True if a file of the user's calls a function that parses numbers."""
+    return source_lines.is_users(file) and any(map(_PARSERS.search, linecache.getlines(file)))
