@@ -66,7 +66,6 @@ def _sum_weights(prediction: Prediction) -> int | None:
 
 
 def _pair_optimizer_states(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
-    """Yield the predicted and measured optimizer state, by place of memory."""
     state, real = prediction.optimizer_state, measurement.state
     if real is None:
         return
@@ -82,7 +81,6 @@ def _pair_optimizer_states(prediction: Prediction, measurement: Measurement) -> 
 
 
 def _pair_phases(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
-    """Yield each phase's predicted and measured peak, requested and allocated."""
     measured = steady_peaks(measurement.phases)
     for phase in prediction.phases:
         # Reserved memory stays reserved, so its phase is not compared.
@@ -103,7 +101,7 @@ def pairs(runs: Sequence[Run], rung: str = "allocated") -> list[tuple[str, Diffe
 
 
 def peak(prediction: Prediction, measurement: Measurement, rung: str) -> Difference | None:
-    """Return the difference of a run's peak on one rung; None if one side does not know it."""
+    """Return a run's peak, predicted and measured, at a level such as ``reserved``, or None."""
     measured = steady_peak(measurement, rung)
     predicted = [getattr(phase, rung) for phase in prediction.phases]
     if measured is None or any(value is None for value in predicted):

@@ -69,7 +69,7 @@ def write(plan: Plan) -> str:
     head = tasks.choose(source, plan.task)
     _check_expressible(plan, source, head)
     return templates.render(
-        "train.py.j2", {"literal": _write_literal}, **_template_variables(plan, source, head)
+        "train.py.j2", {"literal": _write_literal}, **_variables(plan, source, head)
     )
 
 
@@ -109,7 +109,7 @@ def _check_expressible(plan: Plan, source: ModelSource, head: Head) -> None:
         raise UsageError("A script generates with weights as they are: leave --quant out.")
 
 
-def _template_variables(plan: Plan, source: ModelSource, head: Head) -> dict[str, Any]:
+def _variables(plan: Plan, source: ModelSource, head: Head) -> dict[str, Any]:
     """Return the variables of the template ``train.py.j2``."""
     config, layout, name = source.config or {}, layouts.of(plan).name, head.class_name
     weights, autocast = _DTYPES[plan.precision]

@@ -81,7 +81,7 @@ def _baseline_path(file: BudgetFile, question: Question) -> Path:
 
 
 def _read_baseline(file: BudgetFile, question: Question) -> Baseline | None:
-    """Read a budget file's baseline; None if missing, or if it is to be rewritten."""
+    """Read a budget file's baseline; None if missing, or if a new one will be written."""
     found = None if question.update else baseline.read(_baseline_path(file, question))
     if question.baseline is not None and found is None and not question.update:
         raise UsageError(f"There is no {question.baseline}: --update-baseline writes it.")

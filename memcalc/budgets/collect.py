@@ -118,13 +118,11 @@ def _estimate_plans(runs: Sequence[BudgetedRun], question: Question) -> Iterator
             found[run.method, known] = answer
         answer = found[run.method, key]
         if run.lengths is not None and not isinstance(answer, MemcalcError):
-            answer = _add_varying_lengths(answer, run.lengths, question.timeout)
+            answer = _vary_lengths(answer, run.lengths, question.timeout)
         yield _evidence(answer, run)
 
 
-def _add_varying_lengths(
-    answer: Prediction, lengths: str, timeout: float
-) -> Prediction | MemcalcError:
+def _vary_lengths(answer: Prediction, lengths: str, timeout: float) -> Prediction | MemcalcError:
     """Return the prediction with its peak over batches of varying length."""
     from memcalc.estimation.lengths import run_varying_lengths, with_varied_peak
 
@@ -135,6 +133,7 @@ def _add_varying_lengths(
 
 
 def _evidence(answer: Prediction | MemcalcError, run: BudgetedRun) -> Evidence:
+    """Return a prediction as evidence, or why it does not answer the run's question."""
     if isinstance(answer, MemcalcError):
         return Evidence(error=_prefix_line(answer, run))
     known = answer.varied.lengths if answer.varied is not None else None

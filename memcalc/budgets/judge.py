@@ -88,7 +88,6 @@ def worst_first(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
     """Sort verdicts: exceeded by excess, then unknown, then held by closeness to the limit."""
 
     def rank(verdict: Verdict) -> tuple[int, Fraction]:
-        """Return the sort key of a verdict: its status, then its share of the limit."""
         if verdict.value is None or verdict.limit is None:
             return _ORDER.index(verdict.status), Fraction(0)
         return _ORDER.index(verdict.status), -Fraction(verdict.value, max(verdict.limit, 1))
@@ -150,7 +149,6 @@ def _make_unknown(budget: Budget, reason: str, source: str = "") -> Verdict:
 
 
 def _resolve_margin(budget: Budget, limit: int) -> int:
-    """Return the bytes of a budget's margin, 0 without one."""
     return budget.margin.resolve(limit) if budget.margin is not None else 0
 
 

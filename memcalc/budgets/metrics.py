@@ -45,7 +45,7 @@ def figure(evidence: Evidence, metric: str) -> Figure:
 
 
 def find_rung(metric: str) -> str | None:
-    """Return the rung of a ``peak.<rung>`` metric, or None for another metric."""
+    """Return the memory level of a metric such as ``peak.reserved``, or None for another."""
     return metric.removeprefix("peak.") if metric in _RUNGS else None
 
 

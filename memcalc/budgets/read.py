@@ -85,10 +85,11 @@ def rebase(model: str, before: Path, after: Path) -> str:
 
 
 def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
+    """Read one ``[runs.NAME]`` table: its plan, method, lengths and budgets."""
     here: Key = ("runs", name)
     with source.at(here):
         check_name(name)
-    settings, places = _merge_settings(source, here, folder)
+    settings, places = _run_settings(source, here, folder)
     method = settings.pop("method", "trace")
     with source.at(places.get("method", here)):
         check_value("method", Method, method)
@@ -114,9 +115,7 @@ def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
     )
 
 
-def _merge_settings(
-    source: Source, here: Key, folder: Path
-) -> tuple[dict[str, Any], dict[str, Key]]:
+def _run_settings(source: Source, here: Key, folder: Path) -> tuple[dict[str, Any], dict[str, Key]]:
     """Return a run's settings over the defaults, and the table key of each."""
     settings: dict[str, Any] = {}
     places: dict[str, Key] = {}
@@ -151,7 +150,7 @@ def _check_key(source: Source, key: Key) -> str:
 def _lengths(
     source: Source, settings: dict[str, Any], places: Mapping[str, Key], folder: Path
 ) -> str | None:
-    """Return the batches that a run is judged over; a file is named from the current folder."""
+    """Take ``lengths`` out of the settings; return its text, or its path from this folder."""
     text = settings.pop("lengths", None)
     if text is None:
         return None
@@ -167,6 +166,7 @@ def _lengths(
 def _plan(
     source: Source, here: Key, settings: Mapping[str, Any], places: Mapping[str, Key]
 ) -> Plan:
+    """Make a run's plan from its settings; errors name the line."""
     if "command" in settings:
         # All else a command sets itself, and the defaults are for runs of models.
         other = [key for key in settings if key not in OF_COMMANDS and places[key][0] != "defaults"]
@@ -244,7 +244,6 @@ def budgets(
 
 
 def _iterate_leaves(table: Mapping[str, Any], path: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Yield the path and value of each entry of nested tables."""
     for key, value in table.items():
         if isinstance(value, dict) and value:
             yield from _iterate_leaves(value, (*path, key))

@@ -42,7 +42,7 @@ class Adviser:
         if evidence.measurement is not None or prediction is None or prediction.method != "trace":
             return ""
         if prediction.plan.command:
-            return self._try_expandable_segments(budget, prediction, before)
+            return self._try_expandable(budget, prediction, before)
         trials = self._find_trials(prediction.plan)
         if trials is None:
             return ""
@@ -61,11 +61,9 @@ class Adviser:
         )
         _, found = advise(trials, goal, alone=False)
         assert found is not None
-        return _describe_search(found, lambda figures: verdict(figures).value, now.value)
+        return _describe(found, lambda figures: verdict(figures).value, now.value)
 
-    def _try_expandable_segments(
-        self, budget: Budget, prediction: Prediction, before: Known | None
-    ) -> str:
+    def _try_expandable(self, budget: Budget, prediction: Prediction, before: Known | None) -> str:
         """Simulate the command with expandable segments; return a phrase on the outcome."""
         plan = prediction.plan
         if not plan.alloc_conf and _bytes_outside(budget, figures(prediction)) is not None:
@@ -101,9 +99,7 @@ def _bytes_outside(budget: Budget, before: Figures) -> int | None:
     return 0 if rung in RUNGS else None
 
 
-def _describe_search(
-    found: Search, size_of: Callable[[Figures], int | None], now: int | None
-) -> str:
+def _describe(found: Search, size_of: Callable[[Figures], int | None], now: int | None) -> str:
     """Return a phrase: the changes that keep the budget, or the nearest ones."""
     best = found.best
     if best is not None and best.figures is not None:

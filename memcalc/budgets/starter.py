@@ -68,7 +68,6 @@ def command_name(command: str) -> str:
 
 
 def _write_header(*, schema: bool) -> list[str]:
-    """Return the comment lines at the top of a budget file."""
     return [
         *([f"#:schema ./{SCHEMA_FILE}"] if schema else []),
         "# What the training runs of this repository may cost in GPU memory.",

@@ -255,7 +255,6 @@ def _unknown_gpu(name: str, plain: str, size: int | None) -> UsageError:
 
 
 def _matches_total(gpu: Gpu, total: int) -> bool:
-    """Return True if a GPU's memory is near a total in bytes."""
     return abs((gpu.nvml_memory or gpu.memory) - total) <= _TOTAL_TOLERANCE * total
 
 

@@ -214,7 +214,6 @@ def _read_shipped_config(path: Path) -> Any:
 
 
 def _read_config(path: Path) -> Any:
-    """Read a config.json as an untrusted file."""
     return untrusted_values.json(
         path, hint="give a whole file, or a folder with a config.json", most=_LARGEST_CONFIG
     )

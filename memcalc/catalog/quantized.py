@@ -76,9 +76,7 @@ def find_scheme(config: Mapping[str, Any] | None) -> str | None:
 def find_bnb_settings(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the bitsandbytes settings in a model's config, or None for any other config."""
     settings = _find_quantization(config or {})
-    known = (
-        settings is not None and _get_method(settings) == "bitsandbytes" and read_scheme(settings)
-    )
+    known = settings is not None and _method(settings) == "bitsandbytes" and read_scheme(settings)
     return settings if known else None
 
 
@@ -123,7 +121,7 @@ def refusal(
     if known is not None:
         way = f"leave --quant {quant} out" if quant is not None else f"give --quant {known}"
         return None if known == quant else f"The checkpoint of {name} is in {known} already: {way}."
-    method = _get_method(settings)
+    method = _method(settings)
     prefix = f"The checkpoint of {name} is in {method}"
     if method in _DEQUANTIZED and quant not in (None, NONE):
         return (
@@ -160,9 +158,9 @@ def notes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
             "save_pretrained writes of it, and threads read all of it before the first weight is "
             "put together (what other orders change at load is under 512 bytes a weight)",
         )
-    if settings is None or _get_method(settings) not in _DEQUANTIZED:
+    if settings is None or _method(settings) not in _DEQUANTIZED:
         return ()
-    method = _get_method(settings)
+    method = _method(settings)
     return (
         f"the checkpoint is in {method}, dequantized to the plan's precision in host memory "
         f"({_DEQUANTIZED[method]}(dequantize=True))",
@@ -191,10 +189,10 @@ def fsdp_refusal(settings: Mapping[str, Any]) -> str | None:
 def uncounted_memory(config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Return phrases for memory that an estimate of a dequantized checkpoint does not count."""
     settings = _find_quantization(config or {})
-    if settings is None or _get_method(settings) not in _DEQUANTIZED:
+    if settings is None or _method(settings) not in _DEQUANTIZED:
         return ()
     return (
-        f"a higher loading peak, where a device_map dequantizes {_get_method(settings)} on the GPU",
+        f"a higher loading peak, where a device_map dequantizes {_method(settings)} on the GPU",
     )
 
 
@@ -207,6 +205,6 @@ def _find_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def _get_method(settings: Mapping[str, Any]) -> str:
-    """Return the quantization method's name of a ``quantization_config``."""
+def _method(settings: Mapping[str, Any]) -> str:
+    """Return the quantization method's name in a ``quantization_config``."""
     return str(settings.get("quant_method") or "bitsandbytes")

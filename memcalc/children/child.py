@@ -61,7 +61,7 @@ class Breadcrumbs:
         return f" in {module.decode(errors='replace')}" if module else ""
 
     def close(self) -> None:
-        """Unmap the shared memory."""
+        """Release the shared memory."""
         self._map.close()
 
 
@@ -96,7 +96,7 @@ class Speaker:
 def answer_once(
     end: socket.socket, control: socket.socket, module: str, name: str, breadcrumbs: Breadcrumbs
 ) -> None:
-    """Receive one request, run the job module on it, and send back its answer or error."""
+    """Read one request from a socket, run the job module on it, and send back the result."""
     channel = Channel(end)
     place = channel.receive()
     if place is None:

@@ -98,7 +98,7 @@ def run(
 
 @contextlib.contextmanager
 def vanishing(folder: Path) -> Iterator[None]:
-    """Within this context, let another process remove a folder if this process dies."""
+    """Let another process remove a folder if this process dies in the context."""
     lock = keeper.lock(folder)
     try:
         with subprocess.Popen(
@@ -117,7 +117,7 @@ def vanishing(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_folder() -> Iterator[Path]:
-    """Yield a new folder for one run and remove it afterwards; also remove those of killed runs."""
+    """Yield a new folder for one run and remove it afterwards, and folders of killed runs."""
     folder = _make_folder()
     try:
         with vanishing(folder):

@@ -12,6 +12,9 @@ A keeper keeps a second one, which keeps the command: when either is killed, the
 ``python keeper.py FOLDER`` removes the folder when its owner and all keepers are gone: each holds
 a lock on it.
 
+``python keeper.py OWNER MARK`` asks all processes with a mark (``NAME=value``) in their environment
+to end when its owner is gone.
+
 It imports only what starts in a few milliseconds.
 """
 
@@ -78,7 +81,7 @@ def _exit_with_child(started: int, ends: signal.Signals, folder: str) -> NoRetur
 
 
 def _reap(awaited: int) -> int | None:
-    """Reap all children that have ended; return the wait status of one of them, or None."""
+    """Wait for all children that have ended; return the status of one of them, or None."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -180,10 +183,24 @@ def remove_ownerless(folder: str) -> None:
     os.close(number)
 
 
+def end_marked(owner: int, mark: str) -> None:
+    """Wait until the owner is gone, and send SIGTERM to all processes with a mark."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WAITS_FOR)
+    _prctl(_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == owner:
+        signal.sigwait({signal.SIGTERM})
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+            if mark.encode() in file.read().split(b"\0"):
+                os.kill(int(name), signal.SIGTERM)
+
+
 if __name__ == "__main__":
     with contextlib.suppress(BlockingIOError, FileNotFoundError):
         if len(sys.argv) == 2:
             remove_ownerless(sys.argv[1])
+        elif len(sys.argv) == 3:
+            end_marked(int(sys.argv[1]), sys.argv[2])
         else:
             keep(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), *sys.argv[5:])
     sys.exit(1)

@@ -1,8 +1,9 @@
 """The application: its verbs, in the order help shows them; one is loaded when it is typed."""
 
 import os
+from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
@@ -40,6 +41,31 @@ _HOMES = {"compare": ("measure", "compare"), "list": ("lists", "command")}
 """Module and command of a verb, where they are not ``command`` of the module of its name."""
 
 
+class _Reader(NamedTuple):
+    """Reads an option's words by its parser, in place of an adapter of pydantic's.
+
+    The import of pydantic takes as long as a third of an answer from the cache.
+    """
+
+    parse: Callable[[Any], Any] | None
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the value of one option or argument."""
+        several = param.multiple or param.nargs == -1
+        if value is None:
+            return () if several else None
+        read = self.parse or (lambda word: word)
+        return [read(word) for word in value] if several else read(value)
+
+
+def read_plainly(params: list[Any]) -> list[Any]:
+    """Let parsers read the values of parameters, where this release of typer asks pydantic."""
+    for param in params:
+        if hasattr(param, "_runtime_param"):
+            param._runtime_param = _Reader(param.type_descriptor.parameter_info.parser)
+    return params
+
+
 class _Verbs(TyperGroup):
     """A group that imports a verb's module when the verb is typed, and for nothing else."""
 
@@ -64,6 +90,9 @@ class _Verbs(TyperGroup):
             args = ["estimate", *args]
         return super().resolve_command(ctx, args)
 
+    def get_params(self, ctx: Any) -> Any:
+        return read_plainly(super().get_params(ctx))
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a verb's module and return its command, or None for an unknown verb."""
         if cmd_name not in VERBS:
@@ -84,7 +113,6 @@ def _is_model(word: str) -> bool:
 
 
 def _print_version(wanted: bool) -> None:
-    """Print memcalc's version and exit, if wanted."""
     if wanted:
         typer.echo(f"memcalc {__version__}")
         raise typer.Exit

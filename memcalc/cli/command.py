@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from memcalc import untrusted_text
+from memcalc.cli.app import read_plainly
 
 COMMON = (
     *("gpu", "optim", "precision", "batch", "seq", "preset", "lora", "quant", "checkpointing"),
@@ -28,6 +29,10 @@ def show_all_options(ctx: typer.Context, wanted: bool) -> None:
 
 class Command(TyperCommand):
     """A command whose help has headings, and ends with examples."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters; our own parsers read their values."""
+        return read_plainly(super().get_params(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the help of a verb's own options, then of a plan's: the common ones or all."""

@@ -13,7 +13,7 @@ import typer
 from memcalc.cli import offers
 from memcalc.cli.app import HELP
 from memcalc.cli.command import Command, say, show_all_options
-from memcalc.cli.output import Output, formats, join_names
+from memcalc.cli.output import Output, formats, join_names, refuse_to_replace
 from memcalc.cli.table import find_row, read_table
 from memcalc.cli.values import VALUES, Value, find_value
 from memcalc.dialects import FILES
@@ -46,7 +46,6 @@ def verb(
     """
 
     def make_command(function: Callable[..., None]) -> Command:
-        """Return the typer command of a function."""
         name = function.__name__
         name = function.__module__.rpartition(".")[2] if name == "command" else name
         asked = {one.name: one for one in _parameters(function)}
@@ -66,6 +65,7 @@ def verb(
             if typed.pop("offline", False):
                 stay_offline()
             typed.pop("help_all", None)
+            refuse_to_replace(typed.get("output"), typed.values())
             for switch in switches:
                 if typed.pop(switch.name):
                     typed[switch.setting] = switch.take()
@@ -108,7 +108,7 @@ class _Switch(NamedTuple):
         return _make_flag(self.name).replace(annotation=Annotated[bool, told])
 
     def take(self) -> str:
-        """Return the value of our option, and say which half is meant."""
+        """Return the option's value; print a note if the switch means autocast."""
         if (half := self.value.removeprefix("amp-")) != self.value:
             say(
                 f"memcalc: {self.typed} is taken as --{self.setting} {self.value} (fp32 weights, "

@@ -97,7 +97,7 @@ def command(
 
 
 def _check_lengths(lengths: str, plans: list[Plan], name: str | None, method: str) -> None:
-    """Refuse lengths that cannot be replayed, before anything runs."""
+    """Raise UsageError for ``--lengths`` that cannot be replayed, before anything runs."""
     from memcalc.estimation.lengths import samples
 
     if len(plans) > 1 or name == "csv":

@@ -74,7 +74,7 @@ def command(
 
 
 def _explain_oom_text(settings: dict[str, Any], output: Output) -> bool:
-    """Explain a log in which PyTorch says that memory ran out, where one is named."""
+    """Explain a log with PyTorch's out-of-memory error; return False if none is named."""
     from memcalc.files.oom_text import LOGS, is_oom_text, read
 
     path = Path(str(settings.get("model") or ""))

@@ -49,9 +49,7 @@ def command(
         found = None
         prediction = _simulate_command([settings.pop("model"), *arguments], settings)
     elif source is None and not settings.get("model") and (scripts := _find_scripts()):
-        _write_budget_file(
-            starter.of_scripts(scripts, settings.get("gpu"), schema=with_schema), with_schema
-        )
+        _publish(starter.of_scripts(scripts, settings.get("gpu"), schema=with_schema), with_schema)
         return
     else:
         found = _find_configuration(source, settings)
@@ -61,12 +59,11 @@ def command(
         prediction = _estimate_plan(settings, method)
     plan = prediction.plan
     usual = starter.command_name(plan.command) if plan.command else starter.run_name(plan.model)
-    _write_budget_file(
-        starter.text(prediction, name or usual, above, found, schema=with_schema), with_schema
-    )
+    _publish(starter.text(prediction, name or usual, above, found, schema=with_schema), with_schema)
 
 
-def _write_budget_file(text: str, with_schema: bool) -> None:
+def _publish(text: str, with_schema: bool) -> None:
+    """Write memcalc.toml, and its schema file if asked, and print the text."""
     artifact.write(TARGET, text)
     if with_schema:
         shown = shipped.configs() / starter.SCHEMA_FILE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -86,6 +87,39 @@ def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
     return found
 
 
+_CHANGED_IN_PLACE = (".yaml", ".yml", ".sh")
+"""Recipes, which an estimate may write back."""
+_WRITTEN = "as memcalc estimates it"
+"""In the first line of the scripts that memcalc writes (train.py.j2)."""
+
+
+def refuse_to_replace(output: Any, given: Iterable[Any]) -> None:
+    """Refuse to replace a file that a command reads, or a Python file that memcalc did not write.
+
+    ``given``: what was typed for all options and arguments.
+
+    Raises:
+        UsageError: the output is such a file.
+    """
+    if not isinstance(output, Path) or not os.path.isfile(output):
+        return
+    words = (word for one in given for word in (one if isinstance(one, list | tuple) else (one,)))
+    read = [word for word in words if isinstance(word, str | Path) and word is not output]
+    wrong = ""
+    if output.suffix not in _CHANGED_IN_PLACE and any(_is_file(word, output) for word in read):
+        wrong = "this command reads it"
+    elif output.suffix == ".py" and _WRITTEN not in output.read_text("utf-8", "replace"):
+        wrong = "there is another Python file"
+    if wrong:
+        raise UsageError(f"Cannot write {output}: {wrong}; name another file.")
+
+
+def _is_file(word: str | Path, file: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return os.path.samefile(os.path.expanduser(word), file)
+    return False
+
+
 _NARROWEST, _WIDEST = 60, 140
 
 
@@ -139,7 +173,7 @@ def deliver(
 
 
 class Output(NamedTuple):
-    """Where an answer goes: what --format, --output and --verbose say."""
+    """The format, file and detail of an answer: --format, --output and --verbose."""
 
     format: str | None
     """After ``choose_format`` the name of one."""
@@ -147,7 +181,7 @@ class Output(NamedTuple):
     verbose: bool = False
 
     def choose_format(self, kind: str, *, beside: bool = False) -> Self:
-        """Return this with the format of a kind of answer.
+        """Return a copy with the format that a kind of answer is written in.
 
         ``beside``: something else goes to the file, and the answer is printed.
 
@@ -159,7 +193,7 @@ class Output(NamedTuple):
 
     @property
     def full(self) -> bool:
-        """Every figure and source is shown: a file, JSON and Markdown always have them."""
+        """True if every figure and source is shown: for a file, JSON, Markdown or ``-v``."""
         return self.verbose or self.file is not None or self.format in ("json", "markdown")
 
     def deliver(
@@ -174,13 +208,15 @@ class Output(NamedTuple):
 
         ``traces``: of predictions, for JSON.
         """
-        from memcalc.report import predictions, saved
-
         others: dict[str, Callable[[], str]] = {}
         if not isinstance(found, Sequence):
+            from memcalc.report import saved
+
             blocks: Iterable[Block] = saved.blocks(found, verbose=self.full, top=top, work=work)
             others["json"] = lambda: saved.as_json(found)
         else:
+            from memcalc.report import predictions
+
             # A table compares several; Markdown has each in full.
             groups = [[one] for one in found] if self.format == "markdown" else [found]
             blocks = [b for group in groups for b in predictions.blocks(group, verbose=self.full)]

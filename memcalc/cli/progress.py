@@ -56,7 +56,7 @@ class Steps:
         rows: Callable[[T], Iterable[str]],
         total: int | None = None,
     ) -> tuple[T, bool]:
-        """Return an answer, and True if Ctrl-C cut it short: then the last partial one.
+        """Run ``find``; return its answer, or on Ctrl-C the last partial one and True.
 
         ``find`` passes each answer so far to the function it is given; every new row of it, of
         ``total`` at most, is shown.
@@ -68,7 +68,6 @@ class Steps:
         shown: set[str] = set()
 
         def see(so_far: T) -> None:
-            """Keep a partial answer and show its new rows."""
             known[:] = [so_far]
             for row in rows(so_far):
                 if row not in shown:

@@ -56,9 +56,7 @@ def command(
     answers = Answers(use_cache=not no_cache, counted=counted, saved=kept)
     with progress("drawing"):
         if other is not None:
-            before, now = (
-                _load_chapter(file, answers, depth) for file in (settings["model"], other)
-            )
+            before, now = (_to_chapter(file, answers, depth) for file in (settings["model"], other))
             document = Document(chapters=(before, now), difference=difference(before, now))
         elif name == "pickle":
             path = Path(str(settings.get("model")))
@@ -71,11 +69,11 @@ def command(
             chapters = _trace_plans(make_plans(settings), answers, depth)
             document = Document(chapters=chapters, explanation=explanation)
         else:
-            document = _load_document(data, Path(str(settings["model"])), answers, depth)
+            document = _to_document(data, Path(str(settings["model"])), answers, depth)
     _write_document(document, name, output)
 
 
-def _load_chapter(file: str, answers: Answers, depth: int | None) -> Chapter:
+def _to_chapter(file: str, answers: Answers, depth: int | None) -> Chapter:
     """Return the report part of a saved answer's file."""
     data = read_result(file)
     if data is None or data.get("kind") == "measurements":
@@ -110,9 +108,7 @@ def _trace_plans(plans: Sequence[Plan], answers: Answers, depth: int | None) -> 
     return tuple(found)
 
 
-def _load_document(
-    data: dict[str, Any], path: Path, answers: Answers, depth: int | None
-) -> Document:
+def _to_document(data: dict[str, Any], path: Path, answers: Answers, depth: int | None) -> Document:
     """Return the contents of a report about a file of saved results."""
     from memcalc.report.saved import read
 

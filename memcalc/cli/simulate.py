@@ -81,7 +81,7 @@ def command(
 
 
 def _deliver(found: Traced, out: Output) -> None:
-    """Print or write a run and what to type next, before the script's own exit."""
+    """Print or write a traced run, and the next command to type."""
     if out.file is not None and out.format in formats("page"):
         from memcalc.cli.report import draw
 
@@ -94,12 +94,12 @@ def _deliver(found: Traced, out: Output) -> None:
 
 
 def _tell_next(found: Traced, out: Output) -> None:
-    """Keep the run as the last one, and say what to type; beside a file, say the verdict."""
+    """Save the run as the last one and print the next command, or the verdict beside a file."""
     from memcalc.report.answer import headline
 
     if out.file is not None:
         say(f"memcalc: {headline(found.prediction).text}")
-    kept = out.file if out.file is not None and out.file.suffix == ".json" else keep_last(found)
+    kept = keep_last(found)
     if out.format in ("table", "markdown") and out.file is None and kept is not None:
         put("next: what is alive at the peak, and at which lines of the script\n")
         put("  memcalc explain last\n")

@@ -67,7 +67,7 @@ class Compiling:
         patches.wrap_later("triton.runtime.autotuner", "Autotuner.run", self._begin_tuning)
         patches.wrap_later("triton.runtime.autotuner", "Autotuner._bench", self._time_config)
         patches.also(optimizers.register_optimizer_step_post_hook(self._collect_garbage).remove)
-        patches.also(self._report_compiling)
+        patches.also(self._report_compile_time)
 
     def _skip_benchmark(self, original: Any, *args: Any, **kwargs: Any) -> float:
         """Replace Inductor's benchmark of a configuration: run nothing."""
@@ -112,7 +112,7 @@ class Compiling:
             self._unsettled -= 1
             gc.collect()
 
-    def _report_compiling(self) -> None:
+    def _report_compile_time(self) -> None:
         if not self._took:
             return
         if self._took >= 1:

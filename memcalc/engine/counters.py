@@ -305,6 +305,7 @@ class CpuCounters(Counters):
         return self.notes[0]
 
     def _reset_peaks(self, number: int, notes: Notes) -> int:
+        """Return the present time: the profiler has no peaks to reset."""
         return notes.now()
 
     def _read_peaks(self, number: int, notes: Notes, interval: Interval) -> int:

@@ -109,14 +109,14 @@ def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> 
     begun: list[int] = []
     updates = 0
 
-    def ends(*_: Any) -> None:
+    def count_update(*_: Any) -> None:
         nonlocal updates
         updates += counter.total - begun.pop()
 
     with contextlib.ExitStack() as hooks, layerdrop.off(program.model):
         before = register_optimizer_step_pre_hook(lambda *_: begun.append(counter.total))
         hooks.callback(before.remove)
-        hooks.callback(register_optimizer_step_post_hook(ends).remove)
+        hooks.callback(register_optimizer_step_post_hook(count_update).remove)
         loops.of(program.plan).run(job, 1)
     return counter.total + (counter.total - updates) * (program.plan.grad_accum - 1)
 

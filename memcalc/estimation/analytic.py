@@ -116,7 +116,7 @@ def estimate(
 def _explain_unknown(
     live: ActivationBytes, device: Device | None, kept: FixedBytes, peak: int
 ) -> dict[str, str]:
-    """Return why each figure is unknown, by the figure's name.
+    """Return why figures are unknown, by the figure's name.
 
     ``device``: the GPU to fit; None if none was named, or the run certainly does not fit.
     """
@@ -199,7 +199,7 @@ def _activation_bytes(plan: Plan, source: ModelSource, inventory: Inventory) -> 
 
 
 def _step_temporaries(choice: Choice, updated: Sequence[Parameter]) -> int:
-    """Return a step's temporaries: foreach copies whole lists (torch/optim/*.py, 2.13)."""
+    """Return an optimizer step's temporary bytes: foreach copies lists (torch/optim/*.py, 2.13)."""
     sizes = [p.bytes for p in updated]
     if choice.kind == "foreach":
         if choice.row.name == "sgd":
@@ -213,14 +213,16 @@ def least(plan: Plan, inventory: Inventory) -> int:
 
     It counts weights, optimizer state, and all gradients unless each is used inside backward; with
     adapters, only the weights that they adapt. Over GPUs it is the mean of their shares, because
-    the fullest GPU holds at least the mean. It is 0 if shards wait in host memory.
+    the fullest GPU holds at least the mean; under ZeRO's first stage only state is shared. It is 0
+    if shards wait in host memory.
 
     Raises:
         MemcalcError: the optimizer has no closed form, or nothing is left to train.
     """
     spread = layouts.spread(plan)
     divided = spread.layout in _DIVIDED and "offload" not in dict(plan.parallel_args)
-    if plan.scheme is not None or not (is_whole(plan) or divided):
+    shares_state = spread.layout == "zero1"
+    if plan.scheme is not None or not (is_whole(plan) or divided or shares_state):
         return 0
     shards = spread.shards if divided else 1
     # Adapters leave the weights around them in the plan's precision.
@@ -232,6 +234,8 @@ def least(plan: Plan, inventory: Inventory) -> int:
     state = registry.compute_state(choice, planned.parameters, plan).total(Place.DEVICE)
     at_once = plan.optim_in_backward or choice.row.in_backward
     gradients = 0 if at_once else sum(parameter.bytes for parameter in planned.trainable)
+    if shares_state:
+        return weights + gradients + state // spread.world
     return (weights + gradients + state) // shards
 
 

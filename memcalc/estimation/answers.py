@@ -249,7 +249,7 @@ class Answers:
             return [EstimateError(f"The simulated run did not start: {error}.")] * len(plans)
 
     def _find_traced(self, plan: Plan) -> Traced | None:
-        """Return a run that a replay of answers this plan too, or None."""
+        """Return a traced run whose replay can answer a plan, or None."""
         key, traced = _find_run(plan), [one for one in self._known.values() if type(one) is Traced]
         return next((one for one in traced if _find_run(one.prediction.plan) == key), None)
 
@@ -320,7 +320,7 @@ class Answers:
 
 
 def replay(base: Traced, plan: Plan, memory: int | None = None) -> Answer:
-    """Answer a plan by replaying the run of one that differs in how memory is had.
+    """Predict a plan by replaying another plan's trace with its own allocator settings or GPU.
 
     ``memory``: bytes of the GPU, in place of its own.
     """

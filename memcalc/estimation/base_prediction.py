@@ -92,7 +92,7 @@ def is_whole(plan: Plan) -> bool:
 
 
 def state_for(question: ResolvedPlan, trace: Trace) -> OptimizerState:
-    """Return the optimizer's state tensors on one GPU, by closed form or from the trace.
+    """Describe the optimizer's state on one GPU, by closed form or from the trace.
 
     It follows from closed forms where the registry has them. For state that is divided over GPUs,
     and for the user's own classes, it is the state that the trace holds after the last step, which

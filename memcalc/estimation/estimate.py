@@ -12,8 +12,6 @@ from memcalc import registry
 from memcalc.catalog import inventory, models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, MemcalcError, UsageError
-from memcalc.estimation.analytic import apply_precision
-from memcalc.estimation.analytic import estimate as by_closed_forms
 from memcalc.estimation.answers import Answer, Answers
 from memcalc.estimation.question import shell_notes
 from memcalc.estimation.validate import Checked, check
@@ -37,6 +35,9 @@ def analytic_answers(plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcErro
 def _estimate_by_closed_forms(
     plan: Plan, inventories: dict[tuple[str, ...], Inventory]
 ) -> Prediction:
+    # Imported here: a trace does not need it.
+    from memcalc.estimation import analytic
+
     checked = check(plan)
     uncovered = {
         "several GPUs": layouts.spread(plan).world > 1,
@@ -53,9 +54,9 @@ def _estimate_by_closed_forms(
     key = (source.name, checked.head.name, *adapted)
     if key not in inventories:
         inventories[key] = load_inventory(checked)
-    tensors = apply_precision(inventories[key], plan)
+    tensors = analytic.apply_precision(inventories[key], plan)
     state = registry.compute_state(choice, tensors.parameters, plan)
-    answer = by_closed_forms(plan, source, tensors, state, choice, checked.gpu)
+    answer = analytic.estimate(plan, source, tensors, state, choice, checked.gpu)
     return replace(
         answer,
         assumptions=(*models.notes(plan.model), *checked.notes, *answer.assumptions),

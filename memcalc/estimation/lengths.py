@@ -28,7 +28,7 @@ _LENGTH = re.compile("0*[1-9][0-9]{0,6}")
 
 
 def samples(text: str, count: int, longest: int | None) -> list[int]:
-    """Draw ``count`` sample lengths in tokens from a distribution's or file's name.
+    """Draw ``count`` sample lengths in tokens from a text: a distribution, or a file's path.
 
     Equal arguments give equal lengths.
 

@@ -39,7 +39,7 @@ def predict(question: ResolvedPlan, run: Replays, state: OptimizerState) -> Pred
     trace = run.trace
     notes = tuple(_note_kv_cache(question.plan, trace))
     if question.plan.target == "cpu":
-        answer = _predict_requested(question, trace, state, requested_phases(trace), notes)
+        answer = _make_prediction(question, trace, state, requested_phases(trace), notes)
         # The CPU has no caching allocator: only requested bytes are known.
         missed = "CPU kernel scratch space", "the Python process itself"
         unknown = dict.fromkeys(("allocated", "reserved", "process_used"), _NO_ALLOCATOR)
@@ -56,7 +56,7 @@ def predict(question: ResolvedPlan, run: Replays, state: OptimizerState) -> Pred
         unplayed = str(error)
     phases = (crowded or reached).phases
     answer = _add_gpu_rungs(
-        _predict_requested(question, trace, state, phases, notes), trace, question.gpu
+        _make_prediction(question, trace, state, phases, notes), trace, question.gpu
     )
     if crowded is not None:
         span = freed_cache_span(answer.peak.reserved or 0, reached.peaks.reserved)
@@ -75,7 +75,7 @@ def predict(question: ResolvedPlan, run: Replays, state: OptimizerState) -> Pred
     return replace(answer, fit=fit)
 
 
-def _predict_requested(
+def _make_prediction(
     question: ResolvedPlan,
     trace: Trace,
     state: OptimizerState,

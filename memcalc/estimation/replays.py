@@ -87,7 +87,7 @@ def requested_phases(trace: Trace) -> tuple[PhasePeak, ...]:
 
 
 def _read_phases(trace: Trace) -> tuple[PhasePeak, ...]:
-    """Return each phase's peak on every rung in the steady step, and in the first step."""
+    """Return each phase's peaks by memory level in the steady step, and in the first step."""
     found = []
     for phase in Phase:
         of_phase = [reading for reading in trace.readings if reading.phase is phase]

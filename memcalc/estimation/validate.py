@@ -10,7 +10,6 @@ from memcalc.catalog import gpus, inventory, models, positions, quantized
 from memcalc.catalog.gpus import Gpu
 from memcalc.engine.alloc_conf import parse_alloc_conf
 from memcalc.errors import SettingError, UsageError
-from memcalc.estimation.analytic import apply_precision
 from memcalc.estimation.question import ASSUMED, torch_version
 from memcalc.files import compiler, extras
 from memcalc.records.model import Inventory
@@ -281,6 +280,9 @@ def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
 def _check_parameters(plan: Plan, shipped: Inventory) -> None:
     """Raise SettingError if freeze patterns or LoRA targets match no parameter."""
     if plan.adapters is None:
+        # Imported here: most plans freeze nothing.
+        from memcalc.estimation.analytic import apply_precision
+
         with _name_setting("freeze"):
             apply_precision(shipped, plan)
         return

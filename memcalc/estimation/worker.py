@@ -29,8 +29,8 @@ from memcalc.estimation.predict import predict, predict_by_replay
 from memcalc.estimation.processes import combine_ranks
 from memcalc.estimation.question import ASSUMED, ResolvedPlan, look_up
 from memcalc.estimation.replays import Replays, find_device
-from memcalc.estimation.serving.answer import Model, ServingEngine, make_prediction
 from memcalc.estimation.serving.probe import generating, read
+from memcalc.estimation.serving.rules import Model, ServingEngine, make_prediction
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack, unpack
 from memcalc.records.names import FLASH_ATTN
@@ -194,10 +194,7 @@ class SimulatedRun:
         return replace(traced, assumptions=tuple(dict.fromkeys(notes)), uncounted=missed)
 
     def _apply_settings(self, rank: int) -> Library | Missing | None:
-        """Apply the plan's settings to PyTorch and join the ranks; return cuDNN, None on CPU.
-
-        Returns None on the CPU.
-        """
+        """Apply the plan's settings to PyTorch and join the ranks; return cuDNN, None on CPU."""
         plan, target = self.question.plan, self.question.target
         spread = layouts.spread(plan)
         if plan.target == "cpu":

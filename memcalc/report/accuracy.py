@@ -24,15 +24,7 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
     lines = [f"{len(judged)} runs with a traced estimate and a measurement"]
     if left:
         lines.append(f"{left} runs left out: failed, out of memory, or without such an estimate")
-    tables = (
-        [
-            _tabulate_peak_errors(judged),
-            _tabulate_exact_parts(judged),
-            _tabulate_largest_errors(judged),
-        ]
-        if judged
-        else []
-    )
+    tables = [_peak_errors(judged), _exact_parts(judged), _largest_errors(judged)] if judged else []
     return [*map(Line, lines), *tables]
 
 
@@ -46,7 +38,7 @@ def _group_runs(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
                 yield wanted, [run for run in runs if getattr(run.plan, key) == wanted]
 
 
-def _tabulate_peak_errors(runs: Sequence[Run]) -> Table:
+def _peak_errors(runs: Sequence[Run]) -> Table:
     rows = []
     for group, members in _group_runs(runs):
         for rung in ALLOCATOR_RUNGS:
@@ -60,7 +52,7 @@ def _tabulate_peak_errors(runs: Sequence[Run]) -> Table:
     return Table(title="Error of the peak", head=head, rows=rows, words=(0, 1))
 
 
-def _tabulate_exact_parts(runs: Sequence[Run]) -> Table:
+def _exact_parts(runs: Sequence[Run]) -> Table:
     rows = []
     for part in _EXACT:
         errors = [
@@ -76,7 +68,7 @@ def _tabulate_exact_parts(runs: Sequence[Run]) -> Table:
     return Table(title="Parts that are known exactly", head=head, rows=rows)
 
 
-def _tabulate_largest_errors(runs: Sequence[Run]) -> Table:
+def _largest_errors(runs: Sequence[Run]) -> Table:
     found = [
         (run, rung, difference)
         for run in runs

@@ -152,7 +152,7 @@ _RUNG_WORDS = {
 
 
 def _tabulate_peak(prediction: Prediction, lines: int) -> Table:
-    """Return the table of the peak's components and rungs, within a number of lines."""
+    """Return a table of the peak's components and memory levels, within a number of lines."""
     peak = prediction.peak
     unit = unit_for(max(peak.requested, peak.reserved or 0, peak.process_used or 0))
     rungs = list(_make_rung_rows(prediction, unit))
@@ -193,7 +193,7 @@ def _tabulate_peak(prediction: Prediction, lines: int) -> Table:
 
 
 def _make_rung_rows(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
-    """Yield a row for each rung, with its bytes over the rung before."""
+    """Yield a table row for each memory level, with its bytes over the level before."""
     peak = prediction.peak
 
     def more(what: str, *sizes: int) -> str:
@@ -220,7 +220,7 @@ def _make_rung_rows(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, 
 
 
 def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
-    """Yield a table of the peak's rungs on each GPU, where a program uses several."""
+    """Yield a table of each memory level's peak on each GPU, where a program uses several."""
     if not prediction.gpus:
         return
     known = [r for r in RUNGS if any(_read_rung(one, r) is not None for one in prediction.gpus)]
@@ -295,7 +295,7 @@ def _list_ranks(ranks: Sequence[int]) -> str:
 
 
 def _read_rung(one: OnGpu, rung: str) -> int | None:
-    """Return the bytes of one GPU on a rung, or None."""
+    """Return the bytes of one GPU at a memory level such as ``reserved``, or None."""
     size: int | None = getattr(one.peak, rung)
     if size is None and rung == "process_used" and one.fit is not None:
         return one.fit.needed if one.fit.metric == rung else None
@@ -327,7 +327,7 @@ def _quote_rule_of_thumb(prediction: Prediction) -> str:
 
 
 def _summarize(prediction: Prediction) -> Iterator[Line]:
-    """Yield lines on peaks by phase, several GPUs, unknown rungs and traffic."""
+    """Yield lines on peaks by phase, several GPUs, unknown memory levels and traffic."""
     rung = next(f for f in ("allocated", "requested") if getattr(prediction.peak, f) is not None)
     sizes = {p.phase.value: getattr(p, rung) or 0 for p in prediction.phases}
     if prediction.varied is None and sizes:

@@ -21,7 +21,7 @@ from memcalc.version import __version__
 def writers(
     report: Report, code: int, *, only_failures: bool = False
 ) -> dict[str, Callable[[], str]]:
-    """Return a function without arguments for each format but the table, that writes a report."""
+    """Return a function that writes the report in each format but the table, by format name."""
     return {
         "json": partial(as_json, report, code),
         "markdown": partial(as_markdown, report, only_failures=only_failures),
@@ -38,13 +38,13 @@ def as_json(report: Report, code: int) -> str:
         {
             "exit_code": code,
             "counts": {status.value: report.count(status) for status in Status},
-            "budgets": [_flatten_verdict(verdict) for verdict in report.verdicts],
+            "budgets": [_flatten(verdict) for verdict in report.verdicts],
             **{name: encode(getattr(report, name)) for name in ("warnings", "notes", "versions")},
         },
     )
 
 
-def _flatten_verdict(verdict: Verdict) -> dict[str, Any]:
+def _flatten(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict and its budget as one JSON object."""
     budget = verdict.budget
     return {
@@ -80,24 +80,22 @@ def as_markdown(report: Report, *, only_failures: bool = False) -> str:
     parts = [f"{MARKER}\n### {verdict}\n\n{summary(report)}.\n"]
     open_rows = max(_OPEN_ROWS, failures)
     if shown:
-        parts.append(_tabulate_verdicts(shown[:open_rows]))
+        parts.append(_make_table(shown[:open_rows]))
     reasons = {f"{v.budget.run} {v.budget.name}": checked.why(v) for v in report.failures}
-    parts.append(
-        "".join(f"- {_escape_markdown(f'{n}: {why}')}\n" for n, why in reasons.items() if why)
-    )
+    parts.append("".join(f"- {_escape(f'{n}: {why}')}\n" for n, why in reasons.items() if why))
     rest = shown[open_rows:]
     if rest:
         title = f"<summary>{len(rest)} more</summary>"
-        parts.append(f"<details>\n{title}\n\n{_tabulate_verdicts(rest)}\n</details>\n")
-    parts += [f"> {_escape_markdown(text)}\n" for text in (*report.warnings, *report.notes)]
+        parts.append(f"<details>\n{title}\n\n{_make_table(rest)}\n</details>\n")
+    parts += [f"> {_escape(text)}\n" for text in (*report.warnings, *report.notes)]
     return _cut_to_comment("\n".join(filter(None, parts)))
 
 
-def _escape_markdown(text: str) -> str:
+def _escape(text: str) -> str:
     return untrusted_text.markdown(checked.one_line(text))
 
 
-def _tabulate_verdicts(verdicts: Sequence[Verdict]) -> str:
+def _make_table(verdicts: Sequence[Verdict]) -> str:
     return untrusted_text.grid(_HEAD, list(map(_make_cells, verdicts)), words=(0, 1, 6))
 
 
@@ -107,15 +105,10 @@ def _make_cells(verdict: Verdict) -> tuple[str, ...]:
         said += f" by {texts.difference.removeprefix('+')}"
     # A number does not part from its unit.
     figures = (
-        _escape_markdown(text).replace(" ", "\u00a0").replace("\u00a0(", " (") or "n/a"
+        _escape(text).replace(" ", "\u00a0").replace("\u00a0(", " (") or "n/a"
         for text in (texts.before, texts.value, texts.change, texts.written)
     )
-    return (
-        _escape_markdown(verdict.budget.run),
-        _escape_markdown(verdict.budget.name),
-        *figures,
-        said,
-    )
+    return (_escape(verdict.budget.run), _escape(verdict.budget.name), *figures, said)
 
 
 def _cut_to_comment(text: str) -> str:
@@ -135,7 +128,7 @@ _MOST = 10
 def as_annotations(report: Report) -> str:
     """Return a budget report as GitHub workflow commands, with a summary line."""
     failures = report.failures
-    lines = [_annotate_verdict(verdict) for verdict in failures[:_MOST]]
+    lines = [_annotate(verdict) for verdict in failures[:_MOST]]
     if len(failures) > _MOST:
         left = ", ".join(f"{v.budget.run} {v.budget.name}" for v in failures[_MOST : 2 * _MOST])
         more = " and others" if len(failures) > 2 * _MOST else ""
@@ -154,7 +147,7 @@ def annotate_refusal(message: str) -> str:
     return f"::error file={file},line={match[2]},{_TITLE}::{github(match[3])}\n"
 
 
-def _annotate_verdict(verdict: Verdict) -> str:
+def _annotate(verdict: Verdict) -> str:
     where = verdict.budget.where
     title = github_property(f"memcalc: {verdict.budget.run} {verdict.budget.name}")
     file = github_property(path_in_repository(where.file))
@@ -166,14 +159,12 @@ _TAGS = {Status.OVER: "failure", Status.UNKNOWN: "error"}
 
 def as_junit(report: Report) -> str:
     """Return a budget report as JUnit XML: a suite per run, a case per budget."""
-    root = ElementTree.Element(
-        "testsuites", {"name": "memcalc check", **_count_outcomes(report.verdicts)}
-    )
+    root = ElementTree.Element("testsuites", {"name": "memcalc check", **_count(report.verdicts)})
     groups: dict[str, list[Verdict]] = {}
     for verdict in report.verdicts:
         groups.setdefault(verdict.budget.run, []).append(verdict)
     for run, verdicts in groups.items():
-        described = {"name": untrusted_text.line(run), "skipped": "0", **_count_outcomes(verdicts)}
+        described = {"name": untrusted_text.line(run), "skipped": "0", **_count(verdicts)}
         suite = ElementTree.SubElement(root, "testsuite", described)
         for verdict in verdicts:
             _add_case(suite, verdict)
@@ -197,7 +188,8 @@ def _add_case(suite: ElementTree.Element, verdict: Verdict) -> None:
         ElementTree.SubElement(case, "system-out").text = message
 
 
-def _count_outcomes(verdicts: Sequence[Verdict]) -> dict[str, str]:
+def _count(verdicts: Sequence[Verdict]) -> dict[str, str]:
+    """Return the numbers of tests, failures and errors as XML attributes."""
     counts = {f"{tag}s": sum(v.status is status for v in verdicts) for status, tag in _TAGS.items()}
     return {"tests": str(len(verdicts)), **{name: str(count) for name, count in counts.items()}}
 

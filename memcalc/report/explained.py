@@ -148,7 +148,8 @@ def _name_group(group: Group) -> str:
     """Return a group's module, operator, dtype and code line in one text."""
     parts = (group.module, group.op, group.dtype, f"at {group.line}" if group.line else "")
     # Of most steps no lines are known.
-    other = "later steps" if group.component is Component.HELD else "the loss"
+    other = "the update" if group.kept == "temporary inside step" else "the loss"
+    other = "later steps" if group.component is Component.HELD else other
     return " ".join(filter(None, parts)) or other
 
 
@@ -160,7 +161,7 @@ def _summarize_moment(moment: PeakContents, name: str = "") -> str:
 
 
 def _compared_rungs(explanation: Explanation) -> tuple[str, ...]:
-    """Return the rungs on which remedies are compared; on CPU only requested."""
+    """Return the names of the memory levels on which remedies are compared."""
     has_allocator = explanation.prediction.peak.allocated is not None
     return ("allocated", "reserved") if has_allocator else ("requested",)
 

@@ -41,8 +41,8 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
         for text in run.measurement.gpu.warnings
     )
     return [
-        _tabulate_runs("Sizes in MiB", "run", name, runs),
-        *(Line(f"{name(run.plan)}: {line(run)}") for run in runs if _has_failed(run)),
+        _make_table("Sizes in MiB", "run", name, runs),
+        *(Line(f"{name(run.plan)}: {line(run)}") for run in runs if _is_failure(run)),
         *(Line(f"warning: {w} (in {n} of {len(runs)} runs)") for w, n in warnings.items()),
     ]
 
@@ -58,18 +58,18 @@ def line(run: Run) -> str:
     if measured is None:
         return run.error or "not measured"
     if measured.out_of_memory is not None:
-        return _describe_out_of_memory(measured.out_of_memory, run)
-    time, rate, _, peak, estimate, error = _format_figures(run)
+        return _describe_oom(measured.out_of_memory, run)
+    time, rate, _, peak, estimate, error = _figures(run)
     speed = f"{time}/step, {rate} samples/s"
     compared = f"peak {peak} MiB, estimate {estimate} MiB" if estimate != "n/a" else ""
     return ", ".join(filter(None, (speed, compared, error)))
 
 
-def _has_failed(run: Run) -> bool:
+def _is_failure(run: Run) -> bool:
     return run.measurement is None or run.measurement.out_of_memory is not None
 
 
-def _describe_out_of_memory(failed: measurement.OutOfMemory, run: Run) -> str:
+def _describe_oom(failed: measurement.OutOfMemory, run: Run) -> str:
     text = f"out of memory in {failed.phase.value} of step {failed.step}"
     if failed.asked is not None:
         text += f", asked for {format_bytes(failed.asked)}"
@@ -83,38 +83,34 @@ def _describe_out_of_memory(failed: measurement.OutOfMemory, run: Run) -> str:
     return text
 
 
-def _tabulate_runs(
-    title: str, what: str, named: Callable[[Plan], str], runs: Sequence[Run]
-) -> Table:
+def _make_table(title: str, what: str, named: Callable[[Plan], str], runs: Sequence[Run]) -> Table:
     occupied = "resident" if all(run.plan.target == "cpu" for run in runs) else "occupied"
     return Table(
         title=title,
         head=(what, "time/step", "samples/s", occupied, "peak", "estimate", "error"),
-        rows=[(named(run.plan), *_format_figures(run)) for run in runs],
+        rows=[(named(run.plan), *_figures(run)) for run in runs],
     )
 
 
-def _format_figures(run: Run) -> tuple[str, str, str, str, str, str]:
+def _figures(run: Run) -> tuple[str, str, str, str, str, str]:
     """Return time, rate, process memory, peak, estimate and error as texts; sizes in MiB."""
     measured, predicted = run.measurement, run.prediction
     if measured is None:
         return "failed", "", "", "", "", ""
-    occupied = _format_bare_mib(
-        measured.peak_rss if measured.device == "cpu" else measured.process_used
-    )
+    occupied = _bare_mib(measured.peak_rss if measured.device == "cpu" else measured.process_used)
     if measured.out_of_memory is not None:
         top = predicted.peak if predicted is not None else None
-        estimate = _format_bare_mib(top.allocated or top.requested if top is not None else None)
+        estimate = _bare_mib(top.allocated or top.requested if top is not None else None)
         return "no memory", "", occupied, "", estimate, ""
     time, rate = _format_speed(measured)
     for rung in ("allocated", "requested"):
         both = peak(predicted, measured, rung) if predicted is not None else None
         if both is not None:
-            sizes = _format_bare_mib(both.measured), _format_bare_mib(both.predicted)
-            return time, rate, occupied, *sizes, _format_error(both)
+            sizes = _bare_mib(both.measured), _bare_mib(both.predicted)
+            return time, rate, occupied, *sizes, _percent(both)
     levels = (measurement.steady_peak(measured, rung) for rung in ("allocated", "requested"))
     level = next((level for level in levels if level is not None), None)
-    return time, rate, occupied, _format_bare_mib(level), "n/a", ""
+    return time, rate, occupied, _bare_mib(level), "n/a", ""
 
 
 def _format_speed(measured: measurement.Measurement) -> tuple[str, str]:
@@ -127,8 +123,8 @@ def _format_speed(measured: measurement.Measurement) -> tuple[str, str]:
 def _tabulate_ranks(run: Run) -> Iterator[Block]:
     """Yield a table with a row for each rank, and the rank that is shown below it."""
     title = f"Sizes in MiB, of {len(run.ranks)} processes"
-    yield _tabulate_runs(title, "rank", lambda plan: str(plan.rank), run.ranks)
-    for one in filter(_has_failed, run.ranks):
+    yield _make_table(title, "rank", lambda plan: str(plan.rank), run.ranks)
+    for one in filter(_is_failure, run.ranks):
         said = line(one)
         if one.measurement is None and one.reached:
             peak = max(reading.requested or 0 for reading in one.reached)
@@ -141,7 +137,6 @@ def _tabulate_ranks(run: Run) -> Iterator[Block]:
 
 
 def _describe_run(run: Run, measured: measurement.Measurement) -> Iterator[Block]:
-    """Yield one measured run in full."""
     if run.ranks:
         yield from _tabulate_ranks(run)
     plan, gpu = run.plan, measured.gpu
@@ -173,13 +168,7 @@ def _describe_run(run: Run, measured: measurement.Measurement) -> Iterator[Block
                 title="Estimate against measurement, worst first",
                 head=("figure", "estimate", "measured", "error (bytes)", "error"),
                 rows=[
-                    (
-                        d.name,
-                        f"{d.predicted:,}",
-                        f"{d.measured:,}",
-                        f"{d.error:+,}",
-                        _format_error(d, 3),
-                    )
+                    (d.name, f"{d.predicted:,}", f"{d.measured:,}", f"{d.error:+,}", _percent(d, 3))
                     for d in found
                 ],
             )
@@ -188,7 +177,7 @@ def _describe_run(run: Run, measured: measurement.Measurement) -> Iterator[Block
 
 
 def _tabulate_phases(measured: measurement.Measurement) -> Table:
-    """Return a table of each phase's peak in the last step, on every known rung."""
+    """Return a table of each phase's peak in the last step, by known memory level."""
     rungs = Levels.__struct_fields__
     known = [r for r in rungs if any(getattr(p, r) is not None for p in measured.phases)]
     last = measurement.find_last_step(measured.phases) or 0
@@ -238,12 +227,12 @@ def _describe_gpu(gpu: measurement.GpuReading) -> Iterator[Line]:
     yield from (Line(f"warning: {warning}") for warning in gpu.warnings)
 
 
-def _format_bare_mib(value: int | None) -> str:
+def _bare_mib(value: int | None) -> str:
     """Write a size in MiB without its unit, which the title names."""
     return format_mib(value).removesuffix(" MiB") if value is not None else "n/a"
 
 
-def _format_error(found: Difference, places: int = 2) -> str:
+def _percent(found: Difference, places: int = 2) -> str:
     return "" if found.relative is None else percent(found.relative, places)
 
 

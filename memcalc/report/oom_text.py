@@ -51,7 +51,7 @@ def _tabulate_holders(found: OomText) -> Table:
         title="memory of the GPU",
         head=("held by", "", "", ""),
         rows=[*body, ("total", Size(found.total), "", "")],
-        words=(0, 3),
+        words=(0, 2, 3),
         strong=(len(body),),
     )
 

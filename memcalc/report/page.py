@@ -167,7 +167,6 @@ def _load_templates() -> Environment:
 
 
 def _list_blocks(document: Document) -> Iterator[PagePart]:
-    """Yield all parts of a report's page in order."""
     found = [chapter.prediction for chapter in document.chapters]
     if document.difference is not None:
         yield from explained.difference_blocks(document.difference, _TOP, more="")
@@ -178,7 +177,7 @@ def _list_blocks(document: Document) -> Iterator[PagePart]:
     for chapter in document.chapters:
         if len(found) > 1:
             yield Line(rows.heading(chapter.prediction), Kind.HEADING)
-        yield from _list_chapter_blocks(chapter, advised=document.explanation is not None)
+        yield from _list_chapter(chapter, advised=document.explanation is not None)
     if document.explanation is not None:
         yield Line("What would need less", Kind.HEADING)
         yield from explained.remedies(document.explanation)
@@ -207,7 +206,7 @@ def _make_title(document: Document) -> str:
     return f"memory of training {', '.join(models)}"
 
 
-def _list_chapter_blocks(chapter: Chapter, *, advised: bool) -> Iterator[PagePart]:
+def _list_chapter(chapter: Chapter, *, advised: bool) -> Iterator[PagePart]:
     """Yield a plan's part of the page; ``advised``: the page has remedies already."""
     prediction = chapter.prediction
     yield replace(hero(prediction), command="") if advised else hero(prediction)

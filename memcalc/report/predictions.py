@@ -33,7 +33,6 @@ def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[B
 
 
 def _describe_prediction(prediction: Prediction) -> Iterator[Block]:
-    """Yield one prediction in full."""
     if prediction.fit is not None:
         yield from verdict(prediction)
     yield Line(rows.heading(prediction), Kind.HEADING)
@@ -102,7 +101,7 @@ def components(prediction: Prediction) -> Table:
 
 
 def phases(prediction: Prediction) -> Table:
-    """Return a table of each phase's peak on the known rungs."""
+    """Return a table of each phase's peak, by known memory level."""
     replayed = prediction.peak.allocated is not None
     unit = unit_for(prediction.peak.reserved or prediction.peak.requested)
     fields = ("allocated", "reserved") if replayed else ("requested",)

@@ -160,7 +160,7 @@ def shares(sizes: Sequence[int]) -> list[str]:
 
 
 def ladder(prediction: Prediction) -> list[tuple[str, str]]:
-    """Return (rungs, size) texts of the peak; rungs unknown for the same reason together."""
+    """Return each memory level's name and peak as texts; levels unknown for one reason together."""
     known: list[tuple[str, str]] = []
     unknown: dict[str, list[str]] = {}
     for rung in RUNGS:

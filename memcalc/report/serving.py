@@ -16,7 +16,8 @@ def blocks(prediction: Prediction, serving: Serving) -> Iterator[Block]:
         yield Line(f"  {plan.name} ({prediction.head}): {engine} itself started here")
     else:
         head = f"  {plan.model} ({prediction.head}): {plan.precision}"
-        yield Line(f"{head}, calculated by the rules of {engine}")
+        how = "; --vllm 0.33 starts it" if serving.engine == "vllm" else ""
+        yield Line(f"{head}, by the rules of {engine}, which did not run{how}")
     yield Line("")
     yield _tabulate_budget(serving)
     yield Line("")

@@ -56,7 +56,7 @@ def _format_two_digits(value: float) -> str:
 
 def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[Block]:
     """Yield suggestions as blocks: verdict, table of ways, reasons, notes, next command."""
-    plan, shown = found.plan, _select_shown(found)
+    plan, shown = found.plan, _select_ways(found)
     best = shown[0] if shown else None
     if found.gpu is None:
         best = min(shown, key=_total_bytes, default=None)
@@ -64,17 +64,17 @@ def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[
     yield Line(f"  {asked_for(plan)}")
     yield Line("")
     if shown:
-        yield _tabulate_ways(found, shown, work, verbose=verbose)
+        yield _tabulate(found, shown, work, verbose=verbose)
     fitting = {one.way.key for one in shown}
     for one in found.found:
         if one.figures is None and one.way.key not in fitting and (found.gpu or one.remedies):
             yield Line(_explain_misfit(one))
     if best is not None or found.gpu is None:
         yield from _list_notes(found, shown, work, verbose=verbose)
-    yield from _suggest_command(found, best, verbose=verbose)
+    yield from _advise_next(found, best, verbose=verbose)
 
 
-def _select_shown(found: Suggestions) -> list[Suggestion]:
+def _select_ways(found: Suggestions) -> list[Suggestion]:
     """Return the ways that fit; with remedies only if that needs a smaller card."""
     plain = {one.way.key: _total_bytes(one) for one in found.fitting if not one.remedies}
     return [
@@ -109,7 +109,7 @@ def _write_verdicts(
         yield f"does not fit on {gpu}, in any way that was tried"
 
 
-def _tabulate_ways(
+def _tabulate(
     found: Suggestions, shown: Sequence[Suggestion], work: Work, *, verbose: bool
 ) -> Table:
     by_card = found.gpu is None
@@ -179,9 +179,7 @@ def _note_speed(found: Suggestions, *, verbose: bool) -> Iterator[Line]:
         yield Line(f"speed: n/a ({reason})", Kind.NOTE)
 
 
-def _suggest_command(
-    found: Suggestions, best: Suggestion | None, *, verbose: bool
-) -> Iterator[Line]:
+def _advise_next(found: Suggestions, best: Suggestion | None, *, verbose: bool) -> Iterator[Line]:
     """Yield lines with the next command to type."""
     asked = f"memcalc suggest {options(found.plan)}"
     if best is None and found.gpu is None:
@@ -255,6 +253,7 @@ def _name_card(plan: Plan) -> str:
 
 
 def _size(one: Suggestion) -> str:
+    """Return the cards of a suggestion by number and gigabytes, and their name."""
     plan = _plan(one)
     several = f"{plan.devices} x " if plan.devices > 1 else ""
     return f"{several}{_find_gpu(plan).sold_as} GB ({_find_gpu(plan).name})"

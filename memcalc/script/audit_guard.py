@@ -53,7 +53,7 @@ class AuditGuard:
         self._here.acts = False
 
     def _handle_event(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Back up the files of an audit event, before Python changes them."""
+        """Save the files of an audit event, before Python changes them."""
         act = _EVENTS.get(event)
         if act is None or getattr(self._here, "acts", False):
             return
@@ -70,7 +70,7 @@ class AuditGuard:
                 self._here.acts = False
 
     def opens(self, path: Any, mode: str | None, flags: int) -> None:
-        """Back up a file to be opened for writing; ``os.open`` (no mode) hides its folder."""
+        """Save a file before it is opened for writing; ``os.open`` (no mode) hides its folder."""
         if isinstance(path, int) or not flags & (os.O_ACCMODE | os.O_TRUNC):
             return
         folders = [-1]
@@ -81,7 +81,7 @@ class AuditGuard:
                 self._back_up_content(_resolve(path, folder))
 
     def changes(self, path: Any, *_: Any) -> None:
-        """Back up a file that is to be truncated."""
+        """Save a file before it is truncated."""
         self._back_up_content(_resolve(path))
 
     def changes_status(self, path: Any, *others: Any) -> None:
@@ -89,16 +89,16 @@ class AuditGuard:
         self._record_status(_resolve(path, others[-1]))
 
     def removes(self, path: Any, folder: int = -1) -> None:
-        """Back up the file or folder that is to be removed."""
+        """Save a file or folder before it is removed."""
         self._back_up(_resolve(path, folder, last=False))
 
     def renames(self, source: Any, target: Any, folder: int = -1, other: int = -1) -> None:
-        """Back up the files at both paths of a rename, and all below them."""
+        """Save the files at both paths of a rename, and all below them."""
         self._back_up(_resolve(source, folder, last=False))
         self.makes_name(source, target, folder, other)
 
     def makes_name(self, source: Any, target: Any, folder: int = -1, other: int = -1) -> None:
-        """Back up the file at the target path, or record that there is none."""
+        """Save the file at the target path, or record that the path is new."""
         path = _resolve(target, other, last=False)
         if os.path.lexists(path):
             self._back_up(path)
@@ -106,7 +106,7 @@ class AuditGuard:
             self._append_entry(path, ABSENT)
 
     def opens_database(self, path: Any, *_: Any) -> None:
-        """Back up an SQLite database with its journals before it is opened."""
+        """Save an SQLite database with its journals before it is opened."""
         text = os.fsdecode(path)
         path = _resolve(text.removeprefix("file:").partition("?")[0])
         self._back_up_content(path)

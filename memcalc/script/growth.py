@@ -96,7 +96,7 @@ def _find_passes(trace: Trace) -> list[int]:
 
 
 def _find_leftovers(trace: Trace, points: list[int]) -> tuple[list[list[Storage]], int]:
-    """Return the storages of each step but the last two never freed, and their increase.
+    """Return storages never freed by step, without the last two, and by how many they grow.
 
     The last step is not over: its batch and outputs live on. Whether older tensors become more is
     counted and not weighed: three batches that are always kept are three, of any size. In the

@@ -67,7 +67,7 @@ class Simulation:
 
     @property
     def peak(self) -> Any:
-        """The ladder at the peak, in bytes; see ``prediction.peak``."""
+        """The levels at the peak in bytes, such as ``reserved``; see ``prediction.peak``."""
         return self.prediction.peak
 
     def __str__(self) -> str:

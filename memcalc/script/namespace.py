@@ -60,7 +60,7 @@ def enter(shared: Path) -> Namespace:
 
 
 def layer(shared: Path, number: int) -> Path:
-    """Return the folder with what was written to the covered folder of this number."""
+    """Return the overlay's upper folder, with what was written to this covered folder."""
     return shared.with_name(_LAYERS) / str(number) / _UPPER
 
 
@@ -82,7 +82,7 @@ def read(shared: Path) -> Namespace | None:
 
 
 def _cover_all(shared: Path) -> Namespace:
-    """Unshare the mount namespace, and mount overlays over all folders with files."""
+    """Enter a new mount namespace, and mount overlays over all folders with files."""
     layers = shared.with_name(_LAYERS)
     is_alone = _libc.unshare(_NEW_MOUNTS) == 0
     places = find_places(has_users=not is_alone)

@@ -27,7 +27,7 @@ class Carried(msgspec.Struct):
 
 
 def carry_out(namespace: Namespace, shared: Path, checkpoints: set[str]) -> Carried:
-    """Move new files from the layers to where the script made them, without checkpoints.
+    """Move a script's new files from overlay layers to their real paths, without checkpoints.
 
     Args:
         namespace: the script's.
@@ -52,7 +52,7 @@ def carry_out(namespace: Namespace, shared: Path, checkpoints: set[str]) -> Carr
 def _carry(
     upper: Path, folder: Path, carried: Carried, checkpoints: set[str]
 ) -> list[tuple[Path, Path]]:
-    """Move new files from a folder's layer to the folder; return new links with their paths."""
+    """Move new files from a folder's overlay layer to the folder; return new links to be made."""
     links = []
     for found in sorted(upper.iterdir()):
         there = folder / found.name
@@ -73,7 +73,7 @@ def _carry(
 
 
 def _carry_new(found: Path, there: Path, carried: Carried) -> None:
-    """Move a new file or folder to its path, unless it holds a checkpoint or no file."""
+    """Move a new file or folder to its real path, unless it holds a checkpoint or no file."""
     modes = {path: path.lstat().st_mode for path in (found, *found.rglob("*"))}
     files = [path for path, mode in modes.items() if stat.S_ISREG(mode)]
     if not files or any(read_number(path) is not None for path in files):

@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from memcalc.script.places import OF_KERNEL, RUNTIME, SYSTEM
+
 FILE = "opened"
 """The file that all processes of a program add to, in the folder that they share with memcalc."""
 _LISTS = ("os.listdir", "os.scandir", "glob.glob")
@@ -23,7 +25,6 @@ _HOSTS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname")
 _HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "", None)
 _OF_THE_MACHINE = ("uname", "ldconfig", "gcc", "cc", "g++", "c++", "clang", "ld", "objdump")
 """Programs that libraries start to look for compiled code."""
-_SYSTEM = ("/proc", "/sys", "/dev", "/etc", "/usr/lib", "/lib", "/usr/share", "/run")
 _NAMED = re.compile(rb"[\w./~-]{2,200}")
 """What may be a path in a text."""
 _SMALL = 1 << 20
@@ -78,7 +79,7 @@ def _is_local(address: object) -> bool:
 
 
 def read(path: Path, known: Opened) -> Opened:
-    """Return ``known`` with the paths noted in a run's file; ``unknown`` says if there is none."""
+    """Return ``known`` with the paths noted in a run's file; ``unknown`` says if it is missing."""
     paths, unknown = set(known.paths), known.unknown
     try:
         lines = path.read_bytes().splitlines()
@@ -98,7 +99,8 @@ def own_paths(opened: Iterable[str], folders: Iterable[Path], ignored: Path) -> 
 
     ``folders``: where names in its files begin; ``ignored``: what memcalc itself writes.
     """
-    packages = {*_SYSTEM, *sysconfig.get_paths().values(), str(ignored)} - {sys.prefix, "/"}
+    systems = {*SYSTEM, *OF_KERNEL, RUNTIME, *sysconfig.get_paths().values()}
+    packages = {*systems, str(ignored)} - {sys.prefix, "/"}
     packages |= {str(Path(__file__).resolve().parents[1]), os.path.join(sys.prefix, "lib")}
     roots = tuple(f"{one.rstrip('/')}/" for one in packages)
     found: set[str] = set()

@@ -37,7 +37,7 @@ class _Tried(NamedTuple):
 
 
 def both_ways(found: Simulated, again: Again, seconds: float) -> Simulated:
-    """Rerun with unknown branches of one line after another inverted; note what that takes.
+    """Run again with unknown branches of one line after another inverted; note what that takes.
 
     Decisions by numbers on the host are not seen: run with larger and smaller ones.
 
@@ -131,11 +131,11 @@ def _describe_difference(way: _Tried, chosen: Simulated) -> str:
         return way.outcome
     if way.found is chosen:
         return "those shown"
-    more = _peak_reserved(way.found) - _peak_reserved(chosen)
+    more = _find_peak(way.found) - _find_peak(chosen)
     return f"{format_bytes(abs(more))} {'more' if more > 0 else 'less'}" if more else _SAME
 
 
-def _peak_reserved(found: Simulated) -> int:
+def _find_peak(found: Simulated) -> int:
     """Return the peak of reserved bytes of a run."""
     assert found.traced is not None
     return found.traced.prediction.peak.reserved or 0

@@ -13,8 +13,13 @@ _NO_FILES = re.compile(
     "mqueue|nsfs|proc|pstore|rpc_pipefs|securityfs|sysfs|tracefs"
 )
 """File systems of the kernel, which hold no files of a user."""
-_OF_SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/lib64", "/sbin", "/usr")
-"""Folders that users cannot write to (Filesystem Hierarchy Standard 3.0)."""
+SYSTEM = (
+    *("/bin", "/boot", "/etc", "/lib", "/lib64", "/sbin"),
+    *("/usr/bin", "/usr/lib", "/usr/lib64", "/usr/sbin", "/usr/share"),
+)
+"""Folders of the system's own files (Filesystem Hierarchy Standard 3.0)."""
+OF_KERNEL, RUNTIME = ("/proc", "/sys", "/dev"), "/run"
+"""Folders that the kernel fills, and the one of what the system has running."""
 _DEPTH, _MANY = 2, 1000
 """Folders below a mount, and entries of each, among which a user's own are looked for."""
 
@@ -41,10 +46,10 @@ def find_places(*, has_users: bool) -> dict[str, bool]:
         if has_users:
             parts = list(_split_at_mounts(point, list(mounts)))
         elif point == "/":
-            parts = list(_list_unmounted("/", list(mounts)))
+            parts = list(_list_paths("/", list(mounts)))
         for part in parts:
             found[part] = True
-            if has_users and not _is_inside(part, _OF_SYSTEM):
+            if has_users and not _is_inside(part, SYSTEM):
                 found |= dict.fromkeys(_find_own_folders(part, list(mounts)), True)
     return found
 
@@ -59,8 +64,8 @@ def _read_mounts() -> dict[str, bool]:
         point = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), point)
         if not os.path.exists(point):
             continue
-        of_kernel = _NO_FILES.fullmatch(kind) or _is_inside(point, ("/proc", "/sys", "/dev"))
-        runtime = kind == "tmpfs" and _is_inside(point, ("/run",))
+        of_kernel = _NO_FILES.fullmatch(kind) or _is_inside(point, OF_KERNEL)
+        runtime = kind == "tmpfs" and _is_inside(point, (RUNTIME,))
         is_read_only = "ro" in options.split(",") or "ro" in of_system.split(",")
         found[point] = not (of_kernel or runtime or is_read_only)
     return found
@@ -70,7 +75,7 @@ def _is_inside(path: str, folders: Iterable[str]) -> bool:
     return any(path == folder or path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
 
 
-def _list_unmounted(folder: str, mounts: list[str]) -> Iterator[str]:
+def _list_paths(folder: str, mounts: list[str]) -> Iterator[str]:
     """Yield the files and folders directly in a folder, without mount points and links."""
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -91,7 +96,7 @@ def _split_at_mounts(folder: str, mounts: list[str]) -> Iterator[str]:
     if os.access(folder, os.W_OK) and folder != "/":
         raise OSError(errno.EBUSY, f"something is mounted in {folder}")
     with contextlib.suppress(PermissionError):
-        for path in _list_unmounted(folder, mounts):
+        for path in _list_paths(folder, mounts):
             if os.path.isdir(path):
                 yield from _split_at_mounts(path, mounts)
             elif os.access(path, os.W_OK):

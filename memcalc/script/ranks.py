@@ -72,7 +72,7 @@ class Ranks:
         first = rank if isinstance(rank, int) else world - 1 if rank == "last" else 0
         self._queue_ranks([first, world - 1] if rank == "all" else [first])
         while self._waiting or self._running:
-            self._start_queued()
+            self._start_ranks()
             self._reap()
             if rank == "all":
                 self._queue_ranks(self._find_missing_ranks())
@@ -81,7 +81,7 @@ class Ranks:
         return self._collect_answers(world)
 
     def _import_libraries(self) -> None:
-        """Import slow libraries that every rank imports, once before the ranks are forked."""
+        """Import the slow libraries that the script uses, once before its ranks are forked."""
         path = Path(self._request.program.path)
         wanted = {
             module
@@ -98,7 +98,7 @@ class Ranks:
     def _scout(self) -> int:
         """Run rank 0 until it starts other processes, or to its end; return how many there are."""
         self._queue_ranks([0])
-        self._start_queued(scouts=True)
+        self._start_ranks(scouts=True)
         while self._running:
             self._reap()
             time.sleep(_LOOK)
@@ -124,7 +124,7 @@ class Ranks:
             else:
                 self._waiting.append(rank)
 
-    def _start_queued(self, *, scouts: bool = False) -> None:
+    def _start_ranks(self, *, scouts: bool = False) -> None:
         """Fork queued ranks while there are free cores."""
         cores = len(os.sched_getaffinity(0))
         while self._waiting and len(self._running) - len(self._helpers) < max(1, cores):

@@ -75,7 +75,7 @@ class SavedObject:
             return tree_unflatten(list(loaded), structure)
         placed: dict[Any, Any] = {}
 
-        def find(saved: Any) -> Any:
+        def load_storage(saved: Any) -> Any:
             key, dtype = saved
             if key not in placed:
                 placed[key] = _place(self._storages[key], key[0], location)
@@ -86,7 +86,7 @@ class SavedObject:
 
         self._pickled.seek(0)
         unpickler = pickle.Unpickler(self._pickled)
-        unpickler.persistent_load = find  # type: ignore[method-assign]
+        unpickler.persistent_load = load_storage  # type: ignore[method-assign]
         return unpickler.load()
 
 

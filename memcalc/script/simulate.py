@@ -66,7 +66,7 @@ def simulate(
         left = timeout - (time.monotonic() - began)
         return _simulate_next(becomes, plan, run.opened, quiet=quiet, timeout=left)
     room = card_memory(gpu).room if gpu is not None else None
-    each = {rank: _run_unlimited(run, rank, one, room) for rank, one in ran.found.items()}
+    each = {rank: _rerun_without_limit(run, rank, one, room) for rank, one in ran.found.items()}
     if len(each) == 1:
         ((rank, one),) = each.items()
         each[rank] = both_ways(
@@ -123,8 +123,8 @@ def run_work(question: ResolvedPlan, work: bytes) -> tuple[Traced | None, BaseEx
     return traced, run.raised
 
 
-def _run_unlimited(run: Run, rank: int, found: Simulated, room: int | None) -> Simulated:
-    """Rerun a rank without a limit if memory ran out; add its growth and refused request."""
+def _rerun_without_limit(run: Run, rank: int, found: Simulated, room: int | None) -> Simulated:
+    """Run a rank again without a limit if memory ran out; add growth and refused request."""
     refusal = found.ending.refusal
     if found.ending.out_of_memory and refusal is not None:
         whole = run.ranks(limited=False, again=True, rank=rank).found[rank]

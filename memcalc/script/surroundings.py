@@ -47,7 +47,7 @@ def program(request: Request, session: Session) -> Iterable[str]:
     others = python_commands(patches)
     ChildDeaths().install(patches)
 
-    def started(of: str, *numbers: str) -> Callable[..., None]:
+    def make_start_handler(of: str, *numbers: str) -> Callable[..., None]:
         def tell(count: int, **variables: str) -> None:
             if request.scouts:
                 found = Found(world=count, variables=variables, numbers=numbers)
@@ -61,13 +61,13 @@ def program(request: Request, session: Session) -> Iterable[str]:
 
         return tell
 
-    run_spawned(patches, started("spawned processes"), int(request.rank or 0))
+    run_spawned(patches, make_start_handler("spawned processes"), int(request.rank or 0))
     if request.launch is not None:
         _report_gpus(patches, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     elif (request.world or 1) > 1:
         _report_gpus(patches, request.world or 1)
     elif request.gpus > 1:
-        told = started("processes that Lightning starts", "LOCAL_RANK")
+        told = make_start_handler("processes that Lightning starts", "LOCAL_RANK")
         follow_lightning(patches, request.gpus, told)
     library_checks.install(patches, session.values)
     if not request.weights:
@@ -99,11 +99,11 @@ def _report_gpus(patches: Patches, count: int) -> None:
     ):
         patches.set(owner, name, lambda *_, value=value, **__: value)
 
-    def states() -> list[torch.Tensor]:
+    def get_states() -> list[torch.Tensor]:
         return [torch.cuda.get_rng_state(0) for _ in range(count)]
 
     for module in (torch.cuda, torch.cuda.random):
-        patches.set(module, "get_rng_state_all", states)
+        patches.set(module, "get_rng_state_all", get_states)
 
 
 _KEEP_TRACKERS = "MEMCALC_TRACKERS"
@@ -133,11 +133,11 @@ def _turn_trackers_off(patches: Patches) -> None:
     for name, value in _OFF.items():
         patches.environment(name, value)
 
-    def tensorboard(module: ModuleType) -> None:
+    def disable_tensorboard(module: ModuleType) -> None:
         patches.set(module, "FileWriter", _NoWriter)
         patches.say("trackers are off: MEMCALC_TRACKERS=1 leaves them on")
 
-    patches.when_imported("torch.utils.tensorboard.writer", tensorboard)
+    patches.when_imported("torch.utils.tensorboard.writer", disable_tensorboard)
 
 
 _FABRIC = ("lightning.fabric", "lightning_fabric")
@@ -197,7 +197,7 @@ def follow_lightning(patches: Patches, gpus: int, started: Callable[..., None]) 
     Source: fabric/strategies/launchers/subprocess_script.py and its like in pytorch/ (2.6).
     """
 
-    def launches(module: ModuleType) -> None:
+    def patch_launcher(module: ModuleType) -> None:
         def call(original: Any, launcher: Any) -> None:
             original(launcher)
             names = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "WORLD_SIZE")
@@ -212,14 +212,14 @@ def follow_lightning(patches: Patches, gpus: int, started: Callable[..., None]) 
         accelerators = f"{package}.accelerators.cuda"
         patches.wrap_later(accelerators, "num_cuda_devices", lambda *_, **__: gpus)
     for package in (*_FABRIC, *_TRAINER):
-        patches.when_imported(f"{package}.{_LAUNCHER}", launches)
+        patches.when_imported(f"{package}.{_LAUNCHER}", patch_launcher)
 
 
 def python_commands(patches: Patches) -> dict[str, None]:
     """Return the Python commands that subprocess starts; the dict fills as they start."""
     found: dict[str, None] = {}
 
-    def note(args: Any) -> None:
+    def note_commands(args: Any) -> None:
         if isinstance(args, list | tuple):
             words = [os.fsdecode(one) for one in args if isinstance(one, str | bytes | os.PathLike)]
             args = shlex.join(words)
@@ -230,11 +230,11 @@ def python_commands(patches: Patches) -> dict[str, None]:
                 found[named] = None
 
     def popen(original: Any, process: Any, args: Any, *others: Any, **kwargs: Any) -> Any:
-        note(args)
+        note_commands(args)
         return original(process, args, *others, **kwargs)
 
     def system(original: Any, command: Any) -> Any:
-        note(command)
+        note_commands(command)
         return original(command)
 
     patches.wrap(subprocess.Popen, "__init__", popen)

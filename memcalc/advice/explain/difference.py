@@ -77,7 +77,7 @@ def difference(before: Chapter, now: Chapter) -> Difference:
 
 
 def _compare_by_name(before: Mapping[str, int], now: Mapping[str, int]) -> tuple[Change, ...]:
-    """Pair sizes by name (0 where missing), the largest absolute change first."""
+    """Compare two tables of sizes (0 where missing), the largest absolute change first."""
     found = [
         Change(name=name, before=before.get(name, 0), now=now.get(name, 0))
         for name in dict.fromkeys((*before, *now))
@@ -86,7 +86,7 @@ def _compare_by_name(before: Mapping[str, int], now: Mapping[str, int]) -> tuple
 
 
 def _compare_phases(old: Prediction, new: Prediction) -> tuple[Change, ...]:
-    """Pair each phase's peak of two estimates: allocated bytes, or requested if unknown."""
+    """Compare each phase's peak of two estimates: allocated bytes, or requested if unknown."""
     known = old.peak.allocated is not None and new.peak.allocated is not None
     rung = "allocated" if known else "requested"
     before, now = (

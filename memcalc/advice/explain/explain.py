@@ -132,7 +132,7 @@ def explain_plan(
     seen: Callable[[Explanation], None] = lambda so_far: None,
     saved: Sequence[Traced] = (),
 ) -> Explanation:
-    """Explain one plan, as ``explain`` does.
+    """Return what is alive at a plan's memory peak, why, and how much each remedy saves.
 
     Args:
         plan: the plan to explain.

@@ -65,7 +65,7 @@ def read(
     device: int = 0,
     memory: int | None = None,
 ) -> Recorded:
-    """Open a snapshot of ``torch.cuda.memory._dump_snapshot`` and answer what if.
+    """Replay a snapshot of ``torch.cuda.memory._dump_snapshot`` under other allocator settings.
 
     Nothing in it is run. ``confs`` are settings to try; none: expandable segments, and blocks of
     128 MiB kept whole. ``memory``: bytes of the device; None: a device on which nothing is ever
@@ -156,7 +156,7 @@ class _TraceReader:
             self.calls.append(("empty_cache",))
 
     def add_survivors(self, segment: SegmentRecord) -> None:
-        """Count storages that are alive at the end and whose birth was not seen."""
+        """Add the live blocks of a segment whose allocation is not in the trace."""
         address = segment.address
         for block in segment.blocks:
             if block.state == "active_allocated" and address not in self._live:

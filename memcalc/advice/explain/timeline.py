@@ -53,7 +53,6 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         """Return the timeline with only the events at these indices, and these phases."""
 
         def select(levels: tuple[int, ...] | None) -> tuple[int, ...] | None:
-            """Return the levels at the chosen indices, or None."""
             return None if levels is None else tuple(levels[one] for one in moments)
 
         return replace(

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from memcalc.advice.fit.records import DevicesFit, GpuFit
+from memcalc.advice.remedies.bounds import Floor
 from memcalc.catalog import gpus as catalog
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.answers import Answer, Answers
@@ -15,8 +16,6 @@ from memcalc.workload import layouts
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 _WITHIN_MACHINE = 8
 """Products are not divided over more GPUs: machines that join more by NVLink are few."""
-_WHOLE = ("ddp", "zero1")
-"""Layouts that keep all weights on each GPU, and buckets as large as all gradients."""
 
 
 def devices_that_fit(plan: Plan, answers: Answers) -> tuple[DevicesFit, ...]:
@@ -25,63 +24,43 @@ def devices_that_fit(plan: Plan, answers: Answers) -> tuple[DevicesFit, ...]:
     Rows of one count are sorted: those that fit come first, and of them the one that sends least.
     """
     found: list[DevicesFit] = []
-    excluded = ""
+    floor = Floor(plan)
     for count in COUNTS:
-        rows = list(_try_layouts(plan, count, answers, excluded))
-        if count == 1:
-            excluded = _rule_out_unsharded(plan, answers)
+        rows = list(_try_layouts(plan, count, answers, floor))
         found += sorted(rows, key=lambda row: (not _fits(row), row.sent))
         if any(map(_fits, rows)):
             break
     return tuple(found)
 
 
-def _rule_out_unsharded(plan: Plan, answers: Answers) -> str:
-    """Return why layouts with a whole model per GPU cannot fit, or "" if one might.
-
-    All of them hold weights and DDP's buckets, which are as large as all gradients, at once. So a
-    model that is too large by these alone is not traced whole over every number of GPUs.
-    """
-    (answer,) = answers.predict([plan])
-    if isinstance(answer, MemcalcError) or answer.fit is None or plan.scheme is not None:
-        return ""
-    width = 2 if plan.half_weights else 4
-    least = (answer.parameters + answer.trainable) * width
-    if least <= answer.fit.limit:
-        return ""
-    return f"does not fit: weights and buckets alone are {format_bytes(least)}"
-
-
-def _try_layouts(plan: Plan, count: int, answers: Answers, excluded: str) -> Iterator[DevicesFit]:
-    """Estimate the plan over ``count`` GPUs with each parallel layout; yield their fits."""
+def _try_layouts(plan: Plan, count: int, answers: Answers, floor: Floor) -> Iterator[DevicesFit]:
+    """Try each layout over this many GPUs, but none whose least bytes cannot fit."""
     names: tuple[str | None, ...] = (None,)
     if count > 1:
         # DDP holds the same on any number of GPUs: where two are too few, more are.
-        whole = _WHOLE if count == 2 else _WHOLE[1:]
+        whole = ("ddp", "zero1") if count == 2 else ("zero1",)
         copies = (f"hsdp=2x{count // 2}",) if count > 2 else ()
         divided = (f"tp={count}",) if count <= _WITHIN_MACHINE else ()
         names = (*whole, *copies, *divided, "fsdp2")
-    too_large = [name for name in names if excluded and name in _WHOLE]
-    yield from (DevicesFit(devices=count, parallel=name, reason=excluded) for name in too_large)
-    plans = [
-        replace(plan, devices=count, parallel=name, parallel_args=(), rank=None)
-        for name in names
-        if name not in too_large
-    ]
+    plans = []
+    for name in names:
+        there = replace(plan, devices=count, parallel=name, parallel_args=(), rank=None)
+        size = floor.excess(there) if count > 1 else None
+        if size is None:
+            plans.append(there)
+        else:
+            held = "weights, gradients and optimizer state alone are"
+            why = f"does not fit: {held} {format_bytes(size)}"
+            yield DevicesFit(devices=count, parallel=name, reason=why)
     for there, answer in zip(plans, answers.predict(plans), strict=True):
+        row = DevicesFit(devices=count, parallel=there.parallel)
         if isinstance(answer, UsageError) and layouts.spread(there).layout == "tp":
             # The layers of this model, or their heads, cannot be divided so.
             continue
         if isinstance(answer, MemcalcError):
-            yield DevicesFit(devices=count, parallel=there.parallel, reason=str(answer))
+            yield replace(row, reason=str(answer))
         else:
-            yield DevicesFit(
-                devices=count,
-                parallel=there.parallel,
-                fit=answer.fit,
-                sent=answer.traffic,
-                messages=answer.sent,
-            )
+            yield replace(row, fit=answer.fit, sent=answer.traffic, messages=answer.sent)
 
 
 def _fits(row: DevicesFit) -> bool:

@@ -69,7 +69,7 @@ def answer(
     use_cache: bool = True,
     seen: Seen = lambda so_far: None,
 ) -> FitAnswer:
-    """Answer a question about a plan; see ``fit``. Without ``among``: the GPUs that clouds rent.
+    """Find what fits the plan's GPU; ``among``: the GPUs to try, else those that clouds rent.
 
     ``seen`` is called with the answer so far each time that more of it is known.
     """

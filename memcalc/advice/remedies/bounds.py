@@ -1,12 +1,22 @@
-"""The most that remedies can save at a peak, by the components that they touch.
+"""The least that a plan needs, and the most that remedies can save: they spare runs.
 
 At the same moment of a changed run all that a remedy does not touch is alive as well: so a plan
 whose untouched components alone are too large needs no run.
 """
 
+import contextlib
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from memcalc.advice.remedies.records import Remedy
+from memcalc.catalog import gpus
+from memcalc.errors import MemcalcError
+from memcalc.estimation.analytic import least
+from memcalc.estimation.estimate import load_inventory
+from memcalc.estimation.fits import cannot_fit, make_device
+from memcalc.estimation.validate import check
+from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Component, Phase, Trace, alive, highest, walk
@@ -48,7 +58,7 @@ def bound_savings(prediction: Prediction, remedies: Iterable[Remedy], kept: int 
 
 
 def kept_beyond_step(trace: Trace, plan: Plan, phase: Phase) -> int | None:
-    """Return the forward's bytes at a phase's peak that outlive their step; None: none are kept.
+    """Return forward's bytes at a phase's peak that outlive their step, or None.
 
     None: the loop keeps no outputs, so others may be freed with them.
     """
@@ -59,3 +69,29 @@ def kept_beyond_step(trace: Trace, plan: Plan, phase: Phase) -> int | None:
     }
     there = [trace.storages[one] for one in alive(trace, highest(trace)[phase]) if one not in ended]
     return sum(one.bytes for one in there if one.component in _OF_FORWARD)
+
+
+class Floor:
+    """The least memory of plans of one model, by closed forms: it rules plans out untraced."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.inventory: Inventory | None = None
+        # The trace of a plan says why its model cannot be built.
+        with contextlib.suppress(MemcalcError):
+            self.inventory = load_inventory(check(replace(plan, lora=None, quant=None)))
+
+    def least(self, plan: Plan) -> int | None:
+        """Return the least bytes of a plan, or None if they are not known."""
+        if self.inventory is None:
+            return None
+        try:
+            return least(plan, self.inventory)
+        except MemcalcError:
+            return None
+
+    def excess(self, plan: Plan) -> int | None:
+        """Return the least bytes of a plan that its GPU has no room for, or None if it may fit."""
+        size = self.least(plan)
+        if size is None or plan.gpu is None:
+            return None
+        return size if cannot_fit(size, make_device(gpus.find(plan.gpu), plan=plan)) else None

@@ -391,6 +391,5 @@ def _missing_arguments(plan: Plan, name: str) -> str | None:
 
 
 def _list_arguments(name: str) -> tuple[str, ...]:
-    """Return the names of the arguments that an optimizer accepts."""
     row = registry.find(name, {}).row
     return (*row.defaults, *row.takes)

@@ -94,7 +94,7 @@ class _Finder:
                 return found
 
     def _find_first_stage(self, remedies: Sequence[Remedy]) -> Trial | None:
-        """Return the first stage that reaches the goal, reduced to what it needs, or None."""
+        """Return the first of growing remedy sets that reaches the goal, reduced, or None."""
         inside = [remedy for remedy in remedies if remedy.key == "in backward"]
         found = stages(remedies)
         for number, stage in enumerate(found):
@@ -104,53 +104,49 @@ class _Finder:
             if self._pieces:
                 ways.append((stage, self._pieces[-1]))
             for way, pieces in ways:
-                whole = self._add_micro_batches(way, pieces)
+                whole = self._split_batch(way, pieces)
                 if self._is_ruled_out(whole):
                     continue
                 # Beside it the next questions: those if it does not hold, and those if the last
                 # one does.
-                after = found[number + 1 :] or [
-                    _drop_remedy(way, one) for one in _sort_by_cost(way)
-                ]
-                self._estimate_ahead(
-                    [whole, *(self._add_micro_batches(one, pieces) for one in after)]
-                )
+                after = found[number + 1 :] or [_drop(way, one) for one in _sort_by_cost(way)]
+                self._run_ahead([whole, *(self._split_batch(one, pieces) for one in after)])
                 if self._known[whole].figures is None:
                     # What fails by itself is left out; where nothing does, what was added last.
                     self._estimate_stages([(remedy,) for remedy in whole])
                     alone = {one.key for one in whole if self._known[(one,)].figures is None}
                     self._broken |= alone or {max(whole, key=lambda one: one.rank).key}
                     return None
-                if self._reaches_goal(whole):
+                if self._holds(whole):
                     least = self._shrink(way, pieces)
                     if least is not None:
                         return least
         return None
 
     def _shrink(self, stage: Sequence[Remedy], pieces: int) -> Trial | None:
-        """Drop the remedies and micro-batches a stage does not need; None if it does not hold."""
+        """Drop remedies and micro-batches a set does not need; None if it misses the goal."""
         for part in (accumulate_two, accumulate):
             self._part = part
-            if pieces > 1 and not self._reaches_goal(self._add_micro_batches(stage, pieces)):
+            if pieces > 1 and not self._holds(self._split_batch(stage, pieces)):
                 break
             fewest = self._find_fewest_pieces(stage) if pieces > 1 else 1
-            kept = self._drop_unneeded(stage, fewest)
+            kept = self._reduce_stage(stage, fewest)
             self._part = accumulate
-            whole = self._add_micro_batches(kept, fewest)
-            if self._reaches_goal(whole):
+            whole = self._split_batch(kept, fewest)
+            if self._holds(whole):
                 return self._known[whole]
         self._part = accumulate_two
         return None
 
     def _find_fewest_pieces(self, stage: Sequence[Remedy]) -> int:
-        """Return the fewest micro-batches with which a stage reaches the goal."""
+        """Return the fewest micro-batches with which a remedy set reaches the goal."""
         # The whole batch does not hold, which bounds the others.
         pieces = {self._trier.plan.batch // n: n for n in reversed((1, *self._pieces))}
 
         def ask(batch: int) -> Sample:
-            """Estimate the stage with this micro-batch: whether it holds, and bytes to spare."""
-            cut = self._add_micro_batches(stage, pieces[batch])
-            holds = self._reaches_goal(cut)
+            """Estimate the remedies with this micro-batch: goal reached, bytes to spare."""
+            cut = self._split_batch(stage, pieces[batch])
+            holds = self._holds(cut)
             figures = self._figures(cut)
             spare = self.goal.limit - figures.needed if figures is not None else None
             return Sample(holds=holds, spare=spare)
@@ -161,53 +157,47 @@ class _Finder:
         return pieces[best]
 
     def _figures(self, stage: tuple[Remedy, ...]) -> Figures | None:
-        """Return the known figures of a stage, with or without expandable segments, or None."""
+        """Return the known figures of a remedy set, with or without expandable segments."""
         plain = tuple(one for one in stage if one.key != "expandable")
         found = self._known.get(stage) or self._known.get(plain)
         return found.figures if found is not None else None
 
-    def _drop_unneeded(self, stage: Sequence[Remedy], pieces: int) -> Sequence[Remedy]:
-        """Return the stage without the remedies it can do without, the costliest dropped first.
+    def _reduce_stage(self, stage: Sequence[Remedy], pieces: int) -> Sequence[Remedy]:
+        """Return a remedy set without those it can do without, costliest dropped first.
 
         Free remedies stay, unless they are enough alone: then they are asked about too. If a remedy
         that was taken out had added memory, others may have been needed for that, and are asked
         about again.
         """
         kept, again = tuple(stage), True
-        if not any(one.rank for one in kept) and self._reaches_goal(
-            self._add_micro_batches((), pieces)
-        ):
+        if not any(one.rank for one in kept) and self._holds(self._split_batch((), pieces)):
             return ()
         while again:
             again = False
             order = _sort_by_cost(kept)
             for number, one in enumerate(order):
-                self._estimate_ahead(
-                    [self._add_micro_batches(_drop_remedy(kept, o), pieces) for o in order[number:]]
-                )
-                fewer = _drop_remedy(kept, one)
-                if self._reaches_goal(self._add_micro_batches(fewer, pieces)):
-                    again = again or self._read_needed(fewer, pieces) < self._read_needed(
-                        kept, pieces
-                    )
+                self._run_ahead([self._split_batch(_drop(kept, o), pieces) for o in order[number:]])
+                fewer = _drop(kept, one)
+                if self._holds(self._split_batch(fewer, pieces)):
+                    again = again or self._get_bytes(fewer, pieces) < self._get_bytes(kept, pieces)
                     kept = fewer
         return kept
 
-    def _read_needed(self, stage: Sequence[Remedy], pieces: int) -> int:
-        """Return the bytes needed by a stage that was estimated."""
-        figures = self._known[self._add_micro_batches(stage, pieces)].figures
+    def _get_bytes(self, stage: Sequence[Remedy], pieces: int) -> int:
+        """Return the bytes needed with a remedy set that was estimated."""
+        figures = self._known[self._split_batch(stage, pieces)].figures
         assert figures is not None
         return figures.needed
 
-    def _add_micro_batches(self, stage: Sequence[Remedy], pieces: int) -> tuple[Remedy, ...]:
-        """Return the stage plus the remedy that splits the batch into this many pieces."""
+    def _split_batch(self, stage: Sequence[Remedy], pieces: int) -> tuple[Remedy, ...]:
+        """Return the remedy set plus the split of the batch into ``pieces`` parts."""
         if pieces == 1:
             return tuple(stage)
         both = [*stage, self._part(self._trier.plan, pieces)]
         return tuple(sorted(both, key=lambda one: one.rank))
 
-    def _reaches_goal(self, stage: tuple[Remedy, ...]) -> bool:
-        """Return True if an estimate of the stage reaches the goal."""
+    def _holds(self, stage: tuple[Remedy, ...]) -> bool:
+        """Return True if an estimate with these remedies reaches the goal."""
         if self._is_ruled_out(stage):
             return False
         self._estimate_stages([stage])
@@ -215,7 +205,7 @@ class _Finder:
         return figures is not None and self.goal.holds(figures)
 
     def _is_ruled_out(self, stage: Sequence[Remedy]) -> bool:
-        """Return True if a lower bound shows, without a run, that a stage misses the goal."""
+        """Return True if a lower bound shows, without a run, that the goal is missed."""
         if self.goal.outside is None:
             return False
         room = self.goal.limit - self.goal.outside
@@ -235,17 +225,15 @@ class _Finder:
             return False
         return plan in self.ruled_out
 
-    def _estimate_ahead(self, stages: Sequence[tuple[Remedy, ...]]) -> None:
-        """Estimate the first of these stages not ruled out, as many as run at once."""
+    def _run_ahead(self, stages: Sequence[tuple[Remedy, ...]]) -> None:
+        """Estimate the first of these remedy sets not ruled out, up to ``at_once`` of them."""
         open_ = [stage for stage in dict.fromkeys(stages) if not self._is_ruled_out(stage)]
         self._estimate_stages(open_[: self._trier.at_once])
 
     def _estimate_stages(self, stages: Sequence[tuple[Remedy, ...]]) -> None:
-        """Estimate the stages not yet known and store their trials."""
+        """Estimate the remedy sets not estimated yet and store their trials."""
         # Expandable segments are a replay of the run without them: one run answers for both.
-        twins = [
-            _drop_remedy(stage, one) for stage in stages for one in stage if one.key == "expandable"
-        ]
+        twins = [_drop(stage, one) for stage in stages for one in stage if one.key == "expandable"]
         fresh = [stage for stage in (*stages, *twins) if stage not in self._known]
         for stage, trial in zip(fresh, self._trier.each(fresh) if fresh else (), strict=True):
             self._known[stage] = trial
@@ -257,12 +245,12 @@ class _Finder:
 
 
 def _sort_by_cost(stage: Sequence[Remedy]) -> list[Remedy]:
-    """Return the remedies that may be dropped (free ones if no others), the costliest first."""
+    """Return the remedies that may be dropped (free ones if no others), costliest first."""
     costly = [one for one in stage if one.rank]
     return sorted(costly or stage, key=lambda one: -one.rank)
 
 
-def _drop_remedy(stage: Sequence[Remedy], taken: Remedy) -> tuple[Remedy, ...]:
+def _drop(stage: Sequence[Remedy], taken: Remedy) -> tuple[Remedy, ...]:
     return tuple(one for one in stage if one is not taken)
 
 
@@ -298,7 +286,7 @@ def advise(
     listed = candidates(trials.plan)
     found = search(trials, listed, goal, trials.inventory) if goal else None
     if most is not None:
-        listed = _select_promising(listed, trials, found)
+        listed = _keep_useful(listed, trials, found)
     tried: tuple[Trial, ...] = ()
     if found is not None:
         seen(tried, found)
@@ -311,9 +299,7 @@ def advise(
     return tried, found
 
 
-def _select_promising(
-    remedies: Sequence[Remedy], trials: Trials, found: Search | None
-) -> list[Remedy]:
+def _keep_useful(remedies: Sequence[Remedy], trials: Trials, found: Search | None) -> list[Remedy]:
     """Return the remedies whose possible saving is worth an estimate, and not too costly."""
     least = _WORTH * trials.before.peak.requested
     dearest: float = _TRAINS_THE_SAME

@@ -11,6 +11,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from memcalc.advice.remedies.bounds import Floor
 from memcalc.advice.remedies.records import Remedy, figures
 from memcalc.advice.remedies.rows import accumulate, checkpoint_all, shard_over_gpus
 from memcalc.advice.remedies.trials import apply
@@ -19,7 +20,6 @@ from memcalc.advice.suggest.records import Suggestion, Suggestions
 from memcalc.advice.suggest.strategies import find_way, ways
 from memcalc.advice.suggest.suggest import (
     COUNTS,
-    Floor,
     Growing,
     Seen,
     check_trains,

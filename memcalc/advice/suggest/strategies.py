@@ -113,5 +113,4 @@ def _fuse_optimizer(plan: Plan) -> tuple[Change, ...]:
 
 
 def _change_optimizer(optim: str) -> tuple[Change, ...]:
-    """Return the change to another optimizer with its default arguments."""
     return ("optim", optim), ("optim_args", ())

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from memcalc.advice.remedies.bounds import Floor
 from memcalc.advice.remedies.records import Change, Figures, Remedy, figures, fit_goal
 from memcalc.advice.remedies.rows import SHARDED, SHARDS, shard_over_gpus
 from memcalc.advice.remedies.search import candidates, search
@@ -17,13 +18,8 @@ from memcalc.advice.suggest.strategies import ways
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.analytic import least
 from memcalc.estimation.answers import Answers
-from memcalc.estimation.estimate import load_inventory
-from memcalc.estimation.fits import cannot_fit, make_device
-from memcalc.estimation.validate import check
 from memcalc.records.fields import name_settings
-from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict, Prediction
 
@@ -103,7 +99,7 @@ class Growing:
         for one in found:
             self.found.append(one)
             self.found.sort(key=self._sort_key)
-            self._seen(self._sort_found())
+            self._seen(self._sort_all())
 
     def of_way(self, way: Remedy) -> Suggestion:
         """Return the first suggestion found for a way to train."""
@@ -117,45 +113,19 @@ class Growing:
         """
         if all(one.error is not None for one in self.found):
             raise UsageError(self.found[0].error or "Nothing can be tried.")
-        return self._sort_found()
+        return self._sort_all()
 
     def _sort_key(self, one: Suggestion) -> tuple[int, str, bool]:
         # More GPUs come after the way itself, remedies after the plan without.
         key = one.way.key
         return self._order.index(key.partition(" x ")[0]), key, len(one.remedies) > 0
 
-    def _sort_found(self) -> Suggestions:
+    def _sort_all(self) -> Suggestions:
         """Return the suggestions in order of display: for one GPU those that fit come first."""
         found = self.found
         if self._empty.gpu is not None:
             found = sorted(found, key=lambda one: (one.figures is None, not one.tight))
         return replace(self._empty, found=tuple(found))
-
-
-class Floor:
-    """The least memory of plans of one model, by closed forms: it rules plans out untraced."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.inventory: Inventory | None = None
-        # The trace of a plan says why its model cannot be built.
-        with contextlib.suppress(MemcalcError):
-            self.inventory = load_inventory(check(replace(plan, lora=None, quant=None)))
-
-    def least(self, plan: Plan) -> int | None:
-        """Return a lower bound of a plan's bytes by closed forms, or None if unknown."""
-        if self.inventory is None:
-            return None
-        try:
-            return least(plan, self.inventory)
-        except MemcalcError:
-            return None
-
-    def excess(self, plan: Plan) -> int | None:
-        """Return a plan's lower bound in bytes if its GPU is too small for it, else None."""
-        size = self.least(plan)
-        if size is None or plan.gpu is None:
-            return None
-        return size if cannot_fit(size, make_device(gpus.find(plan.gpu), plan=plan)) else None
 
 
 def with_speed(one: Suggestion, prediction: Prediction, gpu: gpus.Gpu) -> Suggestion:

@@ -81,7 +81,7 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def assumption(self) -> str:
-        """The assumption that an estimate states about this choice; empty without one."""
+        """The sentence that another cuDNN than PyTorch's own planned; empty if its own did."""
         if not self.instead:
             return ""
         asked, own = _format_version(self.planning), _format_version(self.reported)

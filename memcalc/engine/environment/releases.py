@@ -61,7 +61,7 @@ def of_version(version: str) -> Release | None:
 
 
 def parse_torch(text: str) -> Release:
-    """Parse the PyTorch release of a question, such as ``2.6`` or ``2.12.1+cu126``.
+    """Parse the PyTorch release that a user names, such as ``2.6`` or ``2.12.1+cu126``.
 
     Raises:
         SettingError: it is not understood, or is too old.

@@ -71,6 +71,11 @@ class Counts:
         """
         inventory = take(model, "", "script")
         named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        if ran:
+            own = set(map(id, named.values()))
+            for counted in self._models:
+                # It may have been counted before it was called.
+                counted.ran = counted.ran or own.issuperset(counted.numbers.values())
         new = {
             name: one
             for name, one in named.items()

@@ -1,6 +1,9 @@
 """Follows weights that no module has, or that a program replaces by new tensors in every step."""
 
+import contextlib
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +21,13 @@ _MOST = 100_000
 """Nodes of a graph that are looked at for its leaves."""
 
 _RACES = (
-    "a thread of autograd's frees the graph of a torch.func transform while the next step runs, so "
-    "the peak differs from run to run, also on a GPU"
+    "a thread of autograd's has freed the graph of a torch.func transform before the next step; on "
+    "a GPU it may be late, and the peak higher by what that graph holds"
 )
+
+
+_LOOKS, _LOOK, _LATEST = 3, 5e-4, 0.2
+"""Looks in a row that find autograd's threads at rest, seconds between two, and for all."""
 
 
 class Functional:
@@ -64,7 +71,7 @@ class Functional:
         self._counters.name_at(Component.WEIGHTS, list(found))
 
     def look_for_plain(self, roots: Any, inputs: Any = (), *, differentiable: bool) -> None:
-        """Count as weights the leaves of a backward, without modules and optimizers.
+        """Count the leaf tensors of a backward as weights, in a program without modules.
 
         They are the leaves that it reaches, or arguments of the outermost ``torch.func`` transform.
         A backward that is ``differentiable`` finds no weights.
@@ -99,6 +106,8 @@ class Functional:
             if leaf is not None and known.intersection(self._counters.addresses(leaf)):
                 named.append(internals.unwrap(gradient))
         self._counters.name(Component.GRADIENTS, named)
+        if any(map(internals.is_functorch_tensor, _list_tensors(given))):
+            _wait_for_autograd()
 
 
 def _list_tensors(given: Any) -> list[torch.Tensor]:
@@ -120,3 +129,16 @@ def _find_leaves(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
         if hasattr(node, "variable"):
             yield node.variable
         waiting += [other for other, _ in node.next_functions if other is not None]
+
+
+def _wait_for_autograd() -> None:
+    """Wait until autograd's threads rest: they hold a graph a little longer than its backward."""
+    began, idle = time.monotonic(), 0
+    while idle < _LOOKS and time.monotonic() < began + _LATEST:
+        time.sleep(_LOOK)
+        busy = False
+        for stat in Path("/proc/self/task").glob("*/stat"):
+            with contextlib.suppress(OSError):
+                name, _, rest = stat.read_text().partition("(")[2].rpartition(") ")
+                busy = busy or (name.startswith("pt_autograd") and rest[0] != "S")
+        idle = 0 if busy else idle + 1

@@ -37,6 +37,7 @@ class _Look(NamedTuple):
     """Containers that held nothing."""
 
     def shapes(self, root: Root) -> list[torch.Size]:
+        """Return the shapes of the tensors that a variable held."""
         return [one.shape for one in self.held.get(root, ())]
 
 
@@ -126,6 +127,7 @@ class HandState:
         )
 
     def _label_earlier(self, root: Root, changed: list[int]) -> None:
+        """Label the state that a variable held at earlier backward passes."""
         for look in self._looks:
             held = look.held.get(root, [])
             places = [at for number in changed[: len(held)] for at in held[number].places]

@@ -163,7 +163,7 @@ class Messages:
             self.mail.post(channel, content)
 
     def _receive(self, channel: str, call: Call, *, echoes: bool = False) -> None:
-        """Write a message to a tensor: at once on the host, when it is read on a GPU."""
+        """Fill a tensor with a received message: now on the host, on a GPU when it is read."""
         tensor = call["tensor"]
         if not _is_whole(tensor) or not tensor.is_contiguous():
             return

@@ -86,6 +86,7 @@ class Models:
         original(module, *args, **kwargs)
 
     def _restore_module(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        """Replace ``Module.__setstate__``: record the module, perhaps as a copy."""
         self._record_module(module, copied=_is_deepcopy())
         original(module, *args, **kwargs)
 

@@ -102,6 +102,7 @@ class Names(Observer):
 
     @property
     def _is_active(self) -> bool:
+        """Return True if modules are labelled in this step."""
         return self._step in self._watched and bool(self._counters.notes)
 
     def meet_model(self, module: torch.nn.Module) -> None:
@@ -200,7 +201,7 @@ class Names(Observer):
             self.models.name_optimizer_state(self._optimizer, steps)
 
     def begin_step(self, step: int) -> None:
-        """Follow modules and operators of a watched step, or end that."""
+        """Start or stop labelling by module and operator, as the new step is watched or not."""
         self.watch(step)
         self.stepping(step)
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as modules
 from torch.nn.utils import clip_grad
+from torch.nn.utils.parametrize import ParametrizationList
 
 from memcalc.engine import source_lines
 from memcalc.engine.counters import Counters
@@ -200,7 +201,7 @@ class Phases:
 
     @contextlib.contextmanager
     def follow_passes(self, model: torch.nn.Module) -> Iterator[None]:
-        """Within this context, a model's first call is prefill and the others decoding."""
+        """Count a model's first call in the context as prefill, and the others as decoding."""
         self.begin(Phase.PREFILL)
         self._generates, self._passes = model, itertools.count()
         try:
@@ -210,7 +211,7 @@ class Phases:
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """Within this context, a phase interrupts the current one, or a gap."""
+        """Run a phase in the context that interrupts the current one, or a gap."""
         before = None if self._after is not None else self.phase
         self._enter(phase)
         try:
@@ -301,7 +302,8 @@ class Phases:
         if module is self._generates and (number := next(self._passes)):
             self._observer.begin_step(number)
             self.begin(Phase.DECODE, number)
-        if not self._depth and self.phase is not Phase.BACKWARD:
+        outermost = not self._depth and not isinstance(module, ParametrizationList)
+        if outermost and self.phase is not Phase.BACKWARD:
             self._begin_model(module, args)
         self._depth += 1
         self._observer.enter_module(module, args, self.phase)

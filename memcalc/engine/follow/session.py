@@ -110,7 +110,7 @@ class Session:
         self._record_holders(scopes)
 
     def _begin_step(self, step: int) -> None:
-        """Label weights and variables anew in the first steps of the program."""
+        """Label weights and variables again in the first steps of the program."""
         if step == WATCHED:
             self.counters.without_lines()
             # A function that trains to the end of the program takes its variables with it.

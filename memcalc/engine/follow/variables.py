@@ -133,7 +133,7 @@ def _search(
 
 
 def _list_items(container: Any) -> list[Any]:
-    """Return the items of a container without calling methods of its own class."""
+    """Return the items of a container without calling methods of the program's class."""
     if isinstance(container, dict):
         return list(dict.values(container))
     base: Any = next(kind for kind in _CONTAINERS if isinstance(container, kind))

@@ -39,7 +39,7 @@ class _Call(NamedTuple):
     with_softmax: bool = False
 
     def shared(self) -> dict[str, Any]:
-        """Return the arguments that both directions take."""
+        """Return the keyword arguments that the forward and the backward kernel take."""
         if self.window == (-1, -1):
             return {"scale": self.scale}  # PyTorch before 2.5 knows no window.
         window = {"window_size_left": self.window[0], "window_size_right": self.window[1]}
@@ -51,7 +51,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *packs: torch.Tensor) -> Any:
-        """Return the output; with the softmax where that is asked for."""
+        """Return attention's output, and its softmax if requested."""
         width = packs[0].shape[-1]
         query, key, value = (_pad(_rows(one.detach())) for one in _split_packs(packs))
         scale = call.scale if call.scale is not None else width**-0.5
@@ -69,7 +69,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        """Return the gradients of the packs."""
+        """Return the gradients of query, key and value, packed as they were given."""
         query, key, value, out, softmax, state = ctx.saved_tensors
         call, gradient = ctx.call, gradients[0]
         width = gradient.shape[-1]
@@ -99,6 +99,7 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _pad(tensor: torch.Tensor) -> torch.Tensor:
+    """Pad the width of the heads to a multiple of eight."""
     lacking = -tensor.shape[-1] % _MULTIPLE
     return functional.pad(tensor, [0, lacking]) if lacking else tensor
 

@@ -20,7 +20,7 @@ def install(patches: Patches) -> None:
 def _patch(module: ModuleType, patches: Patches) -> None:
     """Patch the functions with which FSDP asks other ranks for names and shapes of state."""
 
-    def named(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    def add_names_of_others(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         keys, own = original(state, *args, **kwargs)
         infos = kwargs.get("fqn_to_fsdp_param_info") or args[3]
         others = (
@@ -45,5 +45,5 @@ def _patch(module: ModuleType, patches: Patches) -> None:
         return gathered
 
     if hasattr(module, "_allgather_state_info"):
-        patches.wrap(module, "_map_param_key_to_optim_keys", named)
+        patches.wrap(module, "_map_param_key_to_optim_keys", add_names_of_others)
         patches.wrap(module, "_allgather_state_info", gather_infos)

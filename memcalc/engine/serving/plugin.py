@@ -144,15 +144,15 @@ def write_worker(worker: Any, available: int) -> None:
     the sum by which all of them divide.
     """
     runner = getattr(worker, "model_runner", None)
-    graphs = _int_of(worker, "cudagraph_memory_estimate")
+    graphs = _to_int(worker, "cudagraph_memory_estimate")
     applied = graphs if graphs is not None and _takes_graphs_off() else 0
     tensors = list_weights(runner)
-    weights, requested = _int_of(runner, "model_memory_usage"), _int_of(worker, "requested_memory")
+    weights, requested = _to_int(runner, "model_memory_usage"), _to_int(worker, "requested_memory")
     consumed, activations = _read_consumed_bytes(worker, weights), None
     if requested is not None and consumed is not None:
         activations = requested - consumed - applied - available
     figures = WorkerFigures(
-        rank=_int_of(worker, "rank") or 0,
+        rank=_to_int(worker, "rank") or 0,
         weights=weights,
         parameters=sum(one.numel() for one in tensors) if tensors else None,
         tensors=len(tensors) if tensors else None,
@@ -167,8 +167,8 @@ def write_worker(worker: Any, available: int) -> None:
 
 def _read_consumed_bytes(worker: Any, weights: int | None) -> int | None:
     """Return the bytes of a worker's weights and memory outside PyTorch, or None."""
-    found = _int_of(worker, "total_consumed")
-    outside = _int_of(worker, "non_torch_memory")
+    found = _to_int(worker, "total_consumed")
+    outside = _to_int(worker, "non_torch_memory")
     if found is None and outside is not None and weights is not None:
         return weights + outside
     return found
@@ -214,9 +214,9 @@ def engine_figures(config: Any, planned: Any) -> EngineFigures:
     cache, model = config.cache_config, config.model_config
     scheduler, parallel = config.scheduler_config, config.parallel_config
     length = int(os.environ.get(LENGTH) or 0) or None
-    longest = _int_of(model, "max_model_len")
+    longest = _to_int(model, "max_model_len")
     concurrency = _concurrency(config, planned)
-    tokens = _int_of(cache, "kv_cache_size_tokens")
+    tokens = _to_int(cache, "kv_cache_size_tokens")
     if tokens is None and concurrency is not None and longest is not None:
         tokens = int(concurrency * longest)
     return EngineFigures(
@@ -224,23 +224,23 @@ def engine_figures(config: Any, planned: Any) -> EngineFigures:
         architecture=_architecture(model),
         quantization=getattr(model, "quantization", None),
         share=getattr(cache, "gpu_memory_utilization", None),
-        world=_int_of(parallel, "world_size") or 1,
-        replicas=_int_of(parallel, "data_parallel_size") or 1,
-        blocks=_int_of(planned, "num_blocks") or _int_of(cache, "num_gpu_blocks"),
-        block=_int_of(cache, "block_size"),
+        world=_to_int(parallel, "world_size") or 1,
+        replicas=_to_int(parallel, "data_parallel_size") or 1,
+        blocks=_to_int(planned, "num_blocks") or _to_int(cache, "num_gpu_blocks"),
+        block=_to_int(cache, "block_size"),
         cache=_size(planned),
         tokens=tokens,
         longest=longest,
         concurrency=concurrency,
         length=length,
         concurrency_at_length=_concurrency(config, planned, length) if length else None,
-        sequences=_int_of(scheduler, "max_num_seqs"),
-        batched_tokens=_int_of(scheduler, "max_num_batched_tokens"),
+        sequences=_to_int(scheduler, "max_num_seqs"),
+        batched_tokens=_to_int(scheduler, "max_num_batched_tokens"),
     )
 
 
 def _concurrency(config: Any, planned: Any, length: int | None = None) -> float | None:
-    """Return the sequences that the KV cache holds, by vLLM's count; no length: the longest.
+    """Return how many sequences the KV cache holds, by vLLM's count; no length: the longest.
 
     Returns:
         ``None``: there is no such cache, or this release counts otherwise.
@@ -290,7 +290,7 @@ def list_weights(runner: Any) -> list[Any]:
     return list(model.parameters()) if hasattr(model, "parameters") else []
 
 
-def _int_of(owner: Any, name: str) -> int | None:
+def _to_int(owner: Any, name: str) -> int | None:
     """Return an attribute as an integer, or None if it is no number."""
     found = getattr(owner, name, None)
     return int(found) if isinstance(found, int | float) else None

@@ -34,7 +34,7 @@ def can_defer(one: Followed) -> bool:
 def defer(
     numbers: Numbers, one: Followed, args: Any, kwargs: Any, out: Any, *, most: int = SMALL
 ) -> bool:
-    """Delay computing the numbers of an operator's result until they are first read.
+    """Delay an operator's result until it is first read, if no tensor is larger than ``most``.
 
     Fused attention makes a large mask in every layer, and nothing but its kernel reads it.
 

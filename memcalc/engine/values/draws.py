@@ -55,13 +55,13 @@ class Draws:
         return out
 
     def choose(self, one: Followed, args: Any, kwargs: Any) -> Any:
-        """Draw places by shares: each equally often where these are many and unknown."""
+        """Run multinomial; over many unknown shares it chooses all indices equally often."""
         if args[0].numel() > _DRAWN and args[0].is_cuda and self._numbers.state(args[0]) != KNOWN:
             return self.spread(one.op(*args, **kwargs), args, kwargs, 4, -1)
         return self.draw(one, args, kwargs)
 
     def spread(self, out: Any, args: Any, kwargs: Any, place: int, default: int | None) -> Any:
-        """Choose each of unknown scores as the highest equally often."""
+        """Write indices that choose each of unknown scores equally often to a result."""
         places = out[1] if isinstance(out, tuple) else out
         dim = args[place] if place < len(args) else kwargs.get("dim", default)
         if places.numel() <= _PUT and args[0].numel() and is_plain((places, args[0])):
@@ -71,7 +71,7 @@ class Draws:
         return out
 
     def distribute(self, base: str, out: torch.Tensor, dim: int) -> None:
-        """Let rows of a softmax over unknown numbers sum to one when read."""
+        """Delay the result of a softmax over unknown numbers until read: rows sum to one."""
         if out.numel() <= LARGE and out.is_contiguous() and is_plain((out,)):
             log = base == "_log_softmax"
             make = functools.partial(distribution, out.shape, dim, log=log, dtype=out.dtype)

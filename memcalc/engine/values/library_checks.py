@@ -46,9 +46,13 @@ def install(patches: Patches, values: Values) -> None:
 
     def answer_close(original: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(one, other, *args, **kwargs)
-        if any(_is_unknown_float(values, each) for each in (one, other)):
-            say(CLOSE)
-            return True if isinstance(out, bool) else out.fill_(True)
+        if not any(_is_unknown_float(values, each) for each in (one, other)):
+            return out
+        say(CLOSE)
+        if isinstance(out, bool):
+            # The caller of the function's replacement, which calls this one.
+            return values.reads.decide(True, sys._getframe(2))
+        values.reads.mark_tensors(out.fill_(True))
         return out
 
     for name in ("allclose", "isclose"):

@@ -100,6 +100,7 @@ class Unknown:
         return found.abs() if self.ends[0] < 0 and place.span == 1 else found
 
     def _pattern(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the made-up numbers in a dtype, twice in a row."""
         if dtype not in self._patterns:
             self._patterns[dtype] = self._numbers.to(dtype).repeat(2)
         return self._patterns[dtype]
@@ -131,7 +132,7 @@ class Unknown:
         Returns:
             None if postponed numbers must be settled first.
         """
-        found, place = self._find_postponed(tensor), Place.from_tensor(tensor)
+        found, place = self._find_entry(tensor), Place.from_tensor(tensor)
         if found is None:
             return Later(lambda: self.like(place))
         make = found.make
@@ -146,7 +147,7 @@ class Unknown:
 
     def postponed_kind(self, tensor: torch.Tensor) -> bool | None:
         """Return True if a storage's postponed numbers are made up; None without postponed ones."""
-        found = self._find_postponed(tensor)
+        found = self._find_entry(tensor)
         return None if found is None else found.made_up
 
     def settle(self, tensor: torch.Tensor) -> tuple[int, int, bool] | None:
@@ -155,7 +156,7 @@ class Unknown:
         Returns:
             Address, bytes, and True if they are made up; None if nothing was postponed.
         """
-        found = self._find_postponed(tensor)
+        found = self._find_entry(tensor)
         if found is None:
             return None
         del self._postponed[tensor.untyped_storage()._cdata]
@@ -168,7 +169,7 @@ class Unknown:
         if self._postponed and _has_storage(tensor):
             self._postponed.pop(tensor.untyped_storage()._cdata, None)
 
-    def _find_postponed(self, tensor: torch.Tensor) -> _Postponed | None:
+    def _find_entry(self, tensor: torch.Tensor) -> _Postponed | None:
         if not self._postponed or not _has_storage(tensor):
             return None
         storage = tensor.untyped_storage()

@@ -7,6 +7,7 @@ assumed to pass: `assert (boxes >= 0).all()`, or `if not valid.all(): raise Valu
 from __future__ import annotations
 
 import ast
+import bisect
 import dis
 import functools
 import itertools
@@ -53,6 +54,7 @@ class _Source(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _read_source(file: str) -> _Source:
+    """Parse a source file, and index its expressions, parents and loops."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
@@ -98,10 +100,12 @@ class _Branch(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _find_branch(code: CodeType, at: int) -> _Branch | None:
+    """Return the conditional jump that follows the instruction at an offset, or None."""
     instructions = list(dis.get_instructions(code))
     places = {one.offset: number for number, one in enumerate(instructions)}
-    number = places.get(at)
-    if number is None:
+    # A call of Python's own is left at its last cache entry.
+    number = bisect.bisect_right(instructions, at, key=lambda one: one.offset) - 1
+    if number < 0:
         return None
     if "JUMP" not in instructions[number].opname:
         number += 1
@@ -133,7 +137,7 @@ def failing_value(frame: FrameType | None) -> bool | None:
 
 
 def _raises(branch: _Branch, number: int) -> bool:
-    """Return True if every path from an instruction on raises."""
+    """Return True if each path from this instruction raises."""
     for _ in range(_WALKED):
         if number >= len(branch.instructions):
             break
@@ -154,7 +158,7 @@ def _raises(branch: _Branch, number: int) -> bool:
 
 
 def continuing_value(frame: FrameType | None) -> bool | None:
-    """Return the value of a condition of `while` that stays in the loop; None elsewhere."""
+    """Return the value of a ``while`` condition that stays in the loop; None elsewhere."""
     branch = _find_branch(frame.f_code, frame.f_lasti) if frame is not None else None
     loop = _find_loop(frame)
     if branch is None or not isinstance(loop, ast.While):
@@ -174,7 +178,7 @@ def _place(instruction: dis.Instruction) -> tuple[int, int]:
 
 
 def waits(frame: FrameType | None) -> bool:
-    """Return True if the innermost loop around the running line may wait for a condition."""
+    """Return True if the innermost loop around the running line is a ``while``."""
     return isinstance(_find_loop(frame), ast.While)
 
 
@@ -200,16 +204,16 @@ def is_only_shown(frame: FrameType | None, *, marked: bool) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _is_only_shown(code: CodeType, at: int, marked: bool) -> bool:
     source, node = _find_expression(code, at)
-    if isinstance(node, ast.Call) and _shows(node):
+    if isinstance(node, ast.Call) and _is_display(node):
         return True
     reads = isinstance(node, ast.JoinedStr | ast.FormattedValue) or (
-        isinstance(node, ast.Call) and _name(node.func) in _READS
+        isinstance(node, ast.Call) and _callee(node.func) in _READS
     )
     return node is not None and (marked or reads) and _Uses(source).all_shown(node, marked)
 
 
 class _Uses:
-    """What becomes of a value, from expression to expression."""
+    """A search for the uses of a value, from expression to expression."""
 
     def __init__(self, source: _Source) -> None:
         self._source = source
@@ -217,7 +221,7 @@ class _Uses:
         """Variables that were looked at, with their functions."""
 
     def all_shown(self, node: ast.AST, marked: bool) -> bool:
-        """Return True if what holds the value of an expression is only shown."""
+        """Return True if the value of an expression is only printed or logged."""
         parent = self._source.parents[node]
         if isinstance(parent, ast.Expr):
             return True
@@ -240,22 +244,23 @@ class _Uses:
         if isinstance(parent, ast.Tuple | ast.List | ast.Dict | ast.UnaryOp | ast.IfExp):
             return self.all_shown(parent, marked)
         if isinstance(parent, ast.AugAssign):
-            return marked or self._variable_shown(parent.target, marked)
+            return marked or self._is_variable_shown(parent.target, marked)
         if isinstance(parent, ast.Assign):
-            return all(self._variable_shown(one, marked) for one in parent.targets)
+            return all(self._is_variable_shown(one, marked) for one in parent.targets)
         if isinstance(parent, ast.AnnAssign | ast.NamedExpr):
-            return self._variable_shown(parent.target, marked)
+            return self._is_variable_shown(parent.target, marked)
         return False
 
     def _call_shows(self, call: ast.Call, marked: bool) -> bool:
-        name = _name(call.func)
-        if _shows(call) or (marked and name == "append"):
+        """Return True if a call prints its argument, or its result is only printed."""
+        name = _callee(call.func)
+        if _is_display(call) or (marked and name == "append"):
             return True
         plain = name in _READS or name == "join"
         return name in _PASS_ON and self.all_shown(call, marked and not plain)
 
-    def _variable_shown(self, target: ast.expr, marked: bool) -> bool:
-        """Return True if each use of a variable in its function only shows it."""
+    def _is_variable_shown(self, target: ast.expr, marked: bool) -> bool:
+        """Return True if each use of a variable in its function only prints it."""
         if not isinstance(target, ast.Name):
             return False
         scope: ast.AST = target
@@ -271,21 +276,23 @@ class _Uses:
         )
 
 
-def _name(function: ast.expr) -> str:
+def _callee(function: ast.expr) -> str:
+    """Return the name of a called function or method, or an empty text."""
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def _shows(call: ast.Call) -> bool:
+def _is_display(call: ast.Call) -> bool:
+    """Return True if a call prints or logs its arguments."""
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-    if _name(call.func) == "log" and (owner is None or _name(owner) in ("math", "np", "torch")):
+    if _callee(call.func) == "log" and (owner is None or _callee(owner) in ("math", "np", "torch")):
         return False
-    return _name(call.func) in _SHOWS
+    return _callee(call.func) in _SHOWS
 
 
 def parses_text() -> bool:
-    """Return True if a file of the user's reads numbers from text or from files."""
+    """Return True if a file of the user's parses numbers from text or files."""
     files = {str(getattr(one, "__file__", None) or "") for one in list(sys.modules.values())}
     frame = source_lines.users_frame()
     return any(map(_parses, files | ({frame.f_code.co_filename} if frame is not None else set())))
@@ -293,4 +300,5 @@ def parses_text() -> bool:
 
 @functools.cache
 def _parses(file: str) -> bool:
+    """Return True if a file of the user's calls a function that parses numbers."""
     return source_lines.is_users(file) and any(map(_PARSERS.search, linecache.getlines(file)))

@@ -37,7 +37,7 @@ def answer(plan: Plan, source: ModelSource) -> Prediction | MemcalcError | None:
     try:
         python = python_with_vllm(None, plan.vllm)
         assert python is not None
-        return _answer(plan, source, python)
+        return _run_vllm(plan, source, python)
     except EstimateError as error:
         if plan.vllm is not None:
             return error
@@ -47,7 +47,7 @@ def answer(plan: Plan, source: ModelSource) -> Prediction | MemcalcError | None:
         return error
 
 
-def _answer(plan: Plan, source: ModelSource, python: str) -> Prediction:
+def _run_vllm(plan: Plan, source: ModelSource, python: str) -> Prediction:
     assert plan.gpu is not None
     gpu = gpus.find(plan.gpu)
     length = _count_tokens(plan, source)
@@ -90,7 +90,7 @@ def _model_arguments(source: ModelSource, scratch: Path) -> Iterator[str]:
 
 
 def _options(plan: Plan) -> Iterator[str]:
-    """The plan's settings as ``vllm serve`` spells them."""
+    """Yield the plan's settings as options of ``vllm serve``."""
     yield from ("--dtype", _DTYPES.get(plan.precision, "auto"))
     if plan.devices > 1:
         yield from ("--tensor-parallel-size", str(plan.devices))

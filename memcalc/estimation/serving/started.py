@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.fits import CODE, NCCL, outside_span
-from memcalc.estimation.serving.answer import judge_fit
-from memcalc.estimation.serving.vllm import GRAPHS_HIGH
+from memcalc.estimation.serving.rules import judge_fit
+from memcalc.estimation.serving.vllm_rules import GRAPHS_HIGH
 from memcalc.records.engines import EngineFigures, Started, WorkerFigures
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
@@ -71,9 +71,9 @@ def convert_figures(plan: Plan, gpu: Gpu, found: Started) -> Prediction:
 
 
 def _require_figures(found: Started, gpu: Gpu) -> tuple[EngineFigures, WorkerFigures]:
-    """Return the engine's and its fullest worker's figures, or raise why there are none."""
+    """Return the engine's and its fullest worker's figures; raise an error without any."""
     if found.refused is not None:
-        until = "; ".join(_list_reached(found))
+        until = "; ".join(_list_sizes(found))
         if found.refused.kind not in _REFUSALS:
             raise EstimateError(
                 f"vLLM could not run on the simulated {gpu.name}. It says: "
@@ -108,7 +108,7 @@ def _require_figures(found: Started, gpu: Gpu) -> tuple[EngineFigures, WorkerFig
     return engine, min(workers, key=lambda one: one.available or 0)
 
 
-def _list_reached(found: Started) -> Iterator[str]:
+def _list_sizes(found: Started) -> Iterator[str]:
     """Yield the sizes that the first worker reported before vLLM refused."""
     for one in found.workers[:1]:
         for name in ("requested", "weights", "activations", "available"):
@@ -127,7 +127,7 @@ _NAMES = {
 
 def _make_serving(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Serving:
     """Return what a started vLLM reserved, and how many sequences fit."""
-    outside = tuple(_list_uncharged(engine, worker, gpu))
+    outside = tuple(_list_extra_items(engine, worker, gpu))
     assert engine.blocks
     assert engine.cache
     assert engine.longest
@@ -176,7 +176,7 @@ def _list_items(worker: WorkerFigures) -> Iterator[Taken]:
             yield Taken(name=name, low=size, high=size, source=source)
 
 
-def _list_uncharged(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Iterator[Taken]:
+def _list_extra_items(engine: EngineFigures, worker: WorkerFigures, gpu: Gpu) -> Iterator[Taken]:
     """Yield the memory of a real GPU that the stub driver does not count."""
     if worker.activations is None:
         return  # The size of the KV cache was given, so nothing is taken off it.

@@ -111,6 +111,7 @@ def is_wsl() -> bool:
 
 
 def _sum_of_others(level: Level, ours: Container[int]) -> int:
+    """Return the bytes that processes of others hold on a card."""
     return sum(user.bytes or 0 for user in level.users or () if user.pid not in ours)
 
 
@@ -284,6 +285,7 @@ def _describe_sharing(user: GpuProcess) -> str:
 
 
 def _explain_difference(level: Level, mine: GpuProcess | None) -> str:
+    """Return why the device's growth is used in place of the process's memory."""
     if level.users is None:
         reason = "the driver lists no processes"
     elif mine is not None:

@@ -18,8 +18,8 @@ from memcalc.script.command import Program, as_main, run
 def install(patches: Patches) -> None:
     """Patch accelerate's launcher, once imported, to run its program in this process."""
 
-    def replace(module: ModuleType) -> None:
-        def run(original: Any, args: Any) -> None:
+    def patch_launchers(module: ModuleType) -> None:
+        def run_program(original: Any, args: Any) -> None:
             if args.no_python:
                 original(args)
                 return
@@ -37,11 +37,11 @@ def install(patches: Patches) -> None:
                 f"{'-m ' if args.module else ''}{started}"
             )
 
-        patches.wrap(module, "simple_launcher", run)
+        patches.wrap(module, "simple_launcher", run_program)
         for name in ("multi_gpu_launcher", "deepspeed_launcher"):
             patches.wrap(module, name, refuse)
 
-    patches.when_imported("accelerate.commands.launch", replace)
+    patches.when_imported("accelerate.commands.launch", patch_launchers)
 
 
 def _run_program(words: list[str]) -> None:

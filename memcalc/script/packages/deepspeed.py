@@ -31,14 +31,14 @@ def install(session: Session) -> None:
     patches = session.patches
     _skip_kernels(patches)
 
-    def make_engine(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
+    def make_labelled_engine(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
         before = session.counters.moments()
         original(engine, *args, **kwargs)
         session.models.trains(engine.module)
         session.models.sweep()
         session.counters.guess(Component.COMMUNICATION, before)
 
-    patches.wrap_later("deepspeed.runtime.engine", "DeepSpeedEngine.__init__", make_engine)
+    patches.wrap_later("deepspeed.runtime.engine", "DeepSpeedEngine.__init__", make_labelled_engine)
     patches.wrap_later("deepspeed.comm.comm", "mpi_discovery", _discover_ranks)
 
 
@@ -56,7 +56,7 @@ def _discover_ranks(original: Any, *args: Any, **kwargs: Any) -> None:
 def _skip_kernels(patches: Patches) -> None:
     """Replace DeepSpeed's in-place compiled operators by no-ops; refuse all others."""
 
-    def load(original: Any, builder: Any, *args: Any, **kwargs: Any) -> Any:
+    def load_no_op(original: Any, builder: Any, *args: Any, **kwargs: Any) -> Any:
         if builder.name not in _IN_PLACE:
             raise EstimateError(
                 f"DeepSpeed's compiled operator {builder.name} is not simulated: memcalc does not "
@@ -67,4 +67,4 @@ def _skip_kernels(patches: Patches) -> None:
         )
         return _Inert()
 
-    patches.wrap_later("deepspeed.ops.op_builder.builder", "OpBuilder.load", load)
+    patches.wrap_later("deepspeed.ops.op_builder.builder", "OpBuilder.load", load_no_op)

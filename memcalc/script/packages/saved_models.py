@@ -27,7 +27,7 @@ def install(patches: Patches) -> None:
     ):
         patches.wrap_later("transformers.trainer", f"Trainer.{name}", around)
 
-    def sharded(module: ModuleType) -> None:
+    def patch_sharding(module: ModuleType) -> None:
         for name, instead in (
             *(("save", saved.shards), ("save_state_dict", saved.shards)),
             *(("async_save", saved.shards_later), ("load", saved.load_shards)),
@@ -37,7 +37,7 @@ def install(patches: Patches) -> None:
                 patches.set_everywhere(module, name, functools.partial(instead, original))
 
     for module in ("state_dict_saver", "state_dict_loader"):
-        patches.when_imported(f"torch.distributed.checkpoint.{module}", sharded)
+        patches.when_imported(f"torch.distributed.checkpoint.{module}", patch_sharding)
 
 
 _MODELS = "transformers.modeling_utils"

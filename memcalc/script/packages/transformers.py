@@ -19,7 +19,7 @@ def install(patches: Patches) -> None:
     Installed when transformers is imported.
     """
 
-    def load(original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def load_or_make(original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         config = _find_config(cls, name, kwargs)
         if config is None:
             return original(cls, name, *args, **kwargs)
@@ -41,7 +41,7 @@ def install(patches: Patches) -> None:
         return copy.deepcopy(config), {k: value for k, value in kwargs.items() if k not in hubs}
 
     models, configs = "transformers.modeling_utils", "transformers.configuration_utils"
-    patches.wrap_later(models, "PreTrainedModel.from_pretrained", load)
+    patches.wrap_later(models, "PreTrainedModel.from_pretrained", load_or_make)
     patches.wrap_later(configs, "PreTrainedConfig.get_config_dict", read_config)
 
 

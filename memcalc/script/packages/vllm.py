@@ -35,14 +35,14 @@ def install(session: Session, folder: Path) -> None:
             patches.environment(_ONE_PROCESS, "0")
         plugin.install(patches)
 
-    def ask(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def ask_or_stop(original: Any, *args: Any, **kwargs: Any) -> Any:
         if not session.steps.has_optimizer:
             raise EnoughStepsError
         return original(*args, **kwargs)
 
     patches.when_imported("vllm", prepare)
     for name in _ASKING:
-        patches.wrap_later("vllm.entrypoints.llm", f"LLM.{name}", ask)
+        patches.wrap_later("vllm.entrypoints.llm", f"LLM.{name}", ask_or_stop)
     _name_memory(patches, session.counters)
     _note_sleep(patches, session.counters)
 
@@ -50,7 +50,7 @@ def install(session: Session, folder: Path) -> None:
 def _name_memory(patches: Patches, counters: Counters) -> None:
     """Label an engine's weights and KV cache in the memory counts."""
 
-    def naming(component: Component, tensors: Callable[[Any], list[Any]]) -> Around:
+    def make_labeller(component: Component, tensors: Callable[[Any], list[Any]]) -> Around:
         def around(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
             found = original(worker, *args, **kwargs)
             counters.name(component, tensors(getattr(worker, "model_runner", None)))
@@ -58,12 +58,12 @@ def _name_memory(patches: Patches, counters: Counters) -> None:
 
         return around
 
-    def caches(runner: Any) -> list[Any]:
+    def list_caches(runner: Any) -> list[Any]:
         return list(_flatten(getattr(runner, "kv_caches", None) or ()))
 
     worker = "vllm.v1.worker.gpu_worker"
-    kept = {"initialize_from_config": naming(Component.KV_CACHE, caches)}
-    kept["load_model"] = naming(Component.WEIGHTS, plugin.list_weights)
+    kept = {"initialize_from_config": make_labeller(Component.KV_CACHE, list_caches)}
+    kept["load_model"] = make_labeller(Component.WEIGHTS, plugin.list_weights)
     for name, around in kept.items():
         patches.wrap_later(worker, f"Worker.{name}", around)
 

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from memcalc.catalog.gpus import Gpu, architectures
 from memcalc.errors import SettingError, UsageError
 from memcalc.estimation.fits import CODE, CONTEXT, NCCL, outside_span
-from memcalc.estimation.serving import probe, sglang, vllm
+from memcalc.estimation.serving import probe
+from memcalc.estimation.serving import sglang_rules as sglang
+from memcalc.estimation.serving import vllm_rules as vllm
 from memcalc.estimation.serving.probe import Read, Size
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Peak, PhasePeak, Prediction, Span
@@ -64,7 +66,7 @@ class ServingEngine:
         return TITLES[self._plan.engine or ""]
 
     def probe(self) -> Plan:
-        """Return the plan of the engine's largest forward pass, which is to be traced."""
+        """Return the plan of the engine's largest forward pass, to trace."""
         ends = [*self._model.windows, self._model.positions]
         # Within its window, a layer keeps every token.
         return probe.make_plan(self._plan, self.size, min((n for n in ends if n), default=None))
@@ -171,6 +173,7 @@ class ServingEngine:
     def _calculate_capacities(
         self, kinds: tuple[Layers, ...], ends: Sequence[int], length: int, longest: int
     ) -> tuple[Capacity, Capacity, int, int]:
+        """Return the cache's capacity at both ends of its size, block tokens and bytes."""
         if self._rules is vllm:
             block = int(self._given.get("block_size", vllm.BLOCK))
             groups = vllm.groups(kinds, block, self.size.tokens)
@@ -248,8 +251,6 @@ def _describe_rules(serving: Serving) -> tuple[str, ...]:
         for kind in serving.kinds
     )
     said = [
-        f"{title} {serving.version} was not run: the rules in its source are applied to the model "
-        "in transformers",
         f"each token takes {each:,} bytes of KV cache, in {layers}",
         f"a forward pass has at most {serving.batched_tokens:,} tokens",
         "weights as in transformers, in the plan's precision",

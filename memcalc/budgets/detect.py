@@ -1,12 +1,12 @@
 """Finds a training configuration in a folder, or the scripts that train; nothing in it is run."""
 
+import ast
 import os
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from memcalc import dialects
-from memcalc.budgets.detect import script
 from memcalc.dialects import (
     Recipe,
     accelerate,
@@ -22,11 +22,11 @@ from memcalc.files import untrusted_values
 
 _LARGEST = 1 << 20
 _MOST_FILES = 500
-_ENDINGS = (*dialects.ENDINGS, ".py")
 _KINDS = tuple(
     one.NAME for one in (axolotl, llamafactory, torchtune, trl, swift, trainer, accelerate)
 )
 """The most telling first."""
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def search(folder: Path) -> list[Recipe]:
@@ -39,7 +39,8 @@ def search(folder: Path) -> list[Recipe]:
     """
     found: list[Recipe] = []
     refused: list[UsageError] = []
-    for path in sorted(path for path in folder.iterdir() if path.suffix in _ENDINGS)[:_MOST_FILES]:
+    files = sorted(path for path in folder.iterdir() if path.suffix in dialects.ENDINGS)
+    for path in files[:_MOST_FILES]:
         try:
             one = _read_if_known(path)
         except UsageError as error:
@@ -60,10 +61,27 @@ def scripts(folder: Path) -> list[Path]:
     return [
         path.relative_to(folder)
         for path in files[:_MOST_FILES]
-        if not path.name.startswith("test_")
-        and (text := _read_script(path))
-        and script.trains(text)
+        if not path.name.startswith("test_") and (text := _read_script(path)) and trains(text)
     ]
+
+
+def trains(text: str) -> bool:
+    """Tell whether a script can be started and trains, by ``backward()`` or by some Trainer."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    started: list[ast.AST] = [node for node in tree.body if not isinstance(node, _DEFINITIONS)]
+    if any(isinstance(node, ast.If) and "__name__" in ast.dump(node.test) for node in started):
+        started = [tree]
+    calls = (node for part in started for node in ast.walk(part) if isinstance(node, ast.Call))
+    return any((name := _name(one.func)) == "backward" or name.endswith("Trainer") for one in calls)
+
+
+def _name(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def _read_script(path: Path) -> str:
@@ -85,21 +103,18 @@ def read(path: Path) -> Recipe:
     """
     if not os.path.isfile(path):
         raise UsageError(f"There is no file {path}.")
+    if path.suffix == ".py":
+        raise UsageError(f"{path} is a script: type memcalc init -- python {path}.")
     found = _read_if_known(path)
     if found is None:
         raise UsageError(
-            f"{path} is not understood: give a recipe of {', '.join(dialects.dialects())}, or a "
-            "script that calls TrainingArguments."
+            f"{path} is not understood: give a recipe of {', '.join(dialects.dialects())}."
         )
     return found
 
 
 def _read_if_known(path: Path) -> Recipe | None:
-    """Read a script or a recipe; return None if the file is neither."""
-    if path.suffix == ".py":
-        text = _read_script(path)
-        found = script.read(text, path) if text else None
-        return replace(found, file=path.name) if found is not None else None
+    """Return the recipe in a file, or None if it holds none."""
     if path.suffix not in dialects.ENDINGS or not os.path.isfile(path):
         return None
     try:
